@@ -2,10 +2,10 @@
 # make test   runs the tests
 # make test-slow  runs the tests that take some seconds each, and ten times as many cases of the fuzzing tests
 # make lint   checks format, style and types
-# make wheel  builds the package, installs it beside nothing else of this folder, and runs its demo
-# make dist   builds wheel and source distribution into dist/ and checks what the package index would show
+# make wheel  builds the package, installs it in an environment without this folder, and runs its demo
+# make dist   builds wheel and source distribution into dist/ and checks the description for the package index
 # make docs   builds the site into docs/_build/html, checks its links and runs its slow examples
-# make tables writes the tables of encodings, models and what goes with what, after a method was added
+# make tables writes the tables of encodings, models and their compatibility, after a method was added
 # Each makes .venv and installs what it needs; PYTHON names another interpreter (3.11 to 3.14).
 
 PYTHON ?= python3
@@ -17,9 +17,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/graticule demo
 
-# Two processes of one thread each: the tests are many and small. Each takes half of them, in order, so that most files
-# build their models once, and who is done first takes half of what is left of the other. Python writes compiled files, or
-# each process that a test starts would compile the package anew.
+# Two processes of one thread each, since the tests are many and small. Each process gets half of them, in order, so that
+# most files build their models once; the process that finishes first takes half of the remaining tests of the other.
+# Python writes compiled files; otherwise each process that a test starts would compile the package again.
 test: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -27,14 +27,14 @@ test-slow: $(VENV)/.installed
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m slow
 	OMP_NUM_THREADS=1 GRATICULE_FUZZ=10 $(BIN)/python -m pytest -q tests/test_fuzz_data.py tests/test_fuzz_models.py tests/test_fuzz_runs.py
 
-# Old versions give warnings that newer ones do not, so warnings are no errors here.
+# Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,demo,export,text]" datasets hypothesis pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
-# The new environment finds the dependencies in $(VENV) by a path file, since PyTorch alone is gigabytes; the editable
-# install there is no part of it. Away from this folder, so that nothing but the wheel can be imported.
+# The new environment finds the dependencies in $(VENV) by a .pth file, since PyTorch alone is gigabytes; it does not
+# include the editable install there. Tested in another folder, so that only the wheel can be imported.
 wheel: $(VENV)/.installed
 	rm -rf .venv-wheel
 	$(BIN)/python -m venv --without-pip .venv-wheel
@@ -50,7 +50,7 @@ dist: $(VENV)/.installed
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 
-# Warnings are errors. The pages of encodings, commands and the API are written anew each time.
+# Warnings are errors. The pages of encodings, commands and the API are rewritten each time.
 docs: $(VENV)/.docs
 	rm -rf docs/_build docs/gallery docs/api docs/commands
 	$(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs docs/_build/html

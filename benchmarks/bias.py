@@ -1,4 +1,4 @@
-"""What a bias on the attention logits costs: in two factors, as a table, and none at all, in turns in one process.
+"""Cost of a bias on the attention logits: as two factors, as a table, and without one, interleaved in one process.
 
     python benchmarks/bias.py                                  # CPU, float32, N = 196, 1,024 and 4,096
     python benchmarks/bias.py --threads 1 --clock cpu          # CPU time, for a machine with other work
@@ -6,11 +6,11 @@
 
 One attention layer of DeiT-Ti (192 channels, 3 heads), batch 1. "factors" appends the channels of a bias of squared
 distances (4) or of a Sandwich of 4 channels per axis (9) to queries and keys; "table" passes a bias as (heads, N, N).
-"given" is computed before, as in a folded model; "made" is computed from the grid in each pass, as a model does once
-per pass for all layers that share it. "learned" is a table that gets a gradient.
+"given" is computed beforehand, as in a folded model; "made" is computed from the grid in each pass, as a model does
+once per pass for all layers that share it. "learned" is a table that gets a gradient.
 
-Peak memory is that of one pass in a process of its own, the bias included: allocated memory on CUDA, the growth of the
-resident memory on the CPU (read from /proc, so on Linux).
+Peak memory is that of one pass in a separate process, including the bias: allocated memory on CUDA, the growth of the
+resident memory on the CPU (read from /proc, so on Linux only).
 
 Goal: factors / none at most 1.1 at 4,096 tokens on the CPU.
 """
@@ -40,7 +40,7 @@ SIDES = {196: 14, 1024: 32, 4096: 64}
 
 
 def makers(grid: Grid, device: str) -> dict[str, Callable[[], Any]]:
-    """Return what makes the bias of each kind: a table, factors or None."""
+    """Return the function that computes the bias of each kind: a table, factors or None."""
     weights = -torch.tensor([2**-4, 2**-8, 2**-2], device=device)
     few, more = squared_distance_factors(grid, weights), Sandwich(grid, HEADS, channels=4).to(device).low_rank(grid)
 
@@ -73,7 +73,7 @@ def step(make: Callable[[], Any], layer: Attention, x: torch.Tensor, *, train: b
 
 
 def steps(tokens: int, options: argparse.Namespace, train: bool) -> dict[str, Step]:
-    """Build the steps of all kinds that are asked for."""
+    """Build the steps of all requested kinds."""
     torch.manual_seed(0)
     grid = Grid(SIDES[tokens], SIDES[tokens])
     layer = Attention(DIM, HEADS).to(options.device)
@@ -88,20 +88,20 @@ def growth(tokens: int, options: argparse.Namespace, train: bool) -> float:
     if options.device == "cuda":
         next(iter(steps(tokens, options, train).values()))()
         return torch.cuda.max_memory_allocated() / 2**20
-    Path("/proc/self/clear_refs").write_text("5")  # so that the peak is not that of the imports
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which the imports have raised
     before = resident("VmRSS")
     next(iter(steps(tokens, options, train).values()))()
     return resident("VmHWM") - before
 
 
 def resident(key: str) -> float:
-    """Return the resident memory of this process, in MB: 'VmRSS' now, 'VmHWM' at most."""
+    """Return the resident memory of this process, in MB: 'VmRSS' is the current value, 'VmHWM' the peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) / 2**10
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--tokens", type=int, nargs="+", default=list(SIDES), choices=list(SIDES))

@@ -1,12 +1,12 @@
-"""Images a second of the loaders alone, and what the models need, on this machine.
+"""Images per second of the loaders alone, and the rate that the models need, on this machine.
 
     python benchmarks/data.py [--workers 2] [--images 2000] [--device cuda]
     python benchmarks/data.py --reads                      # reading alone, in one process, image by image
 
 Large images are crops of the two photographs that scikit-learn ships, as JPEG of 500 x 375, in a folder and packed,
-with DeiT's augmentation. Small ones are 32 x 32 in colour, in memory, as CIFAR's: with the augmentation of
-CIFAR's recipes, with crops and flips an image at a time and a batch at a time, and with none.
-Every row is the median of several passes over all images, made in turns; the first pass of each is left out.
+with DeiT's augmentation. Small ones are 32 x 32 in color, in memory, like those of CIFAR: with the augmentation of
+CIFAR's recipes, with crops and flips per image and per batch, and without augmentation.
+Every row is the median of several interleaved passes over all images; the first pass of each is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write_photographs(root: Path, count: int, size: tuple[int, int] = (375, 500)
 
 
 def seconds(loader: DataLoader) -> tuple[float, int]:
-    """Time a pass; returns the number of images too."""
+    """Time a pass; returns the seconds and the number of images."""
     start, images = time.perf_counter(), 0
     for batch, _ in loader:
         images += len(batch)
@@ -68,7 +68,7 @@ def seconds(loader: DataLoader) -> tuple[float, int]:
 
 
 def large(root: Path, workers: int) -> dict[str, Callable[[], DataLoader]]:
-    """The loaders of large images."""
+    """Return the loaders of large images."""
     augmentation = load_recipe("deit_tiny_imagenet").augmentation
     found: dict[str, Callable[[], DataLoader]] = {}
     for name, dataset in (("folder", "image_folder"), ("packed", "hugging_face")):
@@ -81,7 +81,7 @@ def large(root: Path, workers: int) -> dict[str, Callable[[], DataLoader]]:
 
 
 def small(images: int, workers: int) -> dict[str, Callable[[], DataLoader]]:
-    """The loaders of small images."""
+    """Return the loaders of small images."""
     random = np.random.default_rng(0)
     source = ArrayImages(random.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8), random.integers(0, 10, images))
     shifts = Augmentation(random_crop_padding=4, hflip=0.5)
@@ -108,7 +108,7 @@ def small(images: int, workers: int) -> dict[str, Callable[[], DataLoader]]:
 
 
 def need(name: str, side: int, batch: int, device: str) -> float:
-    """Images a second that the training step of a model takes."""
+    """Return the images per second that the training step of a model consumes."""
     torch.manual_seed(0)
     model = graticule.create_model(name, num_classes=1000).to(device)
     step = training_step(model, torch.randn(batch, 3, side, side, device=device), bf16=device == "cuda", compile=False)
@@ -123,9 +123,9 @@ def need(name: str, side: int, batch: int, device: str) -> float:
 
 
 def reads(passes: int) -> None:
-    """Print how fast images are read in the order of an epoch, from a folder, as we read packed ones, as datasets does.
+    """Print the rate of reading images in epoch order: from a folder, and packed, by our reader and by `datasets`.
 
-    The files are in the memory of the system. Ratios are to the folder.
+    The files are in the system's page cache. Ratios are relative to the folder.
     """
     import datasets
 
@@ -167,17 +167,17 @@ def reads(passes: int) -> None:
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--reads", action="store_true", help="time reading alone")
+    parser.add_argument("--reads", action="store_true", help="time only reading")
     options = parser.parse_args()
     if options.reads:
         return reads(options.passes)
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.images} images a pass\n")
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {options.images} images per pass\n")
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         write_photographs(root / "folder", options.images)

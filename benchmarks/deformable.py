@@ -1,17 +1,17 @@
-"""What deformable attention and position cost in dense models, in turns in one process.
+"""Cost of deformable attention and of position in dense models, interleaved in one process.
 
     python benchmarks/deformable.py                              # sampling, attention and detectors; CPU, float32
     python benchmarks/deformable.py --phases sampling --clock cpu --threads 1
     python benchmarks/deformable.py --phases detectors --device cuda --bf16 --size 800 1344
 
-"sampling" compares `deformable_sample` with `grid_sample` called level by level; "attention" a layer of deformable
-attention, projections included, with plain attention among the tokens of the ViT; both for ViT-Adapter-Ti, with the
+"sampling" compares `deformable_sample` with `grid_sample` called per level; "attention" compares a layer of deformable
+attention, including projections, with plain attention among the tokens of the ViT; both for ViT-Adapter-Ti, with the
 queries of an injector (the ViT's tokens, three levels) and of an extractor (the cells of three levels, one level), for
 images of 512 x 512 and 800 x 1344 (800 x 1333 padded), forward and backward. "detectors" compares training steps of a
 whole Mask R-CNN with ViT-Adapter-Ti and of a RetinaNet with PVT-tiny, with LaPE or PEG and with the default position.
 
-Peak memory is that of one forward and backward pass in a process of its own: allocated memory on CUDA, the growth of
-the resident memory on the CPU (read from /proc, so on Linux).
+Peak memory is that of one forward and backward pass in a separate process: allocated memory on CUDA, the growth of
+the resident memory on the CPU (read from /proc, so on Linux only).
 
 Goals: no slower than `grid_sample`; LaPE and PEG over default at most 1.01.
 """
@@ -38,7 +38,7 @@ from graticule.layers import Attention
 
 DIM, HEADS, POINTS = 192, 6, 4
 SIZES = {"512x512": (512, 512), "800x1344": (800, 1344)}
-#: Goal of each detector: its name, and the positions that are compared.
+#: Backbone and further arguments of each detector.
 DETECTORS = {
     "ViT-Adapter-Ti, Mask R-CNN": ("deit_tiny_patch16_224", {"head": "mask_rcnn", "neck": "adapter + fpn"}),
     "PVT-tiny, RetinaNet": ("pvt_tiny", {"head": "retinanet"}),
@@ -52,7 +52,7 @@ POSITIONS = {
 
 
 def by_grid_sample(value: Tensor, shapes: list[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
-    """Compute what `deformable_sample` does, by `grid_sample` on each level."""
+    """Compute the same as `deformable_sample`, by `grid_sample` on each level."""
     batch, _, heads, dim = value.shape
     mixed = value.new_zeros(batch * heads, dim, locations.shape[1])
     for level, part in enumerate(value.split([height * width for height, width in shapes], 1)):
@@ -64,14 +64,14 @@ def by_grid_sample(value: Tensor, shapes: list[tuple[int, int]], locations: Tens
 
 
 def levels(size: tuple[int, int], kind: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the maps that the queries are on, and those that they read."""
+    """Return the sizes of the maps of the queries, and of the maps that they read."""
     spatial = [(size[0] // stride, size[1] // stride) for stride in (8, 16, 32)]
     tokens = [(size[0] // 16, size[1] // 16)]
     return (tokens, spatial) if kind == "injector" else (spatial, tokens)
 
 
 def repeated(call: Callable[[], Tensor], backward: bool) -> Step:
-    """Build a step: a forward pass, and a backward pass if asked for."""
+    """Build a step: a forward pass, and a backward pass if `backward`."""
 
     def step() -> None:
         if backward:
@@ -84,7 +84,7 @@ def repeated(call: Callable[[], Tensor], backward: bool) -> Step:
 
 
 def sampling(size: tuple[int, int], kind: str, device: str, backward: bool) -> dict[str, Step]:
-    """Build the steps of both ways to sample."""
+    """Build the steps of both implementations of sampling."""
     queries, read = levels(size, kind)
     at = cell_centers(queries, torch.zeros(1, device=device))
     cells = sum(height * width for height, width in read)
@@ -113,7 +113,7 @@ def attention(size: tuple[int, int], kind: str, device: str, backward: bool) -> 
 
 
 def detector(name: str, position: str, size: tuple[int, int], device: str, bf16: bool) -> Step:
-    """Build a training step of a detector, its optimizer's included."""
+    """Build a training step of a detector, including the optimizer step."""
     torch.manual_seed(0)
     backbone, parts = DETECTORS[name]
     model = graticule.create_detector(backbone, 80, img_size=size, **parts, **POSITIONS[position]).to(device).train()
@@ -145,21 +145,21 @@ def growth(phase: str, size: str, kind: str, which: str, device: str) -> float:
         step()
         return torch.cuda.max_memory_allocated() / 2**20 - before
     small = PHASES[phase]((64, 64), kind, device, True)[which]
-    small()  # what a first call allocates
-    Path("/proc/self/clear_refs").write_text("5")  # so that the peak is not that of the imports
+    small()  # allocates what only a first call allocates
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which the imports have raised
     before = resident("VmRSS")
     step()
     return max(0.0, resident("VmHWM") - before)
 
 
 def resident(which: str) -> float:
-    """Return the resident memory of this process, in MB: 'VmRSS' now, 'VmHWM' at most."""
+    """Return the resident memory of this process, in MB: 'VmRSS' is the current value, 'VmHWM' the peak."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(text.partition(f"{which}:")[2].split()[0]) / 1024
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu on a machine with other work")
@@ -167,8 +167,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES), help="of sampling, attention")
-    parser.add_argument("--size", type=int, nargs=2, default=(512, 512), help="of the detectors' images")
+    parser.add_argument(
+        "--sizes", nargs="+", default=list(SIZES), choices=list(SIZES), help="sizes for sampling, attention"
+    )
+    parser.add_argument("--size", type=int, nargs=2, default=(512, 512), help="image size of detectors")
     parser.add_argument("--detectors", nargs="+", default=list(DETECTORS), choices=list(DETECTORS))
     parser.add_argument("--phases", nargs="+", default=[*PHASES, "detectors"], choices=[*PHASES, "detectors"])
     parser.add_argument("--memory-of", nargs=4, help=argparse.SUPPRESS)
@@ -200,7 +202,7 @@ def main() -> None:
 
 
 def print_memory(phase: str, size: str, kind: str, names: list[str], device: str) -> None:
-    """Print the peak memory of a forward and backward pass of each, in a process of its own."""
+    """Print the peak memory of a forward and backward pass of each, measured in a separate process."""
     peaks = []
     for name in names:
         call = [sys.executable, __file__, "--device", device, "--memory-of", phase, size, kind, name]

@@ -1,11 +1,11 @@
-"""Parameters and multiply-adds of the dense rows of the papers, on the meta device: nothing is computed.
+"""Parameters and multiply-adds of the papers' dense models, counted on the meta device without computing anything.
 
     python benchmarks/dense_counts.py
 
 Prints the table of docs/dense_models.md. Multiply-adds are those of one image: of 800 x 1280 for detectors, with the
 box head on 1,000 regions and the mask head on 100, and of 512 x 512 for segmentation. They are half the operations that
-PyTorch's counter finds, and the samples of deformable attention: one multiply-add per corner, point, level and channel.
-Norms, activations, sums and interpolation are not counted.
+PyTorch's counter reports, plus the samples of deformable attention: one multiply-add per corner, point, level and
+channel. Norms, activations, sums and interpolation are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PVT_ROWS = {
     "pvt_medium": (48, 54),
     "pvt_medium_peg_gap": (48, 54),
 }
-#: Paper, backbone, arguments, printed parameters in millions.
+#: Paper, backbone, arguments, parameters in millions as printed in the paper.
 ROWS: list[tuple[str, str, dict[str, Any], float]] = [
     *[
         ("LaPE, Table 3", f"deit_{s}_patch16_224", {**ADAPTER, "joining": "lape"}, n)

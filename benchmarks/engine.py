@@ -1,14 +1,14 @@
-"""A comparison on several processes: how much faster than one run at a time, and equal to the last digit.
+"""Time of a comparison on several processes relative to one run at a time, and a check that the scores are equal.
 
     python benchmarks/engine.py --processes 2
     python benchmarks/engine.py --check dask
     python benchmarks/engine.py --check submitit
 
 Eight runs (two choices, four seeds) of a small ViT on the digits. Without --check they are trained one run at a time
-with all threads, and by `--on local:N` in N processes of one thread each, and the wall times are printed with what they
-include: a process imports PyTorch once. With --check dask two workers carry them, one of which is killed (SIGKILL) in
-the middle; with --check submitit a process is started for each. Then the scores are compared with those of one process
-of one thread, run after run, bit by bit.
+with all threads, and by `--on local:N` in N processes of one thread each, and the wall times are printed; they include
+one import of PyTorch per process. With --check dask two workers execute the runs, and one worker is killed (SIGKILL)
+during training; with --check submitit a process is started for each run. Then the scores of each run are compared bit
+by bit with those of a single process with one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEDS = [0, 1, 2, 3]
 
 
 def choices(epochs: int) -> dict[str, Recipe]:
-    """Return the recipes that are compared."""
+    """Return the recipes to compare."""
     base = dataclasses.replace(
         load_recipe("digits_quick"), epochs=epochs, warmup_epochs=0, accelerator="cpu", checkpoint_steps=20
     )
@@ -43,7 +43,7 @@ def choices(epochs: int) -> dict[str, Recipe]:
 
 
 def scores(epochs: int, folder: Path, executor: Any = None) -> tuple[dict[str, list[float]], float]:
-    """Compare in `folder`; returns the scores and the wall time in seconds."""
+    """Run the comparison in `folder`; returns the scores and the wall time in seconds."""
     start = time.perf_counter()
     found = compare(choices(epochs), SEEDS, folder, progress=False, executor=executor)
     return found.scores, time.perf_counter() - start
@@ -51,7 +51,7 @@ def scores(epochs: int, folder: Path, executor: Any = None) -> tuple[dict[str, l
 
 @contextlib.contextmanager
 def dask_workers(folder: Path) -> Iterator[Any]:
-    """Start two Dask workers, and kill the process of one as soon as it has saved a checkpoint."""
+    """Start two Dask workers, and kill one of them as soon as it has saved a checkpoint."""
     from distributed import Client, LocalCluster
 
     with (
@@ -77,7 +77,7 @@ def _prepare() -> int:
 
 
 def check(kind: str, epochs: int, folder: Path) -> None:
-    """Compare the scores of runs carried elsewhere with those of this process."""
+    """Compare the scores of runs executed by `kind` with those of this process."""
     torch.set_num_threads(1)
     expected, _ = scores(epochs, folder / "here")
     where = folder / kind
@@ -92,7 +92,7 @@ def check(kind: str, epochs: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Time, or check."""
+    """Parse the options, then time or check."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=2)

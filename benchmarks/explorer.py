@@ -1,12 +1,12 @@
-"""Write the explorer's page at its largest, and drive it in a browser: size, time of an answer, right values.
+"""Write the explorer's largest page and test it in a browser: file size, response time, correct values.
 
-`python benchmarks/explorer.py` needs `pip install playwright` and a Chromium (CHROMIUM names it; /usr/bin/chromium by
-default). It makes a page of a ViT of 12 layers, 12 heads and 14 x 14 tokens, attention with and without position of
-random weights, whose maps hardly compress, and one of two small models at two sizes, one not square. It stops with an
-error if a map in the page is not the array that the analyses compute, at any token that the pointer or the arrow keys
-choose, if the console reports an error, or if something is wider than the screen. It prints the size in MB and the time
-from a move of the pointer to the next frame in ms, median and largest of 60. With AXE=axe.min.js (of the npm package
-axe-core) it checks accessibility too. Pictures of the pages are written to the folder that is given, if one is.
+`python benchmarks/explorer.py` needs `pip install playwright` and a Chromium (CHROMIUM is its path; /usr/bin/chromium
+by default). It writes a page of a ViT of 12 layers, 12 heads and 14 x 14 tokens with random weights, with and without
+position, whose attention maps hardly compress, and a page of two small models at two sizes, one not square. It stops
+with an error if a map in the page differs from the array that the analyses compute, at any token that the pointer or
+the arrow keys choose, if the console reports an error, or if something is wider than the screen. It prints the size in
+MB and the time from a move of the pointer to the next frame in ms, median and largest of 60. With AXE=axe.min.js (from
+the npm package axe-core) it also checks accessibility. Screenshots are written to the folder argument, if given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graticule.analysis import Explored, explored, write_explorer
 SCREENS = [(1200, 900, "light"), (1200, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
 NORM = ((0.5,) * 3, (0.25,) * 3)
 
-#: Moves the pointer to 60 tokens and waits until each is drawn, two frames; returns the times in ms, sorted.
+#: Moves the pointer to 60 tokens, waits two frames until each is drawn, and returns the sorted times in ms.
 TIME = """async ([left, top, width, height]) => {
   const times = [];
   for (let i = 0; i < 60; i++) {
@@ -84,7 +84,7 @@ def small() -> list[Explored]:
 
 
 def check_panels(page: Page, models: list[Explored], size: int) -> int:
-    """Compare what the panels show with the arrays; returns how many were compared."""
+    """Compare the maps that the panels show with the arrays; returns how many were compared."""
     panels: list[dict[str, Any]] = page.evaluate(
         "() => explorer.panels.map(p => ({number: p.number, kind: p.kind, layer: p.one.layer, head: p.head, "
         "token: p.found.token, shape: p.found.shape, values: Array.from(p.found.values)}))"
@@ -113,7 +113,7 @@ def check_panels(page: Page, models: list[Explored], size: int) -> int:
 
 
 def opened(page: Page, path: Path) -> list[str]:
-    """Open a page; returns the list that errors of its console are added to."""
+    """Open a page; returns the list to which errors of its console are appended."""
     errors: list[str] = []
     page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -132,7 +132,7 @@ def frame(page: Page) -> None:
 
 
 def drive(page: Page, models: list[Explored]) -> int:
-    """Choose tokens by pointer and keys, layers, heads and sizes; returns how many maps were right."""
+    """Choose tokens (by pointer and keys), layers, heads and sizes; returns how many maps were correct."""
     right = 0
     picture = page.locator("#plot-0-image")
     for size in range(len(models[0].sizes)):
@@ -178,7 +178,7 @@ def check_screen(page: Page, axe: Path | None) -> list[str]:
 
 
 def main() -> None:
-    """Print size and speed, and check what the pages show."""
+    """Print file sizes and times, and check the pages."""
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     axe = Path(os.environ["AXE"]) if "AXE" in os.environ else None
@@ -202,7 +202,7 @@ def main() -> None:
                 assert not errors, errors
                 assert not findings, findings
                 print(
-                    f"  {width} x {height}, {scheme}: {right} maps right, answer in {times[30]:.0f} ms, at most "
+                    f"  {width} x {height}, {scheme}: {right} correct maps, response in {times[30]:.0f} ms, at most "
                     f"{times[-1]:.0f} ms{', no serious finding of axe-core' if axe else ''}"
                 )
                 context.close()

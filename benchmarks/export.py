@@ -1,10 +1,10 @@
-"""Exported programs of every family, with a fixed size and with free sides: what they differ by, weigh and take.
+"""Exported programs of every family, with a fixed size and with free sides: numerical difference, file size and time.
 
     python benchmarks/export.py                             # all families, ONNX
     python benchmarks/export.py --encodings --output table.md  # a ViT with every encoding, sides free
 
-Small models with random weights, one thread. `graticule.export` compares each file with PyTorch at three sizes where
-sides are free. A row is written as soon as it is known.
+Small models with random weights, one thread. `graticule.export` compares each file with PyTorch, at three sizes if
+sides are free. Each row is written as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import graticule
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.studies.matrix import SMALL, build
 
-#: Whose windows make tracing with free sides take minutes.
+#: Families whose windows make tracing with free sides take minutes.
 WINDOWED = ("Swin",)
 FREE = ("batch", "height", "width")
 
@@ -31,8 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="onnx", choices=["onnx", "torch-export"])
     parser.add_argument("--families", nargs="*", default=list(SMALL), choices=list(SMALL))
-    parser.add_argument("--encodings", nargs="*", help="of a ViT instead, with free sides; all by default")
-    parser.add_argument("--windowed", action="store_true", help="free sides for families with windows, too")
+    parser.add_argument("--encodings", nargs="*", help="encodings of a ViT, with free sides, instead; default: all")
+    parser.add_argument("--windowed", action="store_true", help="also export families with windows with free sides")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

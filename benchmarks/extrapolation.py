@@ -1,18 +1,20 @@
-"""Every encoding trained at one size and tested on more tokens: as a zoom, and on a larger canvas.
+"""Train every encoding at one size and test it on more tokens: zoomed, and on a larger canvas.
 
     python benchmarks/extrapolation.py --seeds 0 1 2 3 4 --folder runs/extrapolation
     python benchmarks/extrapolation.py --report
 
-A small ViT (4 layers, class token; the recipe `digits_small`) with every encoding that attention can use, on the 4,000
-training digits at 20 x 20, 5 x 5 tokens, 10 epochs, no augmentation; tested on 1,000 digits at 1, 1.4, 2 and 4 times as
-many tokens. Zoom: the digit is scaled with the image. Canvas: the digit keeps its scale, at a random position, and the
-rest is empty. The same weights are tested with the log N temperature (`+ log_n`, a factor of 1 at the training
-size), and some rotary encodings with position interpolation, NTK and YaRN scaling (which change nothing at the training
-size), alone and with log N. YaRN has a ramp of 0.25 to 1 turns instead of 1 to 32: a frequency of one radian per patch
-makes 0.8 turns on a grid of 5 x 5. NTK and YaRN need ordered frequencies, which learned ones (`rope_mixed`) are not.
+A small ViT (4 layers, class token; the recipe `digits_small`) is trained with every encoding that attention can use, on
+the 4,000 training digits at 20 x 20 pixels, 5 x 5 tokens, for 10 epochs without augmentation. It is tested on 1,000
+digits at 1, 1.4, 2 and 4 times as many tokens: on zoomed images, where the digit is scaled with the image, and on a
+larger canvas, where it keeps its scale, at a random position, and the rest is empty. The same weights are tested with
+the log N temperature (`+ log_n`, a factor of 1 at the training size), and those of some rotary encodings with position
+interpolation, NTK and YaRN scaling (which change nothing at the training size), alone and with log N. YaRN has a ramp
+of 0.25 to 1 turns instead of 1 to 32, since a frequency of one radian per patch makes 0.8 turns on a grid of 5 x 5. NTK
+and YaRN need ordered frequencies; learned ones (`rope_mixed`) are not ordered.
 
-Seed by seed, so that an interruption leaves a whole table; the same command resumes. The scores are kept in
-docs/data/extrapolation.csv, one row for each, and --report writes docs/extrapolation.md and its picture from them.
+All choices of a seed are trained before the next seed, so an interruption leaves complete seeds; the same command
+resumes. The scores are stored in docs/data/extrapolation.csv, one per row, and --report writes docs/extrapolation.md
+and its figure from them.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ SIZES = [TRAINED, (24, 24), (28, 28), LARGEST]
 MODES = ("canvas", "zoom")
 FIELDS = ("choice", "variant", "mode", "height", "width", "seed", "top1", "loss", "date", "torch", "machine")
 
-#: Tested with the weights of each other encoding, or other forms of one that is here.
+#: Encodings that are not trained: they are tested with the weights of the others, or are forms of trained ones.
 LEFT_OUT = ("log_n", "shared_mlp_bias", "shared_relative_bias")
-#: Every encoding that attention can use with the default joining, and the two that LaPE is about with it.
+#: Every encoding that attention can use, other forms of some, and LaPE of a learnable and a sinusoidal table.
 CHOICES = {
     **{
         name: {"encoding": name}
@@ -63,7 +65,7 @@ CHOICES = {
     "rope(preset='rope_vit')": {"encoding": "rope(preset='rope_vit')"},
     "rope(preset='dinov3')": {"encoding": "rope(preset='dinov3')"},
 }
-#: The scalings of rotary frequencies; learned frequencies have no order, which NTK and YaRN need.
+#: Scalings of rotary frequencies; NTK and YaRN need ordered frequencies, which learned ones are not.
 SCALED = {
     **dict.fromkeys(("rope", "rope_1d", "mrope", "pope", "rope(preset='rope_vit')"), ("interpolation", "ntk", "yarn")),
     "rope_mixed": ("interpolation",),
@@ -78,12 +80,12 @@ def recipe(choice: str, seed: int) -> graticule.Recipe:
 
 
 def variants(choice: str) -> dict[str, str]:
-    """Return the encodings that a run is tested with: name -> spec."""
+    """Return the encodings with which a run is tested: name -> spec."""
     plain = CHOICES[choice]["encoding"]
     found = {"plain": plain}
     for scaling in SCALED.get(choice, ()):
         inside = plain[:-1] + ", " if plain.endswith(")") else plain + "("
-        ramp = ", ramp=(0.25, 1)" if scaling == "yarn" else ""  # a grid of 5 has no frequencies of more turns
+        ramp = ", ramp=(0.25, 1)" if scaling == "yarn" else ""  # a grid of 5 has no frequency of more turns
         found[scaling] = f"{inside}scaling='{scaling}'{ramp})"
     return found | {f"{name} + log_n": "log_n" if spec == "none" else f"{spec} + log_n" for name, spec in found.items()}
 
@@ -106,7 +108,7 @@ def tested_with(run: Run, encoding: str) -> nn.Module:
 
 
 def measure(choice: str, seed: int, folder: Path) -> list[dict[str, object]]:
-    """Train a run, or find it trained, and score it; returns a record for each score."""
+    """Train a run unless it is trained already, and score it; returns one record per score."""
     run = train(
         recipe(choice, seed), folder / choice.translate(str.maketrans("(),'= ", "------")) / str(seed), resume=True
     )
@@ -116,7 +118,7 @@ def measure(choice: str, seed: int, folder: Path) -> list[dict[str, object]]:
     for variant, encoding in variants(choice).items():
         model = tested_with(run, encoding)
         for mode in MODES:
-            sizes = [size for size in SIZES if size != TRAINED or variant == "plain"]  # there all variants are equal
+            sizes = [size for size in SIZES if size != TRAINED or variant == "plain"]  # where all variants are equal
             for score in evaluate(model, data, sizes, mode=mode, measure_cost=False, progress=False):
                 height, width = score.size
                 record = {"choice": choice, "variant": variant, "mode": mode, "height": height, "width": width}
@@ -125,7 +127,7 @@ def measure(choice: str, seed: int, folder: Path) -> list[dict[str, object]]:
 
 
 def read() -> list[dict[str, str]]:
-    """Read the kept scores."""
+    """Read the stored scores."""
     if not DATA.exists():
         return []
     with DATA.open(newline="") as file:
@@ -133,7 +135,7 @@ def read() -> list[dict[str, str]]:
 
 
 def keep(records: list[dict[str, object]]) -> None:
-    """Append scores to those that are kept."""
+    """Append scores to the stored ones."""
     DATA.parent.mkdir(exist_ok=True)
     new = not DATA.exists()
     with DATA.open("a", newline="") as file:
@@ -144,7 +146,7 @@ def keep(records: list[dict[str, object]]) -> None:
 
 
 def tokens(size: tuple[int, int]) -> str:
-    """Name a size by its number of tokens, relative to the training."""
+    """Format a size as its number of tokens relative to training."""
     return f"{size[0] * size[1] / (TRAINED[0] * TRAINED[1]):.1f}x ({size[0] // 4} x {size[1] // 4})"
 
 
@@ -152,7 +154,7 @@ Scores = dict[tuple[str, str, str], dict[tuple[int, int], list[float]]]
 
 
 def scores_of(records: list[dict[str, str]]) -> tuple[Scores, list[int]]:
-    """Return (choice, variant, mode) -> size -> top-1 over the seeds that all choices have, and these seeds."""
+    """Return (choice, variant, mode) -> size -> top-1 of the seeds that all choices have, and these seeds."""
     by_choice = defaultdict(set)
     for record in records:
         by_choice[record["choice"]].add(int(record["seed"]))
@@ -170,7 +172,7 @@ def scores_of(records: list[dict[str, str]]) -> tuple[Scores, list[int]]:
 
 
 def spread(values: list[float]) -> str:
-    """Write mean and standard deviation."""
+    """Format mean and standard deviation."""
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{fmean(values):.1f}"
 
 
@@ -180,12 +182,12 @@ def below(adjusted: float | None) -> bool:
 
 
 def in_order(found: Scores) -> list[str]:
-    """Return the choices, the best on the largest canvas first."""
+    """Return the choices, sorted by their score on the largest canvas, best first."""
     return sorted({choice for choice, _, _ in found}, key=lambda c: -fmean(found[c, "plain", "canvas"][LARGEST]))
 
 
 def report() -> None:
-    """Write the tables and the picture from the kept scores."""
+    """Write the tables and the figure from the stored scores."""
     records = read()
     found, _ = scores_of(records)
     print(write_text(DOCS / "extrapolation.md", page(records)))
@@ -203,9 +205,9 @@ def page(records: list[dict[str, str]]) -> str:
         __doc__.split("\n\n")[2].replace("\n", " "),
         f"`python benchmarks/extrapolation.py --seeds {' '.join(map(str, seeds))}`, {when}, "
         f"{len(seeds)} seeds, one thread on a shared machine with 2 cores, torch {records[-1]['torch']}; written by "
-        "`python benchmarks/extrapolation.py --report`. Top-1 (%), mean and standard deviation over seeds; both tables "
-        "are sorted by the last column of the canvas. The recipe is tuned for none of them, and after 10 epochs they "
-        "differ at the training size, too (first column). Differences between rows were not tested.",
+        "`python benchmarks/extrapolation.py --report`. The tables show top-1 (%), mean and standard deviation over "
+        "seeds, and are sorted by the last column of the canvas. The recipe is not tuned for any encoding, and after "
+        "10 epochs they also differ at the training size (first column). Differences between rows were not tested.",
         "![top-1 at more tokens than in training](figures/extrapolation.png)",
     ]
     for mode, title in (("canvas", "On a larger canvas"), ("zoom", "Zoomed")):
@@ -214,9 +216,9 @@ def page(records: list[dict[str, str]]) -> str:
         text.append(markdown(rows))
     about = len(text)
     text.append(
-        "The change in top-1 by the log N temperature and by scaled frequencies at 4 times as many tokens: mean "
-        "difference from the same weights without, p of a paired t-test over seeds, and p adjusted by Holm's method "
-        "over all tests of the table."
+        "The last table shows the change in top-1 by the log N temperature and by scaled frequencies at 4 times as "
+        "many tokens: the mean difference from the same weights without them, p of a paired t-test over seeds, and p "
+        "adjusted by Holm's method over all tests of the table."
     )
     tested = [(c, v) for c, v, mode in found if mode == MODES[0] and v != "plain"]
     compared = sorted(tested, key=lambda one: choices.index(one[0]))
@@ -231,8 +233,8 @@ def page(records: list[dict[str, str]]) -> str:
     decided = [f"{name} ({d:+.1f})" for name, (d, _), q in zip(names, cells, adjusted, strict=True) if below(q)]
     text[about] += (
         f" Of {tests} tests, {len(decided)} have an adjusted p below {LEVEL:g}: {'; '.join(decided)}. The smallest p "
-        f"must be below {LEVEL / tests:.5f} before it is adjusted, which few are with so few seeds: an adjusted p of 1 "
-        "says that the seeds do not decide, not that nothing changes."
+        f"must be below {LEVEL / tests:.5f} before it is adjusted, which is rare with so few seeds: an adjusted p of 1 "
+        "means that the result is inconclusive, not that nothing changes."
     )
     written = [f"{d:+.1f} (p {format_p(p)}; {format_p(q)})" for (d, p), q in zip(cells, adjusted, strict=True)]
     rows = [("encoding", "with", *MODES)]
@@ -242,7 +244,7 @@ def page(records: list[dict[str, str]]) -> str:
 
 
 def picture(found: Scores, choices: list[str]) -> Figure:
-    """Draw the mean top-1 as a map: a row for each encoding, a column for each size, on a canvas and zoomed."""
+    """Plot the mean top-1 as a heatmap: one row per encoding, one column per size, on a canvas and zoomed."""
     figure = Figure(figsize=(8.6, 0.27 * len(choices) + 1.3), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for ax, mode in zip(panels, MODES, strict=True):
@@ -263,12 +265,12 @@ def picture(found: Scores, choices: list[str]) -> Figure:
 
 
 def main() -> None:
-    """Run what is missing, or write the report."""
+    """Run the missing choices and seeds, or write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--folder", type=Path, default=Path("runs/extrapolation"))
     parser.add_argument("--choices", nargs="+", default=list(CHOICES))
-    parser.add_argument("--report", action="store_true", help="write the tables and the picture from the kept scores")
+    parser.add_argument("--report", action="store_true", help="write the tables and the figure from the stored scores")
     options = parser.parse_args()
     if not options.report:
         torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""What the families cost, in turns: Swin against timm's, CCT, T2T-ViT and CeiT against plain arithmetic, LaPE, folded.
+"""Cost of the families, interleaved: Swin over timm's, CCT, T2T-ViT and CeiT over plain arithmetic, LaPE, folded.
 
     python benchmarks/families.py                                   # CPU, float32, batch 8
     python benchmarks/families.py --device cuda --batch 128 --bf16 [--compile]
 
-"plain" is the same model with what its published code does: attention as two products and a softmax that are written
-down, and CeiT's convolutions on maps that are copied to be contiguous. "again" is the default once more: the noise.
+"plain" is the same model with the operations of its published code: attention as two explicit products and a softmax,
+and CeiT's convolutions on maps that are copied to be contiguous. "again" is the default a second time: the noise.
 
 Goals: ours over timm's Swin at most 1.00, LaPE over the default at most 1.01, folded over the default at most 1.005.
 """
@@ -35,7 +35,7 @@ FAMILIES = {
 
 
 def plain_attention(self: Any, x: Tensor, *_: Any) -> Tensor:
-    """Attend as published code does."""
+    """Compute attention like the published code."""
     batch, tokens, dim = x.shape
     q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(-2, -1) * self.scale).softmax(-1)
@@ -44,7 +44,7 @@ def plain_attention(self: Any, x: Tensor, *_: Any) -> Tensor:
 
 
 def plain_leff(self: Any, x: Tensor, grid: Any) -> Tensor:
-    """Convolve as CeiT's code does."""
+    """Convolve like CeiT's code."""
     prefix, tokens = x[:, :1], x[:, 1:]
     maps = tokens.reshape(len(x), *grid.shape, -1).permute(0, 3, 1, 2).contiguous()
     maps = self.bn3(self.conv3(self.act(self.bn2(self.conv2(self.act(self.bn1(self.conv1(maps))))))))
@@ -52,7 +52,7 @@ def plain_leff(self: Any, x: Tensor, grid: Any) -> Tensor:
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """Copy a model and put the plain arithmetic in."""
+    """Copy a model and replace its attention and convolutions with plain arithmetic."""
     model = copy.deepcopy(model)
     for module in model.modules():
         if type(module) is Attention:
@@ -63,7 +63,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def models(family: str, inference: bool) -> dict[str, nn.Module]:
-    """Build the models that are held against each other."""
+    """Build the models to compare."""
     name, _, theirs = FAMILIES[family]
     joined = {"encoding": "learnable+relative_bias"} if family == "swin" else {}
     made = {
@@ -82,7 +82,7 @@ def models(family: str, inference: bool) -> dict[str, nn.Module]:
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))

@@ -1,13 +1,13 @@
-"""What position information costs after folding: inference with LaPE folded, beside the default joining, in turns.
+"""Cost of position information after folding: inference of folded LaPE over the default joining, interleaved.
 
     python benchmarks/folded.py                                                # eager, DeiT-Ti and Swin-Ti
     python benchmarks/folded.py --run eager compile torch-export onnx --batch 1
-    python benchmarks/folded.py --models vit_nano_patch4_28 --rounds 5 --batch 2   # to try it
+    python benchmarks/folded.py --models vit_nano_patch4_28 --rounds 5 --batch 2   # a quick trial
 
-One process; each round runs each of the models once, in an order that rotates. For each model and each way of running
-it prints the median of the ratios of a round with its quartiles, and whether the median is at most the goal: folded
-LaPE takes at most 1.005 times the time of the default joining. The default joining against itself shows the noise:
-where its quartiles are farther from 1 than the goal is, the run says nothing. Exported programs are folded in any case.
+All models run in one process; each round runs each model once, in an order that rotates. For each model and each
+runtime it prints the median and quartiles of the ratios per round, and whether the median reaches the goal: folded LaPE
+takes at most 1.005 times as long as the default joining. The default joining over itself shows the noise: if its
+quartiles are farther from 1 than the goal, the result is inconclusive. Exported programs are always folded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import graticule
 from graticule.backbones import MODELS, Backbone
 
 GOAL = 1.005
-#: Name -> the arguments of the model; a relative bias of Swin stays beside the table.
+#: Name -> the arguments of the model; Swin's relative bias is kept in addition to the table.
 CHOICES: dict[str, dict[str, Any]] = {
     "default": {"joining": "default"},
     "default again": {"joining": "default"},
@@ -40,7 +40,7 @@ SUFFIXES = {"torch-export": ".pt2", "onnx": ".onnx"}
 
 
 def build(model: str, name: str) -> Backbone:
-    """Build a model of `CHOICES`, with an absolute table if it has none by default."""
+    """Build a model of `CHOICES`; adds an absolute table if the model has none by default."""
     torch.manual_seed(0)
     kind = MODELS[model].kind
     encoding = kind.default_encoding
@@ -51,7 +51,7 @@ def build(model: str, name: str) -> Backbone:
 
 
 def step_of(model: Backbone, images: Tensor, run: str, folder: Path) -> Step:
-    """Build a forward pass: of the module, compiled, or of an exported file."""
+    """Build a forward pass: of the module, of the compiled module, or of an exported file."""
     if run in ("eager", "compile"):
         return inference_step(model, images, bf16=False, compile=run == "compile")
     from graticule.surgery.export_formats import FORMATS
@@ -67,21 +67,21 @@ def step_of(model: Backbone, images: Tensor, run: str, folder: Path) -> Step:
 
 
 def within_goal(times: Mapping[str, Sequence[float]]) -> str:
-    """Say whether the median ratio is at most the goal."""
+    """Return a line that says whether the median ratio is at most the goal."""
     ratios = [a / b for a, b in zip(times["lape folded"], times["default"], strict=True)]
     middle = statistics.median(ratios)
     return f"  folded LaPE takes {middle:.4f} times the default: {'at most' if middle <= GOAL else 'above'} {GOAL}"
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["deit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
     parser.add_argument("--run", nargs="+", default=["eager"], choices=["eager", "compile", *SUFFIXES])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--cpu-time", action="store_true", help="count CPU time, on a machine with other work")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, for a machine with other load")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
     print(f"batch {options.batch}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}")

@@ -1,19 +1,19 @@
-"""What a GPU does, in one command of less than ten minutes: everything that was measured on a CPU alone so far.
+"""Run all performance benchmarks on a GPU by one command, in less than ten minutes.
 
     python benchmarks/gpu.py                # on a GPU: DeiT-Ti, DeiT-S, DeiT-B and Swin-T, batch 256, bfloat16
-    python benchmarks/gpu.py --quick        # on a CPU: the same code on little, to see that it works
+    python benchmarks/gpu.py --quick        # on a CPU: the same code on small inputs, to test it
 
-It measures, each part eager and compiled where that is a question:
-- models: training step and inference of each over timm's, with images per second, peak memory, and the share of the
-  rate that a product of large matrices reaches here in the same dtype;
-- position: LaPE, LaPE folded, and five PEGs over the default, with DeiT-Ti; a model against itself is the noise;
+It measures these parts, eager and compiled where this applies:
+- models: training step and inference of each over timm's, with images per second, peak memory, and the fraction of the
+  rate of a product of large matrices in the same dtype on the same device;
+- position: LaPE, folded LaPE, and five PEGs over the default, with DeiT-Ti; a model over itself is the noise;
 - mixing: PosMLP-T, and the product of a GGQPE unit by its matrix and by displacements at several sizes;
 - biases: attention without a bias, with a table, with two factors, and by `flex_attention`;
 - loaders: images per second of a folder of photographs, to be compared with those of the models;
 - loop: an epoch of graticule's training with 16-mixed, bf16-mixed, torch.compile, and DDP on one device (NCCL).
 
-Parts that the time does not suffice for are named. The results are written to docs/data/gpu.json with the versions and
-the device, and drawn in docs/figures/gpu.png (--quick writes them to --output or a temporary folder).
+Parts that do not fit into the time are listed. The results are written to docs/data/gpu.json with the versions and the
+device, and plotted in docs/figures/gpu.png (--quick writes them to --output or a temporary folder).
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ Record = dict[str, Any]
 
 
 class Bench:
-    """The settings of a run, and what it has measured.
+    """Settings and measurements of a run.
 
     Args:
-        quick: little of everything, on the CPU.
-        minutes: after which no further part begins.
+        quick: whether to run all parts on small inputs, on the CPU.
+        minutes: time after which no further part starts.
     """
 
     def __init__(self, quick: bool, minutes: float) -> None:
@@ -80,7 +80,7 @@ class Bench:
         self.not_run: list[str] = []
 
     def turns(self, steps: dict[str, Step], warmup: int | None = None) -> dict[str, list[float]]:
-        """Time steps in turns; name -> seconds of each round."""
+        """Time interleaved steps; name -> seconds of each round."""
         warmup = (1 if self.quick else 3) if warmup is None else warmup
         return in_turns(steps, rounds=self.rounds, warmup=warmup, device=self.device)
 
@@ -91,7 +91,7 @@ class Bench:
         return build(model.to(self.device), images, bf16=self.bf16, compile=compiled)
 
     def add(self, part: str, name: str, times: list[float], reference: list[float] | None = None, **more: Any) -> None:
-        """Keep the median of a time, and that of its ratios to another one with their quartiles."""
+        """Record the median of a time, and the median and quartiles of its ratios to another one."""
         record = {"part": part, "name": name, "ms": 1e3 * statistics.median(times), **more}
         if reference is not None:
             ratios = sorted(a / b for a, b in zip(times, reference, strict=True))
@@ -104,7 +104,7 @@ class Bench:
         print(", ".join(shown), flush=True)
 
     def free(self) -> None:
-        """Forget the memory of what was measured before."""
+        """Free the memory of the previous measurement and reset the peak."""
         gc.collect()
         torch.compiler.reset()
         if self.device == "cuda":
@@ -112,7 +112,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_memory(self) -> int | None:
-        """Return the peak of the device's memory in MB since `free`; None on a CPU."""
+        """Return the peak memory of the device in MB since `free`; None on a CPU."""
         return round(torch.cuda.max_memory_allocated() / 1e6) if self.device == "cuda" else None
 
     def product_rate(self) -> float:
@@ -125,7 +125,7 @@ class Bench:
 
 
 def models(bench: Bench, name: str) -> None:
-    """Measure a model over timm's, in training and inference, eager and compiled."""
+    """Measure a model relative to timm's, in training and inference, eager and compiled."""
     work = 2 * read_json(CATALOG)["models"][name]["multiply_adds"]
     rate = bench.product_rate()
     for phase, factor in (("training", 3), ("inference", 1)):
@@ -154,7 +154,7 @@ def models(bench: Bench, name: str) -> None:
 
 
 def position(bench: Bench) -> None:
-    """Measure LaPE and PEGs over the default."""
+    """Measure LaPE and PEGs relative to the default."""
     name, five = "deit_tiny_patch16_224", "peg(places=[0, 1, 2, 3, 4])"
     builders: dict[str, Callable[[], nn.Module]] = {
         "default": lambda: graticule.create_model(name),
@@ -174,7 +174,7 @@ def position(bench: Bench) -> None:
 
 
 def mixing(bench: Bench) -> None:
-    """Measure PosMLP-T, and the product of a unit by its matrix and by displacements."""
+    """Measure PosMLP-T, and the product of a unit, both by its matrix and by displacements."""
     for phase in ("training", "inference"):
         bench.free()
         step = bench.step(graticule.create_model("posmlp_tiny_224"), phase, compiled=False)
@@ -189,7 +189,7 @@ def mixing(bench: Bench) -> None:
 
 
 def biases(bench: Bench) -> None:
-    """Measure a layer with a bias in several forms, and bare attention by `flex_attention`, forward and backward."""
+    """Measure a layer with a bias in several forms, and attention by `flex_attention`, forward and backward."""
     settings = argparse.Namespace(device=bench.device, bf16=bench.bf16, only=None)
     for tokens in (196,) if bench.quick else (196, 1024, 4096):
         bench.free()
@@ -202,7 +202,7 @@ def biases(bench: Bench) -> None:
 
 
 def bare_steps(tokens: int, bench: Bench) -> dict[str, Step]:
-    """Build attention without projections: no bias, one as a table, and the same one by `flex_attention`."""
+    """Build attention without projections: without a bias, with a table, and with the same bias by `flex_attention`."""
     from torch.nn.attention.flex_attention import flex_attention
 
     side, heads, channels = round(tokens**0.5), 3, 64
@@ -239,7 +239,7 @@ def bare_steps(tokens: int, bench: Bench) -> dict[str, Step]:
 
 
 def loaders(bench: Bench) -> None:
-    """Measure how many photographs per second a folder and packed files give, augmented as DeiT's."""
+    """Measure photographs per second from a folder and from packed files, with DeiT's augmentation."""
     workers = 0 if bench.quick else min(16, torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -251,7 +251,7 @@ def loaders(bench: Bench) -> None:
 
 
 def loop(bench: Bench) -> None:
-    """Measure an epoch of graticule's own training, in the forms that need a GPU."""
+    """Measure an epoch of graticule's training, in the configurations that need a GPU."""
     forms: dict[str, dict[str, Any]] = {"float32": {}, "bf16-mixed": {"precision": "bf16-mixed"}}
     if not bench.quick:
         forms |= {"16-mixed": {"precision": "16-mixed"}, "compile": {"compile": True}}
@@ -268,7 +268,7 @@ def loop(bench: Bench) -> None:
 
 
 def parts(bench: Bench) -> Iterator[tuple[str, Callable[[Bench], None]]]:
-    """Yield what is measured, in order of importance."""
+    """Yield name and function of each part, the most important first."""
     names = NAMES[:1] if bench.quick else NAMES
     yield f"models: {names[0]}", partial(models, name=names[0])
     yield "position", position
@@ -281,7 +281,7 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[Bench], None]]]:
 
 
 def picture(records: list[Record], title: str) -> Figure:
-    """Draw all ratios with their quartiles."""
+    """Plot all ratios with their quartiles."""
     rows = [record for record in records if "ratio" in record]
     figure = Figure(figsize=(8.5, 1.2 + 0.26 * len(rows)), layout="constrained")
     ax = figure.subplots()
@@ -298,7 +298,7 @@ def picture(records: list[Record], title: str) -> Figure:
 
 
 def label(record: Record) -> str:
-    """Name a row of the picture."""
+    """Return the label of a row of the figure."""
     compiled = "compiled" if record.get("compiled") else ""
     tokens = f"N {record['tokens']}" if "tokens" in record else ""
     named = filter(None, [record["name"], record.get("phase", ""), compiled, tokens])
@@ -306,14 +306,14 @@ def label(record: Record) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="little of everything, on the CPU")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no part begins after these")
+    parser.add_argument("--quick", action="store_true", help="all parts on small inputs, on the CPU")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no part starts after this time")
     parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.png (default: docs/data, docs/figures)")
     options = parser.parse_args()
     if not options.quick and not torch.cuda.is_available():
-        sys.exit("gpu.py: error: there is no GPU; --quick runs the same code on little, on the CPU.")
+        sys.exit("gpu.py: error: no GPU found; --quick runs the same code on small inputs, on the CPU.")
     if options.quick and options.output is None:
         options.output = Path(tempfile.mkdtemp(prefix="gpu-quick-"))
     bench = Bench(options.quick, options.minutes)
@@ -325,7 +325,7 @@ def main() -> None:
         start = time.monotonic()
         try:
             measure(bench)
-        except RuntimeError as error:  # out of memory, or what a compiler cannot do here: the other parts go on
+        except RuntimeError as error:  # out of memory, or unsupported by the compiler: continue with the other parts
             bench.not_run.append(f"{name}: {str(error).strip().splitlines()[0][:200]}")
         print(f"  ({name}: {time.monotonic() - start:.0f} s)", flush=True)
     settings = {"batch": bench.batch, "dtype": "bfloat16" if bench.bf16 else "float32", "quick": options.quick}

@@ -1,14 +1,14 @@
-"""Runs that are killed again and again end as runs that are not: the same weights, bit for bit.
+"""Kill and resume runs repeatedly, and check that their weights equal those of uninterrupted runs, bit for bit.
 
     python benchmarks/kills.py --kills 25 --seed 0 --folder FOLDER
 
 Five kinds of runs on the CPU, each trained once without interruption and once killed (SIGKILL, to all its processes)
-at random moments, some of them while a checkpoint is being written, and started again each time by the same command
-with --auto-resume. Then final weights, last weights (of all shards, and the moving average with what it is of), and
-the history but for its seconds are compared bit by bit. The table is printed and kept in FOLDER as kills.md and
-kills.json.
+at random times, sometimes while a checkpoint is being written, and restarted each time by the same command with
+--auto-resume. Then the final weights, the last weights (of all shards, and both the moving average and the current
+weights), and the history except for its seconds are compared bit by bit. The table is printed and written to FOLDER as
+kills.md and kills.json.
 
-A kill counts as one while writing if it left a half-written checkpoint, `.step-*.tmp`.
+A kill counts as "while writing" if it left a partially written checkpoint, `.step-*.tmp`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCENES = """
 RANDOM = """
     --drop-path-rate 0.2 --mixing.mixup 0.5 --mixing.cutmix 0.5 --augmentation.random-crop-padding 2
 """
-#: What each kind is, and its options.
+#: Description and options of each kind.
 KINDS = {
     "a": ("mixup, drop path, crops, EMA", f"{DIGITS} {RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
     "b": (
@@ -69,7 +69,7 @@ KINDS = {
 
 @dataclass
 class Found:
-    """The results of a kind."""
+    """Results of a kind."""
 
     kind: str
     about: str
@@ -84,10 +84,14 @@ class Found:
 
 
 def main() -> int:
-    """Kill, compare and report; returns 1 if any run ended otherwise or could not be killed as often as asked."""
+    """Kill, compare and report; returns 1 if any run differs or could not be killed as often as requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=25, help="over all kinds of runs; a multiple of their number")
-    parser.add_argument("--seed", type=int, default=0, help="decides the moments, as far as a clock does not")
+    parser.add_argument(
+        "--kills", type=int, default=25, help="total number of kills; a multiple of the number of kinds"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the times of the kills, as far as they do not depend on the clock"
+    )
     parser.add_argument(
         "--folder", type=Path, default=None, help="where runs and tables are written (default: a new one)"
     )
@@ -130,7 +134,7 @@ def pack_digits(folder: Path) -> Path:
 
 
 def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start or resume a run, in a process group of its own."""
+    """Start or resume a run, in a new process group."""
     command = [sys.executable, "-m", "graticule.cli", "train", *options, *COMMON.split()]
     with (folder.parent / "said.txt").open("ab") as said:
         return subprocess.Popen(
@@ -143,7 +147,7 @@ def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for the end of a run, which must be a good one."""
+    """Wait for a run to end; raises an error if it failed."""
     if process.wait(timeout=900):
         raise RuntimeError(f"{folder} ended with {process.returncode}: see {folder.parent / 'said.txt'}")
 
@@ -156,7 +160,7 @@ def starts(run: Run) -> int:
 
 
 def half_written(folder: Path) -> bool:
-    """Whether a checkpoint is being written, or was when its process was killed."""
+    """Return whether a checkpoint is being written, or was when its process was killed."""
     try:
         return any(name.startswith(".step-") and name.endswith(".tmp") for name in os.listdir(folder))
     except FileNotFoundError:
@@ -164,7 +168,7 @@ def half_written(folder: Path) -> bool:
 
 
 def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int, moments: random.Random) -> Found:
-    """Train once whole and once with `kills` kills, and compare."""
+    """Train once without interruption and once with `kills` kills, and compare."""
     began = time.perf_counter()
     if folder.exists():
         shutil.rmtree(folder)
@@ -179,7 +183,7 @@ def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int
     until_training = time.perf_counter() - launched
     finish(process, whole.folder)
     training = sum(float(row["seconds"]) for row in history(whole))
-    # one while a checkpoint is written, one somewhere in the start, the others anywhere in training
+    # one while a checkpoint is written, one during startup, the others at any time during training
     plan = ["writing", "starting"][:kills] + ["training"] * (kills - 2)
     moments.shuffle(plan)
     found = Found(kind, about)
@@ -195,7 +199,7 @@ def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int
             wait(process, moments.uniform(0, training / (kills + 1)))
         if moment == "writing":
             while not half_written(killed.checkpoints) and process.poll() is None:
-                pass  # as quickly as can be
+                pass  # busy wait, for the shortest delay
         if process.poll() is not None:
             found.ended_before_the_kill += 1
             finish(process, killed.folder)
@@ -215,7 +219,7 @@ def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int
 
 
 def wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait so long, or until the process ends."""
+    """Wait `seconds`, or until the process ends."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end and process.poll() is None:
         time.sleep(0.002)
@@ -228,7 +232,7 @@ def history(run: Run) -> list[dict[str, str]]:
 
 
 def difference(whole: Run, killed: Run) -> str:
-    """Say what differs between two runs; nothing where nothing does."""
+    """Describe the first difference between two runs; returns "" if they are equal."""
     pairs: dict[str, tuple[Any, Any]] = {
         "weights.safetensors": (load_file(whole.weights), load_file(killed.weights)),
         "last weights": (
@@ -244,9 +248,9 @@ def difference(whole: Run, killed: Run) -> str:
             pairs[f"optimizer, {index}"] = (state, ends[1]["optimizer_states"][0]["state"][index])
     for name, (ours, theirs) in pairs.items():
         if ours.keys() != theirs.keys():
-            return f"{name}: other names"
+            return f"{name}: different names"
         if unequal := [key for key in ours if not torch.equal(ours[key], theirs[key])]:
-            return f"{name}: {len(unequal)} of {len(ours)} tensors, as {unequal[0]}"
+            return f"{name}: {len(unequal)} of {len(ours)} tensors differ, e.g. {unequal[0]}"
     rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in history(run)] for run in (whole, killed)]
     return "" if rows[0] == rows[1] else "metrics.csv"
 
@@ -264,7 +268,7 @@ def rows(found: list[Found]) -> list[str]:
 
 
 def report(folder: Path, found: list[Found]) -> None:
-    """Print the table, and keep it."""
+    """Print the table and write it to files."""
     total = sum(each.kills for each in found)
     good = sum(each.kills for each in found if each.equal)
     lines = [HEADER, "|---|---|---:|---:|---:|---:|---|---:|", *rows(found)]

@@ -1,17 +1,18 @@
-"""What the language model costs: training against torch.nn.TransformerEncoder, generation a token at a time.
+"""Cost of the language model: training over torch.nn.TransformerEncoder, and generation per token.
 
     python benchmarks/language.py                                            # CPU, float32, lm_small, 8 texts of 256
     python benchmarks/language.py --device cuda --size lm_base --batch 32 --context 1024 --bf16 [--compile]
     python benchmarks/language.py --phases generation --context 1024         # the time of every token, and memory
 
-"torch" is the same model of torch.nn.TransformerEncoder (norm_first, GELU, causal mask with is_causal=True) with an
-embedding, a learnable table and a tied head; the weights are ours, and the difference of the logits is printed. "again"
-is ours once more: the noise. Every round runs each model once, in an order that turns.
+"torch" is the same model built from torch.nn.TransformerEncoder (norm_first, GELU, causal mask with is_causal=True)
+with an embedding, a learnable table and a tied head; it has our weights, and the difference of the logits is printed.
+"again" is our model a second time: the noise. Every round runs each model once, in an order that rotates.
 
-Generation fills the context from one token on, and prints the median time of a token around positions that double, over
-that of the first ones; "without" is a pass over the whole text for each token. `--compile` is for training.
+Generation starts with one token and fills the context. It prints the median time per token around positions that
+double, and its ratio to that of the first ones; "without" computes the whole text for each token. `--compile` affects
+training only.
 
-Goals: ours over torch at most 1.00; the time of a token flat up to 1,024; the memory of the cache linear in the length.
+Goals: ours over torch at most 1.00; constant time per token up to 1,024; memory of the cache linear in the length.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ CHOICES = {
 
 
 def _choice(name: str) -> dict[str, str]:
-    """Return the arguments of a choice: one of `CHOICES`, or an encoding by its name."""
+    """Return the arguments of a choice: one of `CHOICES`, or the name of an encoding."""
     return CHOICES.get(name, {"encoding": name})
 
 
 class TorchModel(nn.Module):
-    """Our model, of torch.nn.TransformerEncoder, with our weights."""
+    """Our model built from torch.nn.TransformerEncoder, with our weights."""
 
     def __init__(self, ours: Any) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class TorchModel(nn.Module):
             theirs.self_attn.in_proj_bias.data.copy_(block.attn.qkv.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (B, N) into logits (B, N, W)."""
+        """Compute logits (B, N, W) of tokens (B, N)."""
         length = tokens.shape[1]
         x = self.embed(tokens) + self.table[:length]
         x = self.encoder(x, self.mask[:length, :length], is_causal=True)
@@ -82,7 +83,7 @@ def create(options: argparse.Namespace, **kwargs: Any) -> Any:
 
 
 def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace) -> Step:
-    """Build a training step, its optimiser's included."""
+    """Build a training step, including the optimizer step."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     call = torch.compile(model, fullgraph=True) if options.compile else model
@@ -99,7 +100,7 @@ def training_step(model: nn.Module, tokens: Tensor, options: argparse.Namespace)
 
 
 def training(options: argparse.Namespace) -> None:
-    """Time training steps in turns."""
+    """Time interleaved training steps."""
     tokens = torch.randint(WORDS, (options.batch, options.context + 1), device=options.device)
     models = {name: create(options, **_choice(name)) for name in options.choices}
     ours = create(options)
@@ -114,7 +115,7 @@ def training(options: argparse.Namespace) -> None:
 
 
 def seconds_a_token(model: Any, batch: int, count: int, options: argparse.Namespace, **kwargs: Any) -> list[float]:
-    """Generate `count` tokens from one on; the time of each."""
+    """Generate `count` tokens after one token; returns the time of each."""
     start = torch.zeros(batch, 1, dtype=torch.long, device=options.device)
     texts = graticule.generate(model, start, count, top_k=50, **kwargs)
     times = []
@@ -129,10 +130,10 @@ def seconds_a_token(model: Any, batch: int, count: int, options: argparse.Namesp
 
 
 def generation(options: argparse.Namespace) -> None:
-    """Time every token of texts as long as the context, and say what the cache takes."""
+    """Time every token of texts as long as the context, and print the memory of the cache."""
     count, batch = options.context, options.texts
     marks = [2**power for power in range(4, count.bit_length()) if 2**power <= count]
-    print(f"\ngeneration, {batch} texts at once: median ms a token around position, (over that around {marks[0]})")
+    print(f"\ngeneration, {batch} texts at once: median ms per token around position, (over that around {marks[0]})")
     print(f"{'':28s}" + "".join(f"{mark:>15d}" for mark in marks))
     for name in options.choices:
         if name == "again":
@@ -160,7 +161,7 @@ def generation(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--size", default="lm_small", choices=graticule.list_language_models())
@@ -171,7 +172,7 @@ def main() -> None:
         choices=[*CHOICES, *graticule.list_encodings()],
     )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--texts", type=int, default=1, help="texts that are generated at once")
+    parser.add_argument("--texts", type=int, default=1, help="number of texts generated at once")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--generation-rounds", type=int, default=3)
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     if options.context < 16:
-        parser.error("--context must be at least 16, where the first mark is.")
+        parser.error("--context must be at least 16, the position of the first mark.")
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{options.size}, {WORDS} words, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
     print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}")

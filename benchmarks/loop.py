@@ -1,10 +1,10 @@
-"""What the training loop costs over a bare loop of PyTorch, in turns in one process.
+"""Cost of the training loop over a plain PyTorch loop, interleaved in one process.
 
     python benchmarks/loop.py                                    # digits: a small ViT, and ViT-Lite-7/4 at 32 x 32
     python benchmarks/loop.py --device cuda --bf16 --compile --models vit_lite_7_4_32 --batch 128
 
-Both take their batches from the same kind of loader, and make the same step of the same model with the same optimiser.
-The loop proper is interrupted every so many steps, and the bare one makes as many. The ratio is of their times.
+Both read batches from the same kind of loader and run the same step of the same model with the same optimizer. The
+training loop pauses every --steps steps while the plain ("bare") loop runs as many. The ratio is that of their times.
 
 Goal: at most 1.03.
 """
@@ -35,11 +35,11 @@ from graticule.training.loop import build_trainer
 
 
 class Enough(Exception):
-    """Everything is measured."""
+    """Stops training after the last measurement."""
 
 
 class Turns(L.Callback):
-    """Times the loop's steps, and in between as many of the bare loop's."""
+    """Times steps of the training loop, alternating with as many steps of the plain loop."""
 
     def __init__(self, bare: Any, steps: int, rounds: int, device: torch.device) -> None:
         self.bare, self.steps, self.rounds, self.device = bare, steps, rounds, device
@@ -59,7 +59,7 @@ class Turns(L.Callback):
         for _ in range(self.steps):
             self.bare()
         theirs = self.now() - began
-        if trainer.global_step > 2 * self.steps:  # two rounds to get warm
+        if trainer.global_step > 2 * self.steps:  # two rounds of warm-up
             self.times.append((ours, theirs))
         if len(self.times) == self.rounds:
             raise Enough
@@ -86,7 +86,7 @@ def bare_loop(model: Any, data: Any, recipe: Recipe, device: torch.device, bf16:
 
 
 def measure(recipe: Recipe, options: argparse.Namespace) -> list[tuple[float, float]]:
-    """Time rounds of steps: ours and the bare loop's, in seconds."""
+    """Time rounds of steps; returns the seconds of the training loop and of the plain loop."""
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place))
@@ -112,12 +112,12 @@ def measure(recipe: Recipe, options: argparse.Namespace) -> list[tuple[float, fl
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--models", nargs="+", default=["vit_nano_patch4_28", "vit_lite_7_4_32"])
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
+    parser.add_argument("--steps", type=int, default=5, help="steps between alternations")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
@@ -142,8 +142,8 @@ def main() -> None:
         low, median, high = statistics.quantiles(ratios, n=4)
         ours, bare = (1000 * statistics.median(column) / options.steps for column in zip(*times, strict=True))
         rate = 1000 * options.batch / ours
-        print(f"{name}: ms a step: ours {ours:.2f}, bare {bare:.2f}; ours / bare {median:.4f} ", end="")
-        print(f"(quartiles {low:.4f} to {high:.4f}); {rate:,.0f} images a second")
+        print(f"{name}: ms per step: ours {ours:.2f}, bare {bare:.2f}; ours / bare {median:.4f} ", end="")
+        print(f"(quartiles {low:.4f} to {high:.4f}); {rate:,.0f} images per second")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What mixing by position costs: the GGQPE unit against SGU's dense token layer, and gMLP-S against timm's, in turns.
+"""Cost of mixing by position: the GGQPE unit over SGU's dense token layer, and gMLP-S over timm's, interleaved.
 
     python benchmarks/mixing.py                                     # CPU, float32, batch 8 and 32
     python benchmarks/mixing.py --device cuda --bf16                # eager
     python benchmarks/mixing.py --device cuda --bf16 --compile
 
-A unit takes (B * windows, N, 2C) to (B * windows, N, C), forward and backward: its weights are made from what is
-learned, once, the tokens of one half are mixed, and the other half is multiplied by them. The shapes are those of the
-stages of PosMLP-T and of gMLP-S. "dense" is timm's SGU without its norm, so a linear layer over the tokens; "timm"
-has the norm; "ours dense" is our SGU without a norm. "groups 1" is GQPE: one matrix for all channels.
+A unit maps (B * windows, N, 2C) to (B * windows, N, C), forward and backward: its weights are computed once from the
+parameters, the tokens of one half of the channels are mixed, and the other half is multiplied by them. The shapes are
+those of the stages of PosMLP-T and of gMLP-S. "dense" is timm's SGU without its norm, so a linear layer over the
+tokens; "timm" has the norm; "ours dense" is our SGU without a norm. "groups 1" is GQPE: one matrix for all channels.
 
 Goals: ggqpe / dense at most 1.15 at N = 196; gMLP-S with GGQPE over timm's gmlp_s16_224 at most 1.05.
 """
@@ -27,7 +27,7 @@ from graticule.encodings import DenseMixing, MixingPosition, QuadraticMixing
 from graticule.grid import Grid
 from graticule.layers import GatingUnit
 
-#: Side of a window, channels that are mixed, groups, windows an image.
+#: Side of a window, mixed channels, groups, windows per image.
 SHAPES = {
     "PosMLP-T stage 1": (14, 192, 8, 16),
     "PosMLP-T stage 2": (14, 384, 16, 4),
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 class Unit(nn.Module):
-    """A gating unit with what it is told of position."""
+    """Gating unit with its position."""
 
     def __init__(self, position: MixingPosition, dim: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Unit(nn.Module):
         self.gate = GatingUnit(dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take x: (B, N, 2C) to (B, N, C)."""
+        """Map x: (B, N, 2C) to (B, N, C)."""
         return self.gate(x, self.position(self.position.grid)[0])
 
 
@@ -79,7 +79,7 @@ def unit_step(unit: nn.Module, x: torch.Tensor, grad: torch.Tensor, *, bf16: boo
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32])

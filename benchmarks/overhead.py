@@ -1,12 +1,12 @@
-"""What LaPE costs, and what we cost over timm: time and memory of DeiT-Ti, in turns in one process.
+"""Time and memory of LaPE over the default joining, and of our DeiT-Ti over timm's, interleaved in one process.
 
     python benchmarks/overhead.py                                       # CPU, float32, batch 16
     python benchmarks/overhead.py --device cuda --batch 256 --bf16      # eager
     python benchmarks/overhead.py --device cuda --batch 256 --bf16 --compile
 
-Every round runs each model once, in an order that turns; the ratio is that of the two times of a round, and
-what is printed is the median of the ratios with its quartiles, so that a machine that gets slower or faster
-on the way does not tell on it. Two runs of the same model against each other give the noise.
+Every round runs each model once, in an order that rotates. Printed are the median and the quartiles of the ratios of
+the two times of a round, so a machine that gets slower or faster during the run does not affect them. The ratio of two
+runs of the same model shows the noise.
 
 Goals: LaPE/default at most 1.01 in training (LaPE, 2023, Table 6, DeiT-Ti: 412 s / 410 s = 1.005), folded
 LaPE/default at most 1.005 in inference, ours/timm at most 1.00 in both.
@@ -39,7 +39,7 @@ PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), (
 
 
 def build_step(name: str, phase: str, options: argparse.Namespace) -> Step:
-    """Build the step that is timed: a training step with its optimiser's, or a forward pass."""
+    """Build the step to time: a training step including the optimizer step, or a forward pass."""
     torch.manual_seed(0)
     model = BUILDERS[name]().to(options.device)
     images = torch.randn(options.batch, 3, 224, 224, device=options.device)
@@ -48,7 +48,7 @@ def build_step(name: str, phase: str, options: argparse.Namespace) -> Step:
 
 
 def measure(phase: str, options: argparse.Namespace) -> None:
-    """Time all models in turns and print the ratios."""
+    """Time all models, interleaved, and print the ratios."""
     names = [name for name in BUILDERS if phase == "inference" or name != "lape folded"]
     steps = {name: build_step(name, phase, options) for name in names}
     times = in_turns(steps, rounds=options.rounds, warmup=options.warmup, device=options.device)
@@ -56,7 +56,7 @@ def measure(phase: str, options: argparse.Namespace) -> None:
 
 
 def memory(phase: str, options: argparse.Namespace) -> None:
-    """Print the peak memory of each model: of the device, or of a process that runs it alone."""
+    """Print the peak memory of each model: of the device, or of a process that runs only this model."""
     found = {}
     for name in BUILDERS:
         if name == "default again" or (phase == "training" and name == "lape folded"):
@@ -77,13 +77,13 @@ def memory(phase: str, options: argparse.Namespace) -> None:
 
 
 def _peak_of_this_process() -> int:
-    """Peak resident memory in bytes; Linux's own, for getrusage remembers the parent's across exec."""
+    """Return the peak resident memory in bytes, from /proc, since getrusage keeps the parent's peak across exec."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=16)

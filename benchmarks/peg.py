@@ -1,4 +1,4 @@
-"""What a PEG costs: the time of CPVT-Ti against DeiT-Ti, ours and written as in the paper, in turns in one process.
+"""Cost of a PEG: the time of CPVT-Ti over DeiT-Ti, with our PEG and with the paper's, interleaved in one process.
 
     python benchmarks/peg.py                                        # CPU, float32, batch 16
     python benchmarks/peg.py --device cuda --batch 256 --bf16       # eager
@@ -8,7 +8,7 @@
 moves the tokens into a contiguous map (B, D, H, W) for every convolution.
 
 Goal: DeiT-Ti / CPVT-Ti in time, which is CPVT-Ti over DeiT-Ti in throughput, at least 0.985. The paper (CPVT, 2023,
-Table 4, a V100) has 0.986 with five PEGs and 0.994 with five and GAP, against a DeiT with class token.
+Table 4, a V100) reports 0.986 with five PEGs and 0.994 with five and GAP, relative to a DeiT with class token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FIVE = "peg(places=[0, 1, 2, 3, 4])"
 
 
 class NaivePeg(nn.Module):
-    """Algorithm 1 of the paper, with the contiguous map that its `view` asks for where there is a class token."""
+    """Algorithm 1 of the paper, with the contiguous map that its `view` requires if there is a class token."""
 
     def __init__(self, proj: nn.Module) -> None:
         super().__init__()
         self.proj = proj
 
     def forward(self, x: Tensor, grid: Any) -> Tensor:
-        """Apply it to tokens (B, N, D)."""
+        """Apply the PEG to x: (B, N, D)."""
         prefix, tokens = x[:, : grid.prefix], x[:, grid.prefix :]
         features = tokens.transpose(1, 2).contiguous().view(len(x), -1, *grid.shape)
         features = self.proj(features) + features
@@ -43,7 +43,7 @@ class NaivePeg(nn.Module):
 
 
 def naive(name: str, **kwargs: Any) -> nn.Module:
-    """Build a CPVT whose PEGs are the paper's."""
+    """Build a CPVT with the paper's PEGs."""
     model = graticule.create_model(name, **kwargs)
     for key, peg in model.position.pegs.items():
         model.position.pegs[key] = NaivePeg(peg.proj)
@@ -66,7 +66,7 @@ PAIRS = [("deit", name) for name in BUILDERS if name != "deit"] + [
 
 
 def main() -> None:
-    """Parse the options, measure, print."""
+    """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=16)

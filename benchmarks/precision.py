@@ -1,10 +1,10 @@
-"""When training in bf16-mixed is faster than in float32 on this CPU: a step of small ViTs of several widths.
+"""Time of a training step in bf16-mixed and in float32 on this CPU, for small ViTs of several widths.
 
     python benchmarks/precision.py --rounds 8 --data docs/data/measured/precision.csv
 
-A step is forward pass, loss, backward pass and AdamW on 50 images, on one thread; both precisions alternate. The clock
-is that of the CPU time of the process, since other work may run. --data keeps the table, which
-`python -m graticule.studies.measured` writes into docs/results.md.
+A step is forward pass, loss, backward pass and AdamW on 50 images, on one thread; both precisions alternate. CPU time
+of the process is measured, since other programs may run. --data writes the table to a file, from which
+`python -m graticule.studies.measured` writes it into docs/results.md.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch.nn.functional as F
 import graticule
 from graticule.studies.measured import Cell
 
-#: Channels, layers and the side of the images: 5 x 5 or 7 x 7 patches and a class token.
+#: Channels, layers and side of the images: 5 x 5 or 7 x 7 patches and a class token.
 MODELS = ((64, 4, 20), (64, 6, 28), (128, 4, 20), (192, 4, 20), (192, 4, 28))
 BATCH = 50
 
 
 def step_times(channels: int, depth: int, side: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return the milliseconds of the steps in float32 and in bf16-mixed."""
+    """Return the milliseconds per step in float32 and in bf16-mixed."""
     sizes = {"embed_dim": channels, "depth": depth, "num_heads": channels // 32, "img_size": side}
     models = [graticule.create_model("vit_nano_patch4_28", **sizes) for _ in range(2)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4) for model in models]
@@ -49,7 +49,7 @@ def step_times(channels: int, depth: int, side: int, rounds: int) -> tuple[list[
 
 
 def main() -> None:
-    """Measure, print, and keep the table if asked to."""
+    """Measure and print, and write the table if --data is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--data", type=Path, help="CSV file for the table")

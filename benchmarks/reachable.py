@@ -1,11 +1,11 @@
-"""The objects that FCOS can learn at all, and the most that can be scored by them, for several finest strides.
+"""Objects that FCOS can learn, and an upper bound of the score, for several finest strides.
 
     python benchmarks/reachable.py --data-root COCO
 
 torchvision's FCOS learns an object at the points of cells that lie in its box, near its center, at the levels for its
-size, and where boxes share a point, that is learned for the smallest. An object without a point is never learned. For
-the images of the recipe coco_overfit, this counts the objects with a point, as torchvision matches them, and scores
-their true boxes, with the NMS of the recipe, as if a model had found them exactly. Nothing is trained.
+size; a point that several boxes share is assigned to the smallest. An object without a point is never learned. For the
+images of the recipe coco_overfit, this counts the objects with a point, as torchvision matches them, and scores their
+true boxes, with the NMS of the recipe, as if a model had predicted them exactly. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from graticule.training import task_of
 
 
 def reached(recipe: Any) -> tuple[int, int, dict[str, float]]:
-    """Return how many objects there are that are no crowds, how many have a point, and the scores of these."""
+    """Return the number of objects other than crowds, how many of them have a point, and the scores of those."""
     task = task_of(recipe)
     data = task.build_data()
     model = task.build_model(task.describe(data)).train()

@@ -1,7 +1,7 @@
 """Measure how long `import graticule` and commands that need no model take, each in new processes.
 
-`python benchmarks/start.py` prints the medians of the rounds: seconds on the clock, and seconds of a processor (user
-and system), which depend less on what else runs.
+`python benchmarks/start.py` prints the medians of the rounds: wall time and CPU time (user and system) in seconds; CPU
+time depends less on other programs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = {
 
 
 def write_runs(root: Path, number: int = 100) -> None:
-    """Write runs of 300 epochs each, as training leaves them."""
+    """Write runs of 300 epochs each, with the files that training writes."""
     metric = {"key": "top1", "label": "top-1", "unit": "%", "highest": True, "decimals": 2}
     described = {"recipe": {"model": "vit_nano_patch4_28", "epochs": 300, "joining": "lape"}, "metric": metric}
     rows = "".join(f"{epoch},1.5,1.25,{epoch / 4},0.001,10\n" for epoch in range(1, 301))
@@ -44,7 +44,7 @@ def write_runs(root: Path, number: int = 100) -> None:
 
 
 def main() -> None:
-    """Time every case in turns, and print a table."""
+    """Time the cases, interleaved, and print a table."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder))
@@ -54,14 +54,14 @@ def main() -> None:
                 start, used = time.perf_counter(), processor()
                 subprocess.run([sys.executable, *given], capture_output=True, check=False)
                 found[name].append((time.perf_counter() - start, processor() - used))
-    print("| command | seconds | of a processor |\n| --- | --- | --- |")
+    print("| command | seconds | CPU seconds |\n| --- | --- | --- |")
     for name, pairs in found.items():
         clock, used = (median(each) for each in zip(*pairs, strict=True))
         print(f"| {name} | {clock:.2f} | {used:.2f} |")
 
 
 def processor() -> float:
-    """Return the seconds of a processor that the processes so far have used."""
+    """Return the CPU seconds that the child processes have used so far."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -1,10 +1,10 @@
-"""How long a training step takes alone and beside a busy process, by how long OpenMP's waiting threads spin.
+"""Time of a training step alone and beside a busy process, for several settings of OpenMP's spinning threads.
 
     python benchmarks/threads.py                                            # vit_nano_patch4_28, batch 50
     python benchmarks/threads.py --model vit_tiny_patch16_224 --batch 8
 
-Each figure is the median over the rounds of the median step of a new process, in milliseconds; the settings take turns.
-Nothing else may compute meanwhile.
+Each number is the median over the rounds of the median step of a new process, in milliseconds; the settings are
+interleaved. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from statistics import median
 
 SETTINGS = {
-    "as it is": {},
+    "no setting": {},
     "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
@@ -40,7 +40,7 @@ print(statistics.median(times[steps // 4:]) * 1000)
 
 
 def measure(arguments: argparse.Namespace, setting: dict[str, str], busy: bool) -> float:
-    """Return the milliseconds of a step in a new process, beside one that computes if `busy`."""
+    """Return the milliseconds per step in a new process; if `busy`, beside another process that computes."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     beside = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace, setting: dict[str, str], busy: bool) 
 
 
 def main() -> None:
-    """Measure every setting in turns, and print a table."""
+    """Measure the settings, interleaved, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="vit_nano_patch4_28")
     parser.add_argument("--batch", type=int, default=50)

@@ -1,4 +1,4 @@
-"""Steps timed in turns in one process, and the median of the ratios of two of them."""
+"""Interleaved timing of several steps in one process, and the median ratio of two of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 Step = Callable[[], None]
-#: Returns seconds: `time.perf_counter`, or `time.process_time` on a machine with other work.
+#: Returns seconds: `time.perf_counter`, or `time.process_time` on a machine with other load.
 Clock = Callable[[], float]
 
 
 def training_step(model: torch.nn.Module, images: torch.Tensor, *, bf16: bool, compile: bool) -> Step:
-    """Build a training step of a classifier, its optimiser's included."""
+    """Build a training step of a classifier, including the optimizer step."""
     model.train()
     labels = torch.randint(0, 1000, (len(images),), device=images.device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
@@ -46,7 +46,7 @@ def inference_step(model: torch.nn.Module, images: torch.Tensor, *, bf16: bool, 
 
 
 def timed(step: Step, device: str, clock: Clock = time.perf_counter) -> float:
-    """Time one step, in seconds, with all its work on the device done."""
+    """Time one step, in seconds, including the synchronization of the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = clock()
@@ -59,7 +59,7 @@ def timed(step: Step, device: str, clock: Clock = time.perf_counter) -> float:
 def in_turns(
     steps: Mapping[str, Step], *, rounds: int, warmup: int, device: str, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Time every step once per round, in an order that rotates; name -> seconds of each round."""
+    """Time each step once per round, in an order that rotates; returns name -> seconds of each round."""
     for step in steps.values():
         for _ in range(warmup):
             step()
@@ -75,7 +75,7 @@ def in_turns(
 
 
 def print_ratios(title: str, times: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> None:
-    """Print the medians, and for every pair the median of first / second of each round with its quartiles."""
+    """Print the medians, and for every pair the median and quartiles of first / second per round."""
     print(f"\n{title}: median ms " + ", ".join(f"{n} {1e3 * statistics.median(t):.1f}" for n, t in times.items()))
     for first, second in pairs:
         if first in times and second in times:

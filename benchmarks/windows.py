@@ -1,12 +1,12 @@
-"""Mixing without a matrix: time and memory of a GGQPE unit's product against N, and PosMLP-T without windows.
+"""Mixing without a matrix: time and memory of a GGQPE unit's product for several N, and PosMLP-T without windows.
 
     python benchmarks/windows.py --plot mixing.png   # the product, N from 49 to 16,384
     python benchmarks/windows.py --model 224 896                                  # PosMLP-T, whole grids as windows
 
-The product: 96 channels in 4 groups, one sample, the weights made from what is learned, float32. "matrix" makes the
-weights (4, N, N), "displacement" never does (graticule.displacement). Times are medians in turns in one process, of a
-forward pass and of a forward and backward pass; memory is how much the peak resident memory of a process of its own
-rises in a first pass (Linux only). What would take more than --gigabytes is not run.
+The product: 96 channels in 4 groups, one sample, with the weights computed from the parameters, float32. "matrix"
+computes the weights (4, N, N), "displacement" does not (graticule.displacement). Times are medians of interleaved
+passes in one process, of a forward pass and of a forward and backward pass; memory is the rise of the peak resident
+memory of a separate process in its first pass (Linux only). Cases that would need more than --gigabytes are not run.
 """
 
 from __future__ import annotations
@@ -54,34 +54,34 @@ def product_step(path: str, side: int, backward: bool, device: str = "cpu") -> S
 
 
 def matrices(side: int, backward: bool) -> float:
-    """Return the gigabytes that the matrix path takes at least: weights and logits, and their gradients."""
+    """Return a lower bound of the gigabytes of the matrix path: weights and logits, and their gradients."""
     return side**4 * (4 if backward else 2) * 4 * GROUPS / 1e9
 
 
 def peak(path: str, side: int, backward: bool) -> float:
-    """Megabytes by which the peak memory of a fresh process rises in one pass."""
+    """Return the megabytes by which the peak memory of a new process rises in one pass."""
     command = [sys.executable, __file__, "--peak", path, str(side), str(int(backward))]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def print_peak(path: str, side: int, backward: bool) -> None:
-    """Measure in this process, and print a number."""
-    product_step(path, 7, backward)()  # libraries and their threads
+    """Measure the rise of the peak memory in this process and print it."""
+    product_step(path, 7, backward)()  # loads libraries and starts their threads
     step = product_step(path, side, backward)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest mark, back to what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current value
     before = status("VmRSS")
     step()
     print(json.dumps((status("VmHWM") - before) / 1024))
 
 
 def status(name: str) -> int:
-    """Read a line of this process's status, in KiB (Linux)."""
+    """Read an entry of this process's status, in KiB (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
 def products(options: argparse.Namespace) -> None:
-    """Measure the product at every size; print a table and draw it."""
+    """Measure the product at every size, print a table and plot it."""
     found: dict[tuple[str, bool], list[tuple[int, float, float]]] = {}
     for backward in (False, True):
         print("\nforward and backward" if backward else "forward")
@@ -107,14 +107,14 @@ def products(options: argparse.Namespace) -> None:
 
 
 def draw(found: dict[tuple[str, bool], list[tuple[int, float, float]]]) -> Figure:
-    """Draw time and memory against N."""
+    """Plot time and memory against N."""
     figure = Figure(figsize=(9.5, 4), layout="constrained")
     for index, (ax, name) in enumerate(zip(figure.subplots(1, 2), ("time (ms)", "memory (MB)"), strict=True), start=1):
         for (path, backward), rows in found.items():
             label = f"{path}, {'forward and backward' if backward else 'forward'}"
             style = {"color": "#D55E00" if path == "matrix" else "#0072B2", "linestyle": "--" if backward else "-"}
             ax.plot([row[0] for row in rows], [row[index] for row in rows], "o", ms=4, label=label, **style)
-        ax.set(xscale="log", yscale="log", xlabel="N, tokens that are mixed", ylabel=name)
+        ax.set(xscale="log", yscale="log", xlabel="N, mixed tokens", ylabel=name)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
@@ -123,7 +123,7 @@ def draw(found: dict[tuple[str, bool], list[tuple[int, float, float]]]) -> Figur
 
 
 def models(options: argparse.Namespace) -> None:
-    """Measure PosMLP-T with its windows and without, folded, one image."""
+    """Measure folded PosMLP-T with and without its windows, on one image."""
     for size in options.model:
         image = torch.randn(1, 3, size, size)
         for name, windows in (
@@ -136,7 +136,7 @@ def models(options: argparse.Namespace) -> None:
             )
             cost = inference_cost(graticule.fold(model.eval()), image)
             tokens = [min(side, size // 4 >> stage) ** 2 for stage, side in enumerate(model.windows)]
-            print(f"{size} x {size}, {name}: N {tokens}, {1 / cost.images_per_second:.2f} s an image", flush=True)
+            print(f"{size} x {size}, {name}: N {tokens}, {1 / cost.images_per_second:.2f} s per image", flush=True)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ exclude_patterns = ["_build", "_ext", "my_methods.py"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# In a docstring, `name` is code, and a link where something has that name.
+# In a docstring, `name` is code, and a link if an object has that name.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -1,4 +1,4 @@
-"""Two encodings, a joining, a resampler, a backbone, a task and recipes of your own; docs/extending.md describes it.
+"""Two encodings, a joining, a resampler, a backbone, a task and recipes; docs/extending.md describes this file.
 
 graticule train digits_quick --plugin docs/my_methods.py --encoding "random_fourier(frequencies=16)" --joining decayed
 """
@@ -67,7 +67,7 @@ class Decayed(graticule.Joining):
         self.rate = rate
 
     def join(self, *tables: Tensor) -> tuple[list[graticule.LayerPosition], Tensor | None]:
-        """Add w: (N, D), smaller from layer to layer; a later stage of a pyramid gets w itself."""
+        """Add w: (N, D), scaled down from layer to layer; a later stage of a pyramid gets w itself."""
         joined = [graticule.LayerPosition(pre=tables[0] * self.rate**layer) for layer in self.joined]
         return joined, tables[0]
 
@@ -84,7 +84,7 @@ class Nearest(graticule.Resampler):
 
 @graticule.register_backbone("convolutional_vit", embed_dim=48, depth=3, num_heads=3, img_size=28, in_chans=1)
 class ConvolutionalVit(VisionTransformer):
-    """A small ViT whose patches see their neighborhood: a 3 x 3 convolution on the image before they are cut."""
+    """A small ViT with a 3 x 3 convolution on the image before it is cut into patches."""
 
     def __init__(self, position: graticule.PositionBuilder, patch_size: int = 4, **kwargs: Any) -> None:
         super().__init__(position, patch_size=patch_size, **kwargs)
@@ -113,7 +113,7 @@ def fourier_digits(joining: str) -> graticule.Recipe:
 
 @dataclass(frozen=True)
 class SlantRecipe(graticule.TrainingRecipe):
-    """The values of a run that learns the slant of a digit; those of every run are inherited."""
+    """Recipe of a run that learns the slant of a digit; it inherits the fields of every run."""
 
     task: ClassVar[str] = "slant"
     metric: ClassVar[graticule.Metric] = graticule.Metric("mae", "mean absolute error", "", highest=False, decimals=4)
@@ -138,13 +138,13 @@ def slant(images: Tensor) -> Tensor:
 
 @graticule.register_task("slant")
 class Slant(graticule.Task[SlantRecipe, DataModule]):
-    """The regression of a digit's slant: a backbone with one output, trained by the squared error."""
+    """Regression of a digit's slant: a backbone with one output, trained by the squared error."""
 
     recipe_class = SlantRecipe
     examples = "images"
 
     def build_data(self, run: Any = None) -> DataModule:
-        """Build the images; a resumed run has the same ones."""
+        """Build the images; a resumed run uses the same ones."""
         recipe = self.recipe
         data = DataModule(
             recipe.dataset,
@@ -171,7 +171,7 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the squared and the absolute error of each image; `score` is the mean of the latter."""
         images, labels = batch
-        images = images[labels != PADDING]  # what fills up the last batch of several processes
+        images = images[labels != PADDING]  # padding of the last batch of several processes
         error = model(images)[:, 0] - slant(images)
         return {"loss": error.square(), "mae": error.abs()}
 

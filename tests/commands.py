@@ -4,10 +4,10 @@ from graticule.cli import main
 
 
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Run a command; returns its exit code and what it printed."""
+    """Run a command; returns its exit code and its output."""
     try:
         code = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # tyro's way out of --help and of values of a wrong type
+    except SystemExit as exit:  # raised by tyro after --help and for values of a wrong type
         code = int(exit.code or 0)
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err

@@ -1,4 +1,4 @@
-"""What every test starts from: the same seed, an empty cache of compiled graphs.
+"""Initial state of every test: the same seed, an empty cache of compiled graphs.
 
 Imports are in the fixtures: pytest-xdist loads this file in a process that runs no test.
 """
@@ -16,12 +16,12 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
-    if hasattr(config, "workerinput"):  # its results are sent; to free some million objects one by one takes seconds
+    if hasattr(config, "workerinput"):  # its results are sent; freeing some million objects one by one takes seconds
         atexit.register(os._exit, 0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests fork, while the process is small."""
+    """Run the files whose tests fork first, while the process is small."""
     forking = {module: hasattr(module, "forked") or hasattr(module, "two_processes") for module in map(_module, items)}
     items.sort(key=lambda item: not forking[_module(item)])
 
@@ -31,7 +31,7 @@ def _module(item: pytest.Item) -> object:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported, some million objects, out of garbage collection, and collect seldom."""
+    """Exclude imported objects, some million, from garbage collection, and collect rarely."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # extensions look for leaks when Python ends
     gc.set_threshold(1_000_000)  # 20,000 took 7 % of the time of the tests
@@ -42,14 +42,14 @@ def pytest_collection_finish() -> None:
 def _no_pretended_gpu():
     """Start autograd before anything is compiled or exported, so that tests can fork.
 
-    Without a GPU, PyTorch's fake tensors register one that does nothing. If it is there at the first backward pass,
-    autograd starts a thread for it, and the backward pass of every forked process fails.
+    Without a GPU, PyTorch's fake tensors register a dummy device. If it exists at the first backward pass, autograd
+    starts a thread for it, and the backward pass of every forked process fails.
     """
     import lightning  # noqa: F401
     import torch
 
     torch.ones((), requires_grad=True).backward()
-    if not torch.cuda.is_available():  # Lightning sets it, and fake tensors then look for a driver at every operation
+    if not torch.cuda.is_available():  # set by Lightning; with it, fake tensors look for a driver in every operation
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 
@@ -60,16 +60,16 @@ def _start_alike(monkeypatch):
     from graticule import plugins
     from graticule.training import cost
 
-    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback for each kind of device, 1 ms a test
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback per device type, 1 ms per test
     torch._dynamo.reset()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # 10 ms a file; no test cuts the power
-    monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short they are
-    monkeypatch.setattr(plugins, "_loaded", [])  # runs that are trained elsewhere load them again
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # 10 ms per file; no test cuts the power
+    monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short
+    monkeypatch.setattr(plugins, "_loaded", [])  # runs in other processes load them again
 
 
 @pytest.fixture
 def quick_pictures(monkeypatch):
-    """Draw small pictures without a layout, which takes most of the time, in tests that do not look at them."""
+    """Draw small figures without a layout, which takes most of the time, in tests that do not inspect them."""
     from graticule.analysis import figure_files
 
     def rendered(figure, kind):
@@ -82,7 +82,7 @@ def quick_pictures(monkeypatch):
 
 @pytest.fixture
 def registered_data():
-    """Forget the data sets and texts that a test registers."""
+    """Unregister the data sets and texts that a test registers."""
     from graticule import plugins
     from graticule.data.registry import DATASETS, TEXTS
 
@@ -95,7 +95,7 @@ def registered_data():
 
 @pytest.fixture(scope="module")
 def forgotten():
-    """Forget what the tests of one module register: methods, models, data sets, recipes and tasks."""
+    """Unregister everything that the tests of one module register: methods, models, data sets, recipes and tasks."""
     import timm.models._registry as timm_registry
 
     from graticule import plugins
@@ -109,7 +109,7 @@ def forgotten():
     from graticule.resampling import RESAMPLERS
     from graticule.training import list_tasks
 
-    registered_recipes(), list_datasets(), list_texts()  # those of the package are there before and stay
+    registered_recipes(), list_datasets(), list_texts()  # those of the package are registered first and stay
     ours = [
         ENCODINGS._classes,
         JOININGS._classes,
@@ -140,7 +140,7 @@ def forgotten():
 
 @pytest.fixture(scope="module")
 def my_methods(forgotten):
-    """Import the file of docs/extending.md, as --plugin does, for the tests of one module."""
+    """Import the file of docs/extending.md, like --plugin, for the tests of one module."""
     import graticule
 
     return graticule.load_plugin(Path(__file__).parents[1] / "docs" / "my_methods.py")

@@ -1,4 +1,4 @@
-"""Processes forked from this one: they begin with everything imported, where a new interpreter needs seconds."""
+"""Processes forked from this one, which start with everything imported, while a new interpreter takes seconds."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from torch.multiprocessing import start_processes
 
 
 def forked(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Start `work(*arguments)` in a process of its own."""
+    """Start `work(*arguments)` in a forked process."""
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12 and later

@@ -1,6 +1,6 @@
-"""What the fuzzing tests share: how many cases, a time limit for each, edits of files, and what may come of a case.
+"""Helpers of the fuzzing tests: number of cases, a time limit per case, edits of files, and allowed outcomes.
 
-The cases are the same each time. The environment variable GRATICULE_FUZZ, a factor, asks for more: GRATICULE_FUZZ=100.
+The cases are the same each time. The environment variable GRATICULE_FUZZ multiplies their number: GRATICULE_FUZZ=100.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-#: Any value that JSON has, with numbers that nobody expects.
+#: Any JSON value, including unusual numbers.
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -30,7 +30,7 @@ JSON = st.recursive(
 
 
 def fuzzed(cases: int) -> Any:
-    """Return the settings of a test of so many cases, the same each time."""
+    """Return the settings of a test of `cases` cases, the same each time."""
     return settings(
         max_examples=cases * int(os.environ.get("GRATICULE_FUZZ", 1)),
         derandomize=True,
@@ -41,12 +41,12 @@ def fuzzed(cases: int) -> Any:
 
 
 class Hung(BaseException):
-    """A case took too long; no code under test catches it."""
+    """Raised when a case takes too long; no code under test catches it."""
 
 
 @contextmanager
 def limit(seconds: float = 10.0) -> Any:
-    """Let a case take so many seconds and no more."""
+    """Limit a case to `seconds`."""
 
     def stop(*_: Any) -> None:
         raise Hung(f"more than {seconds} seconds")
@@ -61,9 +61,9 @@ def limit(seconds: float = 10.0) -> Any:
 
 
 def outcome(call: Callable[[], Any], *, names: str, allowed: tuple[type[Exception], ...] = (ValueError,)) -> Any:
-    """Return what `call` gives, or its error if that is one of `allowed` and its message has `names`; else raise."""
+    """Return the result of `call`, or its error if that is `allowed` and its message contains `names`; else raise."""
     with limit(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other libraries, as Pillow on strange tags
+        warnings.simplefilter("ignore")  # of other libraries, such as Pillow's on unknown tags
         try:
             return call()
         except allowed as error:
@@ -72,7 +72,7 @@ def outcome(call: Callable[[], Any], *, names: str, allowed: tuple[type[Exceptio
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Read every file below `folder`, to see later that none has changed."""
+    """Read every file below `folder`, to check later that none has changed."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Many small cases in one test, where pytest would take longer for a test of each than the cases themselves do."""
+"""Many small cases in one test, since pytest's overhead per test would exceed the time of the cases."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ import torch
 
 
 def in_turn(names: str | tuple[str, ...], cases: Sequence[Any] | Callable[[Any], Sequence[Any]]) -> Any:
-    """Call a test for all cases, each from the same seed, as `pytest.mark.parametrize` does in a test of each.
+    """Call a test for all cases, each with the same seed, like `pytest.mark.parametrize` but in one test.
 
     A failure names its case. `cases` may be a function of another parameter of the test.
     """

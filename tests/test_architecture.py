@@ -1,4 +1,4 @@
-"""The house: imports point one way."""
+"""Architecture: imports point one way."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 
-#: Rooms from the ground up; a room imports from those below it and from itself.
+#: Layers of the package from bottom to top ("rooms"); each imports only from itself and from those below it.
 FLOORS = [
     {"symbolic"},
     {"files", "lazy", "memory", "metric", "names", "plugins", "progress", "terminal"},
@@ -33,9 +33,9 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-#: The package itself re-exports what is public: it stands on tasks, and those above may read it.
+#: The package re-exports public names: it is above tasks, and those above it may import it.
 FLOOR["graticule"] = FLOOR["tasks"] + 0.5
-#: What analysis may read: the public interface of models, and the helpers that write files and check values.
+#: Modules that analysis may import: the public interface of models, and helpers that write files and check values.
 PUBLIC = {
     "checks",
     "grid",
@@ -55,20 +55,20 @@ READERS_OF_ANALYSIS = {"tasks", "studies", "commands", "cli", "__main__"}
 
 
 def room_of(module):
-    """The room of a dotted name: graticule.encodings.absolute -> encodings."""
+    """Return the room of a dotted name: graticule.encodings.absolute -> encodings."""
     return module.split(".")[1] if "." in module else module
 
 
 def module_of(path):
-    """The dotted name of a file."""
+    """Return the dotted name of a file."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(["graticule", *(parts[:-1] if parts[-1] == "__init__" else parts)])
 
 
 def imports_of(source, module, is_package=False, submodules=False):
-    """Dotted names that the text of `module` imports from graticule, wherever in it, relative ones resolved.
+    """Return all dotted names that the source of `module` imports from graticule, with relative ones resolved.
 
-    With `submodules`, the imported name is part of the dotted name.
+    With `submodules`, dotted names include the imported name.
     """
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -89,7 +89,7 @@ def imports_of(source, module, is_package=False, submodules=False):
 
 
 def complaint(room, target):
-    """Why `room` may not import from `target`; None if it may."""
+    """Return the reason that `room` may not import from `target`; None if it may."""
     if room == target:
         return None
     if target == "analysis":
@@ -116,12 +116,12 @@ def test_imports_point_down():
 
 
 def file_of(name, modules):
-    """The module of the package that an imported name is of: itself, or the one that defines it."""
+    """Return the module of an imported name: itself, or the module that defines it."""
     return name if name in modules else name.rpartition(".")[0]
 
 
 def cycle(graph):
-    """The modules of a cycle in `graph`, module -> the modules that it imports; [] if there is none."""
+    """Return the modules of a cycle in `graph`, module -> the modules that it imports; [] if there is none."""
     done, path = set(), []
 
     def visit(module):

@@ -1,4 +1,4 @@
-"""Arguments are of the type that they are annotated with, and in the range that goes with their name."""
+"""Arguments have their annotated type, and are in the range of their name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from in_turn import in_turn
 from tiny import images, tiny
 
 NAN, INFINITE = float("nan"), float("inf")
-#: A type, values of it, and values that are not.
+#: A type, valid values, and invalid values.
 KINDS = [
     (int, (0, -3, np.int64(3)), (1.0, True, None, "3", [3], torch.tensor(3.0))),
     (float, (0, 0.5, np.float32(0.5)), (True, None, "0.5", [0.5], 1j)),
@@ -127,7 +127,7 @@ def test_an_argument_that_cannot_be_is_refused_by_name(name):
 
 
 def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
-    with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got one of"):
+    with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got a size of"):
         create_model(MODEL, embed_dim=2**18, num_heads=1, depth=1)
 
 
@@ -136,7 +136,7 @@ def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encodi
     monkeypatch.setattr(graticule.memory, "_MEMORY", 2**26)
     monkeypatch.setattr(graticule.memory, "_SMALL", 2**24)
     model = "gmlp_nano_patch4_28" if encoding == "sgu" else MODEL
-    if encoding == "shaw":  # which makes no pairs before there are queries
+    if encoding == "shaw":  # which computes no pairs without queries
         assert create_model(model, encoding=encoding, img_size=4 * 2**6).grid.patches == 2**12
         return
     with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):

@@ -1,4 +1,4 @@
-"""The commands, as a person types them: what they write, and what they say when something is wrong."""
+"""The command line: files and output of the commands, and their error messages."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def write_image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), im
     return root
 
 
-# What the commands write
+# Output of the commands
 
 
 def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained):
@@ -58,7 +58,7 @@ def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained
 def test_train_prints_its_results_and_where_they_are(capsys, tmp_path):
     code, out, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
     assert code == 0 and "top-1" in out and str(tmp_path / "run") in out
-    first, *_, last = err.splitlines()  # no terminal: a line per epoch, and no bar
+    first, *_, last = err.splitlines()  # no terminal: one line per epoch, and no bar
     assert first.startswith("epoch 1/") and "loss" in first and last.endswith("about 0 s left") and "\r" not in err
     assert Run.open(tmp_path / "run").finished
 
@@ -77,7 +77,7 @@ def test_train_prints_the_bits_per_byte_of_a_run_on_text_and_how_to_read_a_sampl
     assert wrote.startswith(f"wrote {folder}: recipe.json, tokenizer.json, metrics.csv, ")
     assert hint == f'to generate text: graticule generate {folder} --prompt "..."'
     code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens, "--auto-resume")
-    assert code == 0 and out.splitlines()[-4:] == ["this run was finished already.", said, wrote, hint]
+    assert code == 0 and out.splitlines()[-4:] == ["this run is already finished.", said, wrote, hint]
 
 
 def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
@@ -271,7 +271,7 @@ def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, t
     assert again.splitlines()[-6:] == out.splitlines()[-6:]
     fewer = [argument for argument in command if argument != "joining=default"]
     code, _, err = run_command(capsys, *fewer)
-    assert code == 1 and "which has joining=default too" in err and "--replace" in err
+    assert code == 1 and "which also has joining=default" in err and "--replace" in err
 
 
 def test_a_quick_comparison_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
@@ -360,7 +360,7 @@ def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, 
     assert f"torch {version('torch')} where the run had 1.0" in err
 
 
-# What is wrong is named, before any work
+# Errors are named before any work
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_weights_load_anywhere_by_their_published_names(trained, tmp_path):
 
 
 def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(capsys, tmp_path):
-    """The system refuses files above a size, which is what a full disk looks like to a program."""
+    """A limit on the size of files causes the same errors as a full disk."""
     folder = tmp_path / "run"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))

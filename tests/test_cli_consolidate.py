@@ -17,7 +17,7 @@ from graticule.training.devices import load_weights
 
 @pytest.fixture(scope="module", params=["one file", "sharded"])
 def trained(request, tmp_path_factory):
-    """A run whose best epoch is the first, its checkpoints in files or sharded (over one process)."""
+    """Train a run whose best epoch is the first, with checkpoints in single files or sharded (over one process)."""
     options = {"strategy": "fsdp"} if request.param == "sharded" else {"ema_decay": 0.5}
     recipe = Recipe(
         joining="lape", model_kwargs=("depth=2",), limit_train=40, limit_test=20, batch_size=20, epochs=2,

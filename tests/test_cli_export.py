@@ -1,4 +1,4 @@
-"""`graticule export` and `graticule publish`, as a person types them."""
+"""`graticule export` and `graticule publish` on the command line."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_mistakes_are_one_line(trained, tmp_path, capsys):
         (("export", "vit_nano_patch4_28", "--data", "cats"), "`dataset` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
-        (("publish", run, run), "`folder` must be a new one"),
+        (("publish", run, run), "`folder` must be new"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
         (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
         (("publish", new / "x.pth", new), "does not say what model it is for"),

@@ -1,4 +1,4 @@
-"""`graticule generate`: the text of the library, as it comes, and nothing else on standard output."""
+"""`graticule generate`: the generated text is streamed to standard output, and nothing else."""
 
 import contextlib
 import io
@@ -21,13 +21,13 @@ from graticule.tasks import Recipe, tokenizer_of
 from graticule.training import Run, train
 from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
 
-#: On standard error, after the text.
+#: Printed on standard error after the text.
 SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote .*)?\n")
 
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory) -> Run:
-    """A run whose encoding needs no table, and whose best weights are not its last."""
+    """Train a run whose encoding needs no table, and whose best weights are not its last."""
     recipe = short_recipe(encoding="rope_1d", epochs=2)
     with spoiled_after_first_epoch():
         return train(recipe, tmp_path_factory.mktemp("runs") / "computed", progress=False)
@@ -35,14 +35,14 @@ def computed(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Run:
-    """A run with a learned table of `CONTEXT` places."""
+    """Train a run with a learned table of `CONTEXT` positions."""
     recipe = short_recipe(encoding="learnable", joining="lape")
     return train(recipe, tmp_path_factory.mktemp("runs") / "table", progress=False)
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Run:
-    """A run on byte pairs."""
+    """Train a run on byte pairs."""
     folder = tmp_path_factory.mktemp("runs")
     options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
     recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="bucketed_bias", **options)
@@ -50,7 +50,7 @@ def pairs(tmp_path_factory) -> Run:
 
 
 def continued(run: Run, prompt: str, new_tokens: int, model=None, **options) -> str:
-    """What the library makes of a prompt, up to the end of the document."""
+    """Return the continuation of a prompt by the library, up to the end of the document."""
     tokenizer = tokenizer_of(run)
     begin = torch.as_tensor(tokenizer.encode(prompt) if prompt else [tokenizer.end])
     options = {"generator": torch.Generator().manual_seed(0), **options}
@@ -61,7 +61,7 @@ def continued(run: Run, prompt: str, new_tokens: int, model=None, **options) -> 
 
 
 def give_tokens(monkeypatch, tokens):
-    """Let the model draw `tokens`, of which one may be an exception."""
+    """Make the model draw `tokens`, of which one may be an exception."""
 
     def generate(model, begin, new_tokens, **options):
         for token in tokens:
@@ -73,7 +73,7 @@ def give_tokens(monkeypatch, tokens):
 
 
 class Recorder(io.StringIO):
-    """A standard output that remembers what was there at each flush."""
+    """A standard output that records its contents at each flush."""
 
     encoding = "utf-8"
 
@@ -89,7 +89,7 @@ class Recorder(io.StringIO):
         self.flushed.append(self.getvalue())
 
 
-# What it writes
+# Output
 
 
 @pytest.mark.parametrize("prompt", ["", "the cat où "])
@@ -148,7 +148,7 @@ def test_the_text_is_in_the_file_that_is_asked_for(capsys, tmp_path, pairs):
     assert [path.name for path in file.parent.iterdir()] == ["text.txt"]
 
 
-# How it comes
+# Streaming
 
 
 def test_a_text_comes_piece_by_piece_and_a_character_when_it_is_whole(monkeypatch, computed):
@@ -218,14 +218,14 @@ def test_a_reader_that_goes_away_is_no_mistake(capsys, monkeypatch, computed):
 
 
 def test_a_person_sees_text_at_once_and_stops_it_with_control_c(computed):
-    """In a terminal, with a text that would continue for long."""
+    """In a terminal, with a text that would continue for a long time."""
     screen, end = pty.openpty()
 
     def in_a_terminal() -> None:
         for stream in range(3):
             os.dup2(end, stream)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-        # a shell lets the processes that it starts in the background ignore Control-C, tests and all that they start
+        # a shell makes its background processes ignore Control-C, including tests and their subprocesses
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os._exit(run_main(computed, "--prompt", "Now ", "--tokens", 50_000, "--temperature", 0))
 
@@ -236,7 +236,7 @@ def test_a_person_sees_text_at_once_and_stops_it_with_control_c(computed):
         while len(shown) < 60:
             shown += os.read(screen, 1000)
         os.kill(process.pid, signal.SIGINT)
-        with contextlib.suppress(OSError):  # which says on Linux that the other end is closed
+        with contextlib.suppress(OSError):  # raised on Linux if the other end is closed
             while more := os.read(screen, 1000):
                 shown += more
         process.join(60)
@@ -250,13 +250,13 @@ def test_a_person_sees_text_at_once_and_stops_it_with_control_c(computed):
 
 
 def run_main(run: Run, *arguments: object) -> int:
-    """Run the command with standard output as it is."""
+    """Run the command with the current standard output."""
     from graticule.cli import main
 
     return main(["generate", str(run.folder), *map(str, arguments)])
 
 
-# How long it can be
+# Length of the text
 
 
 def test_a_table_limits_the_text_and_the_last_token_needs_no_place(capsys, table):
@@ -320,7 +320,7 @@ def test_without_a_table_a_text_may_be_longer_than_in_training(capsys, computed)
     assert code == 1 and "`context` must be left out" in err and "64" in err
 
 
-# What is wrong is named
+# Errors are named
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_without_a_table_a_text_may_be_longer_than_in_training(capsys, computed)
         (["--device", "gpu9"], "`device` must be one that PyTorch has here"),
         (["--device", "cuda:7"], "`device` must be one that PyTorch has here"),
         (["--prompt", "a", "--prompt-file", "FILE"], "`prompt` must be left out with `prompt_file`"),
-        (["--prompt", "a\udcffb"], "place 1"),
+        (["--prompt", "a\udcffb"], "at index 1"),
         (["--prompt-file", "nowhere.txt"], "'nowhere.txt', which does not exist"),
         (["--prompt-file", "."], "which is a folder"),
         (["--output", "."], "`output` must be a file"),
@@ -401,7 +401,7 @@ def test_a_run_that_cannot_write_is_named(capsys, tmp_path, computed):
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (images / "recipe.json").write_text(json.dumps(described))
     code, _, err = run_command(capsys, "generate", images)
-    assert code == 1 and "`run` must be one on text" in err and str(images) in err
+    assert code == 1 and "`run` must be a run on text" in err and str(images) in err
     run = copied(computed, tmp_path / "run")
     shutil.rmtree(run.checkpoints)
     code, _, err = run_command(capsys, "generate", run.folder)

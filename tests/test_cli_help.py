@@ -35,7 +35,7 @@ def test_help_fits_a_screen_of_80_columns_and_begins_with_usage_and_examples(cap
 @in_turn("arguments", HELPS[:-2])
 def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
     code, out, _ = run_command(capsys, *arguments[:-1], "--help-all")
-    text = " ".join(out.split())  # as it is without line ends
+    text = " ".join(out.split())  # without line breaks
     assert code == 0 and "None" not in text and "(default: )" not in text and "False" not in text
     for option in re.split(r" (?=--[a-z])", text.partition("[options]")[2])[1:]:
         assert len(re.findall(r"\(default: |\(required\)", option)) <= 1, option
@@ -81,7 +81,7 @@ def test_help_shows_the_value_that_a_recipe_sets_and_else_what_the_option_does(c
 
 
 def complete(script: str, *words: str) -> list[str]:
-    """What bash offers at the end of a line."""
+    """Return bash's completions at the end of a line."""
     function = "$(complete -p graticule | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
     line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; {function}"
     shell = ["bash", "--norc", "-c", f"{script}\n{line}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""]

@@ -1,4 +1,4 @@
-"""Evaluating runs on text at several lengths, as a person types it."""
+"""Evaluating runs on text at several lengths on the command line."""
 
 import json
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def trained(folder, encoding: str) -> Run:
-    """Two epochs, of which the first is the best by far."""
+    """Train two epochs, of which the first is the best by far."""
     with spoiled_after_first_epoch():
         run = train(TextRecipe(encoding=encoding, lr=1e-2, **SHORT), folder, progress=False)
     assert run.result()["best_bpb"] + 1 < run.result()["last_bpb"]
@@ -67,7 +67,7 @@ def test_one_row_per_length_with_the_difference_against_the_training_length(caps
         assert numbers[1] == f"{record['bits_per_byte'] - records[reference]['bits_per_byte']:+.3f}"
     marks = ["".join(cell for cell in row if cell in "*~") for row in rows]
     assert marks == ["", "*", "~", "", "*", ""]
-    assert len(lines_of(out, "~ longer than the table")) == 1
+    assert len(lines_of(out, "~ longer than the learned")) == 1
     assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -103,7 +103,7 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
         (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
         (["TEXT", "IMAGES", "--lengths", 8], "`models` must be all of one task, got"),
         (["IMAGES", "TEXT"], "of language: evaluate them separately"),
-        (["TEXT", "--lengths", 16, 65], "`lengths` must be at most 64, the tokens of the held-out text"),
+        (["TEXT", "--lengths", 16, 65], "`lengths` must be at most 64, the number of held-out tokens"),
         (["TEXT", "--lengths", 0], "`lengths` must be whole numbers of at least 1, got 0"),
         (["TEXT", "--lengths", 8, 8], "`lengths` must be different lengths, at least one, got [8, 8]"),
         (["TEXT", "--length", 8], "did you mean --lengths"),
@@ -156,7 +156,7 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
             ["--lengths", 64],
             "`lengths` must be left out with the task classification",
         ),
-        ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the tokens of the held-out text"),
+        ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the number of held-out tokens"),
         ("pydoc_quick", ["--lengths", 16, 16], "`lengths` must be different lengths, at least one, got [16, 16]"),
         ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),
     ],

@@ -1,4 +1,4 @@
-"""The commands around gated MLPs, as a person types them: what they write, and what they say of a mistake."""
+"""The commands for gated MLPs: output and error messages."""
 
 import contextlib
 import io
@@ -18,21 +18,21 @@ from graticule.training import Run
 
 
 def trained(folder: Path, *arguments: str) -> Run:
-    """Train quickly; a run that does not exist is an error."""
+    """Train a quick run; fails if the run does not exist afterwards."""
     main(["train", *arguments, "--quick", "--output", str(folder)])
     return Run.open(folder)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Run]:
-    """One quick run of every family: two stages of 2 and 4 layers with 4 and 8 groups, 6 layers, and a ViT."""
+    """Train a quick run per family: two stages of 2 and 4 layers with 4 and 8 groups, 6 layers, and a ViT."""
     root = tmp_path_factory.mktemp("runs")
     recipes = {"posmlp": "digits_posmlp", "gmlp": "digits_gmlp", "vit": "digits_quick"}
     return {name: trained(root / name, recipe) for name, recipe in recipes.items()}
 
 
 def filled(arguments: str, runs: dict[str, Run]) -> list[object]:
-    """Split a command, POSMLP, GMLP and VIT being the folders of those runs."""
+    """Split a command and replace POSMLP, GMLP and VIT by the folders of those runs."""
     folders = {name.upper(): run.folder for name, run in runs.items()}
     return [folders.get(word, word) for word in arguments.split()]
 
@@ -42,12 +42,12 @@ def files(folder: Path) -> list[str]:
 
 
 def rows(out: str) -> list[list[str]]:
-    """The cells of the lines of a table that begin with the number of a layer."""
+    """Return the cells of the rows of a table that start with the number of a layer."""
     return [line.split() for line in out.splitlines() if line[:1].isdigit()]
 
 
 def assert_refused(capsys, tmp_path, runs, arguments: str, said: str) -> None:
-    """One line names the mistake, the exit code is 1, and nothing is written anywhere."""
+    """Check that one line names the error, the exit code is 1, and nothing is written."""
     before = [files(run.folder) for run in runs.values()]
     code, out, err = run_command(capsys, *filled(arguments, runs))
     assert code == 1 and out == ""
@@ -60,7 +60,7 @@ def assert_refused(capsys, tmp_path, runs, arguments: str, said: str) -> None:
 
 @pytest.fixture(scope="module")
 def looked(runs, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of `mixing` on the PosMLP as it is by default, and what it printed."""
+    """Return the folder of `mixing` on the PosMLP with default options, and its output."""
     folder, out = tmp_path_factory.mktemp("looks") / "new", io.StringIO()
     with contextlib.redirect_stdout(out):
         main(["mixing", str(runs["posmlp"].folder), "--output", str(folder)])
@@ -225,7 +225,7 @@ def test_where_a_mistake_came_from_can_be_asked_for(runs, monkeypatch):
 
 
 def evaluation(capsys, folder: Path, run: Run, *arguments: object) -> list[dict]:
-    """Evaluate, and take the records away; that there are none is an error."""
+    """Evaluate, and return and remove the records; fails if there are none."""
     run_command(capsys, "evaluate", run.folder, *arguments, "--device", "cpu", "--output", folder)
     records = json.loads((folder / "evaluation.json").read_text())
     (folder / "evaluation.json").unlink()
@@ -320,9 +320,9 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
         ("--model-kwargs windows=[4,2] windows=[8,4]", "must be different NAME=VALUE"),
         ("--model-kwargs windows=[4,2", "must have JSON or a word after =, such as windows=[28,14,14,7]"),
         ("--model-kwargs windows=[4,two]", "must have JSON or a word"),
-        ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be what posmlp_nano_32 takes"),
+        ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be valid for posmlp_nano_32"),
         ("--model-kwargs windows=null", "must not have null"),
-        ("--model-kwargs windows=4", "`model_kwargs` must be what posmlp_nano_32 takes"),
+        ("--model-kwargs windows=4", "`model_kwargs` must be valid for posmlp_nano_32"),
         ("--model-kwargs act_layer=GELU", "`model_kwargs` must be one of embed_dim"),
         ("--model-kwargs img_size=64", "`model_kwargs` must be one of embed_dim, depths, windows"),
         ("--model-kwargs patch_size=2", "`model_kwargs` must be one of"),
@@ -372,7 +372,7 @@ def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick
         assert not one.matrices[:, 0, 1].any()
     capsys.readouterr()
     code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 1, "--output", tmp_path / "looks")
-    assert code == 0 and "mixing-bias" not in out  # there is none to draw
+    assert code == 0 and "mixing-bias" not in out  # there is no bias to draw
     assert files(tmp_path / "looks") == ["mixing-locality.png", "mixing.npz", "mixing.png"]
 
 

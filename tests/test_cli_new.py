@@ -1,4 +1,4 @@
-"""`graticule new`: what it writes works, and passes the test that it writes beside it."""
+"""`graticule new`: the written file works, and passes the test that is written with it."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""What commands print: to a reader that goes away, and where options are wrong."""
+"""Output of commands: to a closed pipe, and for invalid options."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from graticule.cli import COMMANDS, main
 
 
 def broken_pipe(buffered: bool) -> io.TextIOWrapper:
-    """A stdout that nobody reads."""
+    """Return a stdout whose reading end is closed."""
     read, write = os.pipe()
     os.close(read)
     return io.TextIOWrapper(open(write, "wb", -1 if buffered else 0), write_through=not buffered)
@@ -53,7 +53,7 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
     [
         (
             "evaluate --sizes 28 56 RUN",
-            "`models` must stand before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
+            "`models` must come before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
             "write graticule evaluate RUN --sizes 28 56",
         ),
         ("evaluate --device cpu --lengths 128 RUN", "write graticule evaluate RUN --lengths 128"),
@@ -64,7 +64,7 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
         ("translation --shifts 1x0 RUN", "write graticule translation RUN --shifts 1x0"),
         ("mixing --layers 1 2 RUN", "write graticule mixing RUN --layers 1 2"),
         ("compare --choices joining=lape digits_quick", "write graticule compare digits_quick --choices joining=lape"),
-        ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must stand before --seeds"),
+        ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must come before --seeds"),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Folders, links, devices and names that surprise: what the commands read, what they write, and what they show."""
+"""Unusual folders, links, devices and names: reading, writing and output of the commands."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def trained(tmp_path_factory) -> Run:
 
 @pytest.fixture
 def run(trained, tmp_path) -> Run:
-    """A copy of a run."""
+    """Return a copy of a run."""
     import shutil
 
     return Run(Path(shutil.copytree(trained.folder, tmp_path / "run")))
@@ -70,7 +70,7 @@ def test_nothing_is_written_through_a_link_out_of_a_run(capsys, tmp_path, run, n
     run.result_file.unlink()
     before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
     code, _, err = run_command(capsys, "train", "--resume", run.folder)
-    assert code == 1 and "`folder` must hold the files of its run itself" in err and name in err
+    assert code == 1 and "`folder` must contain the files of its run itself" in err and name in err
     assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_ends_in_the_folder_while_data_are_built_is_not_taken_for_thi
         return build(task, run)
 
     monkeypatch.setattr(Classification, "build_data", meanwhile)
-    with pytest.raises(FileExistsError, match="must not hold a run already"):
+    with pytest.raises(FileExistsError, match="must not contain a run"):
         train(short(), folder, progress=False)
     assert Run(folder).recipe().seed == 1
 
@@ -146,7 +146,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
     assert not list((tmp_path / "another").glob("*weights*"))
 
 
-# What is shown
+# Shown text
 
 
 def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run):

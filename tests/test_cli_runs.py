@@ -1,4 +1,4 @@
-"""`graticule runs` and `graticule plot`, as a person types them, on run folders as training leaves them."""
+"""`graticule runs` and `graticule plot` on the command line, on run folders with the files of training."""
 
 import csv
 import dataclasses
@@ -20,7 +20,7 @@ HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
 
 def write_run(folder: Path, scores=(), age: float = 0, seconds: float = 10.0, kind=Recipe, **recipe) -> Path:
-    """Write a run as training leaves it, that last changed `age` seconds ago; returns its folder."""
+    """Write a run with the files of training, last changed `age` seconds ago; returns its folder."""
     folder.mkdir(parents=True)
     described = {"recipe": kind(**recipe).to_dict(), "metric": dataclasses.asdict(kind.metric), "parameters": 10}
     (folder / "recipe.json").write_text(json.dumps(described))
@@ -35,7 +35,7 @@ def write_run(folder: Path, scores=(), age: float = 0, seconds: float = 10.0, ki
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder with a run in every state, the current one being above it."""
+    """Write a folder with a run in every state, inside the current folder."""
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "runs"
     write_run(root / "done", (70, 81.5, 80), age=3 * 86_400, epochs=3, joining="lape")
@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def table(out: str) -> list[list[str]]:
-    """The cells of a table: of its head, and of every row."""
+    """Return the cells of a table: of the header, and of every row."""
     lines = out.splitlines()
     rule = next(line for line in lines if set(line) <= {"-", " "} and "--" in line)
     ends = np.cumsum([len(dashes) + 2 for dashes in rule.split("  ")])
@@ -161,7 +161,7 @@ def test_several_folders_are_one_list_and_no_run_is_in_it_twice(capsys, folder):
 
 
 def records(capsys, *folders) -> dict[str, dict]:
-    """What `runs --json` prints, by the names of the runs."""
+    """Return the output of `runs --json`, by the names of the runs."""
     code, out, err = run_command(capsys, "runs", *folders, "--json")
     assert code == 0 and err == ""
     return {record["name"]: record for record in json.loads(out)}
@@ -178,7 +178,7 @@ def test_runs_prints_a_list_that_a_program_can_read(capsys, folder):
 
 @pytest.fixture
 def mixed(tmp_path, monkeypatch) -> Path:
-    """A folder with runs on images and runs on text, of which one is of a task that nobody knows."""
+    """Write a folder with runs on images and on text, one of them of an unknown task."""
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "mixed"
     write_run(root / "images" / "low", (50, 60), age=600)
@@ -285,7 +285,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["plot", "runs/none"], 1, "'runs/none', in which none has an epoch yet"),
         (["plot", "runs/done", "runs/done"], 1, "`runs` must differ"),
         (["plot", "runs/done", "runs/../runs/done"], 1, "`runs` must differ"),
-        (["plot", "runs/done", "runs/new"], 1, "end of an epoch, got 'runs/new', which has not yet"),
+        (["plot", "runs/done", "runs/new"], 1, "must have finished an epoch, got 'runs/new', which has not yet"),
         (["plot", "runs/done", "runs/broken"], 1, "runs/broken is damaged: metrics.csv, line 2"),
         (["plot", "runs/done", "--output", "picture.jpg"], 1, "`output` must be a file NAME.png, NAME.pdf or NAME.svg"),
         (["plot", "runs/done", "--output", "runs"], 1, "`output`"),
@@ -321,7 +321,7 @@ def assert_is_a_picture(path: Path) -> None:
 
 
 def test_plot_draws_runs_as_far_as_they_are_and_writes_the_numbers_beside(capsys, folder):
-    with locked(folder / "study" / "seed-0"):  # it is running
+    with locked(folder / "study" / "seed-0"):  # a running run
         code, out, err = run_command(capsys, "plot", "runs/done", "runs/study/seed-0", "runs/study/seed-1")
     assert code == 0 and err == ""
     assert out.splitlines()[-1] == "wrote runs/done/convergence.png and runs/done/convergence.csv"

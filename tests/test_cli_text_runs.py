@@ -1,4 +1,4 @@
-"""Commands around runs on text, as a person types them: what works, and what is said where something does not."""
+"""Commands for runs on text: results and error messages."""
 
 import json
 import re
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Run:
-    """Two epochs, of which the first is the best."""
+    """Train two epochs, of which the first is the best."""
     recipe = short_recipe(encoding="learnable", epochs=2)
     with spoiled_after_first_epoch():
         return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
@@ -32,7 +32,7 @@ def trained(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> Run:
-    """A run on byte pairs."""
+    """Train a run on byte pairs."""
     folder = tmp_path_factory.mktemp("runs")
     options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
     return train(short_recipe(tokenizer="bpe", vocab_size=270, **options), folder / "pairs", progress=False)
@@ -46,7 +46,7 @@ def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, tr
     path = tmp_path / "weights.safetensors"
     code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint, "--output", path)
     tokens = torch.randint(257, (2, 9))
-    saved = saved_checkpoints(trained.checkpoints)  # one an epoch
+    saved = saved_checkpoints(trained.checkpoints)  # one per epoch
     models = [load_weights(build_model(trained.recipe(), num_classes=257), one).eval() for one in saved]
     assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
     model = models[epoch]
@@ -74,7 +74,7 @@ def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, t
     assert code == 1 and out == "" and err.count("\n") == 1 and sorted(trained.folder.iterdir()) == before
     for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
         assert said in err
-    (tmp_path / "images").mkdir()  # also behind one on images
+    (tmp_path / "images").mkdir()  # also after one on images
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
     code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
@@ -85,7 +85,7 @@ def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, t
 
 
 def refused(capsys, tmp_path: Path, *arguments: object, recipe: object = "pydoc_quick") -> str:
-    """Train in vain; returns the one line that is said."""
+    """Run a training that must fail; returns the one-line error."""
     folder = tmp_path / "run"
     code, out, err = run_command(capsys, "train", recipe, "--quick", "--output", folder, *arguments)
     assert code == 1 and out == "" and not folder.exists()
@@ -99,7 +99,7 @@ def refused(capsys, tmp_path: Path, *arguments: object, recipe: object = "pydoc_
         (None, ["`data_root`", "which does not exist"]),
         ({}, ["`data_root` must have text files", "got none in"]),
         ({"a.txt": b" \n", "b.txt": b""}, ["`data_root`", "got 2 empty ones"]),
-        ({"a.txt": b"one text"}, ["two text files or more", "a.txt alone", "cut it in two"]),
+        ({"a.txt": b"one text"}, ["two text files or more", "only a.txt", "split it in two"]),
         ({"a.txt": b"text", "b.txt": b"\xdcbung"}, ["b.txt", "byte 0xdc at offset 0", "Latin-1", "save it as UTF-8"]),
         ({"a.txt": b"text", "b.txt": b"caf\xe9"}, ["b.txt", "byte 0xe9 at offset 3", "save it as UTF-8"]),
         ({"a.txt": b"text", "b.txt": "text".encode("utf-16")}, ["b.txt", "byte 0xff", "UTF-16", "save it as UTF-8"]),
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--vocab-size 300", ["`vocab_size` must be left out with `tokenizer` bytes", "300"]),
         ("--tokenizer bites", ["`tokenizer`", "bpe", "FILE.json", "did you mean 'bytes'"]),
         ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "does not exist"]),
-        ("--encoding peg", ["encoding", "ahead"]),
+        ("--encoding peg", ["encoding", "would use later tokens"]),
         ("--encoding sgu", ["encoding"]),
         ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
         ("--model vit_nano_patch4_28", ["lm_nano"]),
@@ -169,7 +169,7 @@ def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, p
     assert all(vocabulary in err for vocabulary in vocabularies)
     root = write_text_folder(tmp_path / "others", c="other words are put together otherwise " * 60)
     options = ("--dataset", "text_folder", "--data-root", root, "--tokenizer", "bpe", "--vocab-size", 270)
-    err = refused(capsys, tmp_path, *options, "--start-from", pairs.folder)  # as many tokens, but others
+    err = refused(capsys, tmp_path, *options, "--start-from", pairs.folder)  # as many tokens, but different ones
     assert "vocabulary" in err and vocabularies[1] in err
 
 
@@ -184,7 +184,7 @@ def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_p
     shutil.copytree(pairs.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     code, out, _ = run_command(capsys, "train", "--resume", run.folder)
-    assert code == 0 and "finished already" in out
+    assert code == 0 and "already finished" in out
     code, _, err = run_command(capsys, "train", "--resume", run.folder, "--context", 48)
     assert code == 1 and "`context` would change" in err
     run.result_file.unlink()

@@ -1,4 +1,4 @@
-"""Every registered encoding, joining and family passes the public contract; what breaks a law is found."""
+"""Every registered encoding, joining and family passes the public contract, and violations are found."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from graticule.studies.matrix import SMALL
 from graticule.testing import check_backbone, check_encoding, check_joining, methods
 from tiny import shallow
 
-#: Options that change nothing in a model of 15 patches, or change only how the same is computed.
+#: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
 WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",)}
 
 
@@ -27,7 +27,7 @@ def test_every_joining_passes_the_contract(joining):
     check_joining(joining, compiled=False)
 
 
-#: Families whose second block of a stage has other windows than the first; of the others one block is enough.
+#: Families in which the second block of a stage has other windows than the first; for others one block is enough.
 ALTERNATING = ("Swin", "Swin V2", "Twins-SVT", "SAM", "Swin-MLP", "PosMLP")
 
 
@@ -37,7 +37,7 @@ def test_every_family_passes_the_contract(family):
     kwargs = {**sizes, **({} if family in ALTERNATING else shallow(family))}
     side = kwargs.pop("img_size")
     size = (side, side * 3 // 2)
-    if family in ("Swin", "Swin V2"):  # with windows that both stages still shift at another size
+    if family in ("Swin", "Swin V2"):  # with windows that both stages also shift at another size
         size, kwargs["window_size"] = (28, 36), 2
     check_backbone(name, compiled=False, img_size=size, **kwargs)  # tests/backbones/test_compile.py compiles them
 
@@ -50,7 +50,7 @@ def test_a_small_backbone_passes_the_contract_compiled():
 
 
 class Broken(BiasEncoding):
-    """A relative bias with a fault."""
+    """A relative bias with one of several faults."""
 
     steps: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the scale)
     biases: dict[tuple[int, int], Tensor] = {}  # noqa: RUF012 (the fault: one for the process, without the weight)
@@ -115,9 +115,9 @@ FAULTS = {
     "state": "must compute the same",
     "no number": "logits must be finite at a grid",
     "set_grid": "set_input_size must compute the same at a grid",
-    "way back": "set_input_size must lead back",
+    "way back": "set_input_size must restore the first size",
     "copy": "a copy must compute the same",
-    "pickle": "a model must be one that can be pickled",
+    "pickle": "a model must be picklable",
     "outside the state dict": "a model with the same state dict must compute the same",
     "shared values": "two models with other parameters must differ",
     "overflow": "logits must be finite torch.float32",
@@ -148,7 +148,7 @@ def test_a_bias_of_another_shape_is_an_error(broken):
 
 
 class OtherShapes(graticule.Joining):
-    """Gives layers what broadcasts, and has not the documented shape."""
+    """Gives layers tensors that broadcast, but do not have the documented shape."""
 
     def join(self, *tables):
         return [graticule.LayerPosition(pre=tables[0][None])] * self.depth, None
@@ -180,7 +180,7 @@ def test_folding_that_changes_a_model_is_found(operation, law, monkeypatch):
 
 
 class Counting(graticule.backbones.VisionTransformer):
-    """Lets the first model know how many there are."""
+    """Changes the first model when others are built."""
 
     built = 0
 

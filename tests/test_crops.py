@@ -1,4 +1,4 @@
-"""Crops: patches that know where they are in a larger image."""
+"""Crops: patches have their positions in a larger image."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ from graticule.rotation import BlockRotation, PairRotation, PolarRotation
 from in_turn import in_turn
 
 BUILT, WHOLE = Grid(4, 5, 1), Grid(6, 8, 1)
-#: A crop of whole patches, and the tokens of the whole image that it has.
+#: A crop of whole patches, and its tokens in the whole image.
 CROP = Grid(3, 4, 1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
 TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
 HEADS, DIM = 3, 24
 
-#: Depends on the number of tokens, not on where they are.
+#: Depends on the number of tokens, not on their positions.
 COUNTED = {"log_n"}
 CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops and name not in COUNTED]
 
@@ -39,7 +39,7 @@ def build(encoding, grid=BUILT, **kwargs):
 
 
 def chosen(position, tokens):
-    """The position of some of the tokens; a bias that depends on the queries is None."""
+    """Select the position of some of the tokens; a bias that depends on the queries is None."""
     rotation = position.rotary
     if isinstance(rotation, PairRotation):
         rotation = rotation._replace(table=rotation.table[..., tokens, :])
@@ -138,7 +138,7 @@ def test_patches_of_twice_the_size_are_twice_as_far_apart():
     assert large.coordinates()[0].tolist() == [0.5, 0.5]
     torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, 1).offsets(), rtol=0, atol=1e-12)
     rope = build("rope")
-    every_second = Grid(3, 4, 1, crop=Crop((18, 24), (0, 0, 9, 12)))  # three times, where centers are on whole patches
+    every_second = Grid(3, 4, 1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
     assert_same(rope(every_second)[0], chosen(rope(Grid(18, 24, 1))[0], tokens))
 

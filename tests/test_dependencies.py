@@ -1,4 +1,4 @@
-"""What is imported is declared, and what is declared has a lower bound that the tests can be run with."""
+"""Imported packages are declared, and declared ones have a lower bound with which the tests can run."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def bounds(requirements):
 
 
 def imported():
-    """Return the packages that the library imports, late imports included."""
+    """Return the packages that the library imports, including late imports."""
     modules = set()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -29,7 +29,7 @@ def imported():
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 modules.add(node.module.partition(".")[0])
-    modules -= {*sys.stdlib_module_names, "graticule", "_typeshed"}  # the last is of the type checker alone
+    modules -= {*sys.stdlib_module_names, "graticule", "_typeshed"}  # the last exists only for the type checker
     packages = packages_distributions()
     return {packages[module][0].lower().replace("_", "-") for module in modules}
 
@@ -42,7 +42,7 @@ def test_what_the_library_imports_is_what_it_declares():
 
 
 def test_the_lowest_versions_are_the_declared_bounds():
-    tools = {"mypy", "ruff", "pytest-xdist"}  # which `make test-lowest` does without
+    tools = {"mypy", "ruff", "pytest-xdist"}  # not needed by `make test-lowest`
     extras = [one for one in PROJECT["optional-dependencies"]["dev"] if re.match(r"[\w-]+", one)[0] not in tools]
     declared = bounds([*PROJECT["dependencies"], *extras, *PROJECT["optional-dependencies"]["docs"]])
     lines = (ROOT / "lowest.txt").read_text(encoding="utf-8").splitlines()

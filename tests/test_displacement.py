@@ -1,4 +1,4 @@
-"""Mixing by displacement: what the product with the matrix of all pairs is, without the matrix."""
+"""Mixing by displacement: the product with the matrix of all pairs, without the matrix."""
 
 import math
 
@@ -13,17 +13,17 @@ from graticule.grid import Grid
 GRIDS = [Grid(5, 7), Grid(1, 9), Grid(9, 1), Grid(1, 1), Grid(14, 14), Grid(12, 3)]
 grids = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.height}x{grid.width}")
 normalised = pytest.mark.parametrize("softmax", [True, False], ids=["softmax", "plain"])
-#: 1 makes a row of weights, a sample and a channel a piece; the others cut channels, samples or unsafe rows unevenly.
+#: With 1, each piece is one row of weights, one sample and one channel; the others split unevenly.
 WORKSPACES = [1, 300, 900, 2500, 7000]
 
 
 def drawn(grid, groups, softmax, dtype=torch.float64):
-    """A table drawn from a normal distribution."""
+    """Return a table drawn from a normal distribution."""
     return Displacements(torch.randn(groups, 2 * grid.height - 1, 2 * grid.width - 1, dtype=dtype), softmax)
 
 
 def gaussian(grid, center, precision, dtype=torch.float64):
-    """A row of logits a group, -precision / 2 |d - center|^2, with centers (dy, dx)."""
+    """Return one row of logits per group, -precision / 2 |d - center|^2, with centers (dy, dx)."""
     dy = torch.arange(1 - grid.height, grid.height, dtype=torch.float64)[:, None]
     dx = torch.arange(1 - grid.width, grid.width, dtype=torch.float64)
     tables = [-0.5 * precision * ((dy - y).square() + (dx - x).square()) for y, x in center]
@@ -31,18 +31,18 @@ def gaussian(grid, center, precision, dtype=torch.float64):
 
 
 def product(weights, x):
-    """The product of weights (groups, N, N) with the groups of channels of x: (B, N, C)."""
+    """Multiply weights (groups, N, N) with the groups of channels of x: (B, N, C)."""
     return torch.einsum("gij,bjgc->bigc", weights, x.unflatten(-1, (len(weights), -1))).flatten(-2)
 
 
 def gradients_of(mix, x, table, given):
-    """The gradients that x and the table get from `given`: (B, N, C)."""
+    """Return the gradients of x and of the table for the output gradient `given`: (B, N, C)."""
     x, table = x.clone().requires_grad_(), table.clone().requires_grad_()
     return torch.autograd.grad(mix(x, table), (x, table), given)
 
 
 def shares(kernel):
-    """What a row's normaliser is of the norm of exp(t - max t), (groups, N)."""
+    """Return the normalizer of each row relative to the norm of exp(t - max t), (groups, N)."""
     weights = kernel.table.sub(kernel.table.amax((1, 2), keepdim=True)).exp().flatten(1)
     return weights[:, displacement_index(kernel.grid)].sum(-1) / weights.norm(dim=1, keepdim=True)
 
@@ -126,7 +126,7 @@ def test_weights_among_the_tokens_of_a_part_are_those_of_the_whole_cut_and_norma
 
 
 def test_a_part_out_of_reach_of_a_narrow_centre_still_has_weights():
-    """exp(-2000) underflows: to cut the weights of the whole window would leave 0 / 0."""
+    """exp(-2000) underflows: cutting the weights of the whole window would give 0 / 0."""
     kernel = gaussian(Grid(5, 7), [(4.0, 6.0)], 80.0, torch.float32)
     part = kernel.part(Grid(2, 2)).matrix()
     expected = torch.tensor([0.0, 0.0, 0.0, 1.0]).expand(4, -1)
@@ -222,7 +222,7 @@ def test_work_done_in_pieces_is_the_same_work(workspace, kernel, monkeypatch):
 
 @pytest.mark.parametrize(("workspace", "pieces"), [(1, 15), (4 * 35 * 3 * 2, 10), (4 * 35 * 3 * 7, 3), (1 << 20, 1)])
 def test_a_small_workspace_cuts_samples_and_then_channels_into_pieces(workspace, pieces, monkeypatch):
-    """5 samples of 3 groups of 3 channels: a channel a piece, 2 channels, 2 samples, or all at once."""
+    """5 samples of 3 groups of 3 channels: pieces of 1 channel, 2 channels, 2 samples, or all at once."""
     transform, calls = torch.fft.irfft2, []
     monkeypatch.setattr(graticule.displacement, "_WORKSPACE", workspace)
     monkeypatch.setattr(torch.fft, "irfft2", lambda *args, **kwargs: calls.append(1) or transform(*args, **kwargs))
@@ -230,7 +230,7 @@ def test_a_small_workspace_cuts_samples_and_then_channels_into_pieces(workspace,
     assert len(calls) == pieces
 
 
-# Rows that the transform would spoil
+# Rows that are too inaccurate by the transform
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -241,7 +241,7 @@ def test_a_row_far_from_the_centre_is_still_the_row_of_the_matrix(dtype, center,
     kernel = gaussian(grid, [center, (0.5, -1.0)], precision, dtype)
     if precision >= 1:
         assert_some_rows_are_unsafe(kernel)
-    assert (shares(kernel) == 0).any() or precision < 20  # a normaliser that underflows
+    assert (shares(kernel) == 0).any() or precision < 20  # the normalizer underflows
     x = torch.randn(2, 35, 6, dtype=dtype)
     ones = torch.ones_like(x)
     exact = 1e-10 if dtype == torch.float64 else 1e-5
@@ -302,7 +302,7 @@ def test_float32_gradients_are_close_to_those_of_the_float64_matrix(softmax):
 
 
 def test_a_saturated_group_gets_no_gradient_but_rounding_errors_far_below_what_an_optimizer_sees():
-    """A Gaussian of 1/12 patch in the middle: the next weight is exp(-72), and so is the gradient to the table."""
+    """A Gaussian of 1/12 patch in the middle: the next weight is exp(-72), and so is the gradient of the table."""
     kernel = gaussian(Grid(14, 14), [(0.0, 0.0), (1.0, -2.0)], 144.0, torch.float32)
     x, given = torch.randn(2, 8, 196, 16)
     _, found = gradients_of(lambda x, table: Displacements(table, True).mix(x), x, kernel.table, given)
@@ -319,14 +319,14 @@ def test_a_saturated_group_gets_no_gradient_but_rounding_errors_far_below_what_a
 @normalised
 @pytest.mark.parametrize("size", [1e4, 1e8])
 def test_a_token_far_larger_than_the_others_does_not_show_in_those_that_hardly_take_it(softmax, size):
-    """In float32, whose rounding errors of the large token would be larger than the others."""
+    """In float32 the rounding errors of the large token would exceed the others."""
     logits = gaussian(Grid(13, 13), [(0.0, 0.0), (1.0, 0.0)], 2.0, torch.float32)
     kernel = logits if softmax else Displacements(logits.table.exp(), softmax=False)
     x = torch.randn(2, 169, 4)
     x[:, 84] *= size
     expected = product(Displacements(kernel.table.double(), softmax).matrix(), x.double())
     weights = Displacements(kernel.table.double(), softmax).matrix()[:, :, 84]
-    hardly = (weights * size < 1e-6).all(0)  # rows that the large token is not a part of
+    hardly = (weights * size < 1e-6).all(0)  # rows that the large token hardly affects
     assert hardly.sum() > 10
     torch.testing.assert_close(kernel.mix(x)[:, hardly], expected[:, hardly].float(), rtol=1e-6, atol=1e-6)
 
@@ -396,7 +396,7 @@ def test_unsafe_rows_are_as_exact_under_autocast():
     assert torch.equal(y, kernel.mix(x))
 
 
-# What PyTorch asks of an operator
+# PyTorch's requirements for operators
 
 
 @normalised
@@ -430,7 +430,7 @@ def test_it_keeps_the_promises_that_pytorch_asks_of_an_operator(kernel):
 
 
 def largest_allocation(work):
-    """The largest number of bytes that one operation inside `work` allocates and keeps on its return."""
+    """Return the largest number of bytes that one operation inside `work` allocates and still holds on return."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     return max(event.self_cpu_memory_usage for event in found.events())

@@ -1,4 +1,4 @@
-"""The code of the pages in docs/ runs; pages with tests of their own are named here, slow ones run in `make docs`."""
+"""The code of the pages in docs/ runs; pages with separate tests are listed here, slow ones run in `make docs`."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import graticule
 from graticule.testing import check_encoding
 
 DOCS = Path(__file__).parents[1] / "docs"
-#: Pages whose blocks of Python run here, one after another in one namespace.
+#: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
     "backbones",
     "concepts",
@@ -23,7 +23,7 @@ RUN = (
     "start",
     "texts",
 )
-#: Those of them that build large models and look at no numbers.
+#: Those of them that build large models and inspect no numbers.
 SHAPES = ("backbones", "encodings", "index", "joinings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
@@ -34,7 +34,7 @@ ELSEWHERE = {
     "extending": "test_recipes.py",
     "gym": "gym/test_cli_gym.py",
 }
-#: The word after `python` where a block begins -> the test that runs it.
+#: The word after `python` at the start of a block -> the test that runs it.
 NAMED = {
     "attach": "surgery/test_guide.py",
     "certificate": "surgery/test_fits.py",
@@ -58,7 +58,7 @@ def page(name):
 
 
 def blocks(text, word=""):
-    """Return the blocks of Python of a page whose first line is "```python WORD"."""
+    """Return the Python blocks of a page whose first line is "```python WORD"."""
     return re.findall(rf"^```python{' ' + word if word else ''}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -87,7 +87,7 @@ def test_every_block_of_python_is_run_by_a_test():
 
 
 def load_block(word, folder):
-    """Load the block of extending.md that begins with `python word` as a plugin."""
+    """Load the block of extending.md that starts with `python word` as a plugin."""
     (code,) = blocks(page("extending"), word)
     (folder / "block.py").write_text(code, encoding="utf-8")
     graticule.load_plugin(folder / "block.py")

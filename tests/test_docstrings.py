@@ -1,4 +1,4 @@
-"""Examples in docstrings give what they show."""
+"""Examples in docstrings have the shown results."""
 
 import doctest
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""Every error message of the package: it names its subject, says what came or what to do, and is a sentence.
+"""Every error message of the package names its subject, the given value or a remedy, and is a sentence.
 
-`python tests/test_errors.py` lists them all, to be read as a stranger would.
+`python tests/test_errors.py` lists them all, for review.
 """
 
 import ast
@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "graticule"
-#: The errors that users see; others are caught within the package, or are Python's own protocol.
+#: Errors that users see; others are caught within the package, or belong to Python's protocols.
 KINDS = {
     *("ValueError", "TypeError", "FileNotFoundError", "FileExistsError", "ImportError", "OSError", "RuntimeError"),
     *("FloatingPointError", "ChildProcessError", "BlockingIOError", "BadOption"),
 }
-#: Files with reasons that are put into the message of another place, which names the file or the option.
+#: Files with reasons that become part of another message, which names the file or the option.
 REASONS = {
     *("data/byte_pickle.py", "data/coco.py", "data/encoded.py", "data/hugging_face.py", "data/mask_folder.py"),
     *("data/tars.py", "data/voc.py", "model_checks/subject.py", "studies/runs.py", "studies/study_table.py"),
@@ -23,7 +23,7 @@ REASONS = {
 
 
 def said(node: ast.expr) -> str:
-    """The text of a message, what is formatted in braces."""
+    """Return the text of a message, with formatted values in braces."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -34,19 +34,19 @@ def said(node: ast.expr) -> str:
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """Place, as FILE:LINE, and text of every message."""
+    """Yield location, as FILE:LINE, and text of every message."""
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             raised = node.exc if isinstance(node, ast.Raise) else None
             if isinstance(raised, ast.Call) and raised.args and ast.unparse(raised.func) in KINDS:
                 text = said(raised.args[0])
-                if text != "{...}":  # which is put together elsewhere
+                if text != "{...}":  # which is composed elsewhere
                     yield f"{path.relative_to(SOURCE)}:{node.lineno}", text
 
 
 @cache
 def whole() -> list[tuple[str, str]]:
-    """Place and text of the messages that are not put together in another place."""
+    """Return location and text of the messages that are not composed elsewhere."""
     return [(place, text) for place, text in messages() if place.partition(":")[0] not in REASONS or "`" in text]
 
 

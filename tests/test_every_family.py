@@ -1,4 +1,4 @@
-"""Every public function on every family: a right result, or a refusal that is in one table."""
+"""Every public function on every family: a correct result, or a refusal that is listed in one table."""
 
 import copy
 import dataclasses
@@ -56,7 +56,7 @@ GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
 PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *GATED)
 CLASSES = 5
 
-#: Encoding (None: the family's own) and joining; together they use every field of `LayerPosition`.
+#: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
 OF_ATTENTION = [
     (None, "default"),
     ("none", "default"),
@@ -66,7 +66,7 @@ OF_ATTENTION = [
     ("rope+shaw", "default"),
     ("peg+learnable", "unshared"),
 ]
-#: The same for families that differ from the first in their stem, head or block alone.
+#: The same for families that differ from the first only in their stem, head or block.
 OF_RELATIVES = [
     (None, "default"),
     ("sinusoidal_2d", "lape"),
@@ -97,13 +97,13 @@ def every(test: Any) -> Any:
     return family_alone(in_turn(("encoding", "joining"), lambda family: CHOICES[family])(test))
 
 
-#: (function, families or encodings) -> what the refusal says. Everything else must give a result.
+#: (function, families or encodings) -> text of the refusal. Everything else must give a result.
 REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
-    ("attention_maps", GATED): "`model` must have attention, which|`without_position` must be False",
+    ("attention_maps", GATED): "`model` must have attention, got|`without_position` must be False",
     ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
     ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
     ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
-    # the families whose own encoding is not a table
+    # families whose default encoding is not a table
     (
         "position_correlations of its own",
         ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *(f for f in GATED if f != "GFNet")),
@@ -142,12 +142,12 @@ def test_every_public_function_of_a_model_is_called_here():
 
 
 def refusal(function: str, *who: str | None) -> str | None:
-    """What the table says of a function on a family, or with an encoding."""
+    """Return the listed refusal of a function on a family, or with an encoding."""
     return next((why for (name, whom), why in REFUSED.items() if name == function and set(who) & set(whom)), None)
 
 
 def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that must give a result, or must refuse with `refused`; None is a refusal."""
+    """Call a function that must give a result, or refuse with `refused`; returns None after a refusal."""
     if refused is None:
         return function(*args, **kwargs)
     with pytest.raises(ValueError, match=refused.replace("(", r"\(")):
@@ -157,12 +157,12 @@ def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any
 
 @cache
 def held(family: str, encoding: str | None, joining: str) -> Any:
-    """The one model of a case, in float64, that no test may change."""
+    """Return the shared model of a case, in float64, which tests must not change."""
     return draw(build(family, encoding, joining)).double().eval()
 
 
 def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """A model of a case that is the test's own."""
+    """Return a new model of a case, which the test may change."""
     return copy.deepcopy(held(family, encoding, joining))
 
 
@@ -176,14 +176,14 @@ def layers(model: Any) -> int:
 
 
 def own(family: str, encoding: str | None) -> str | None:
-    """Why a case has no position correlations, if so."""
+    """Return the reason that a case has no position correlations, or None."""
     if encoding is None:
         return refusal("position_correlations of its own", family)
     return refusal("position_correlations", encoding)
 
 
 def unmixed(family: str, encoding: str | None) -> str | None:
-    """Why a case has no weights that mix tokens, if so."""
+    """Return the reason that a case has no weights that mix tokens, or None."""
     own_refusal = refusal("mixing_maps of its own", family) if encoding is None else None
     return own_refusal or refusal("mixing_maps", family)
 
@@ -252,7 +252,7 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
     final, after = model.forward_intermediates(x)
     torch.testing.assert_close(after, first, rtol=0, atol=0)
-    channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck stays
+    channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
     assert final.shape[-1] == channels and count(model) < count(held(family, None, "default"))
 
 
@@ -295,7 +295,7 @@ def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding,
     passing = model(x)
     model.set_input_size(x.shape[-2:])
     assert model.img_size == tuple(x.shape[-2:])
-    if family in ("Swin", "Swin V2"):  # a stage that was one window and is several shifts them from now on, as in timm
+    if family in ("Swin", "Swin V2"):  # a stage that had one window and now has several shifts them, as in timm
         assert model(x).shape == passing.shape and model(x).isfinite().all()
     else:
         torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
@@ -319,7 +319,7 @@ def test_windows_are_changed_and_changed_back(family, encoding, joining, folded)
     assert changed.shape == before.shape and changed.isfinite().all() and not torch.equal(changed, before)
     model.set_input_size(**back)
     assert model(x).isfinite().all()
-    if family == "Swin" and not model.position.resampled_encodings():  # a formula loses nothing
+    if family == "Swin" and not model.position.resampled_encodings():  # a formula is exact
         torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
 
 
@@ -428,7 +428,7 @@ def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding
     assert [one.layer for one in found] == list(range(layers(model)))
     for one, position in zip(found, model.position(model.grid), strict=True):
         query = one.query[0] * one.grid.width + one.query[1]
-        # mixing a one at each place in turn shows what the query takes of it
+        # mixing a one at each position separately shows its weight for the query
         taken = mix_tokens(torch.eye(one.grid.patches).double()[..., None].expand(-1, -1, one.groups), position.mixing)
         np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
     with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
@@ -612,11 +612,11 @@ def test_the_explorer_shows_every_layer(family):
         assert all(side <= whole for side, whole in zip(one.queries, found.grids[one.layer], strict=True))
 
 
-# What every family takes by name
+# Options of every family by name
 
 
 def tables(model: Any) -> list[Tensor]:
-    """The learnable tables that a model holds."""
+    """Return the learnable tables of a model."""
     return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
 
 
@@ -633,7 +633,7 @@ def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joinin
         torch.testing.assert_close(4 * small, large)
     (default, *_) = tables(build(family, encoding, joining))
     expected = 0.2 if family in ("ViT-Lite", "CVT", "CCT") else 0.02
-    assert default.std().item() == pytest.approx(expected, rel=0.25)  # of a few hundred numbers
+    assert default.std().item() == pytest.approx(expected, rel=0.25)  # estimated from a few hundred numbers
 
 
 def test_a_language_model_draws_its_table_of_the_chosen_deviation():
@@ -666,7 +666,7 @@ def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
         graticule.create_model("vit_nano_patch4_28", xyz=1)
 
 
-# Language models, which are no backbones for images
+# Language models, which are not backbones for images
 
 
 @pytest.mark.parametrize(

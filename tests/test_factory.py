@@ -1,4 +1,4 @@
-"""Names become modules: which pairs there are, how many parameters they have, what is refused and how."""
+"""Names are built into modules: valid pairs, numbers of parameters, and refusals."""
 
 import re
 import sys
@@ -157,7 +157,7 @@ def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
         assert position.pre is None
         assert position.inner.shape == (TOKENS, DIM)
         assert position.bias.shape == (3, TOKENS, TOKENS)
-        assert position.bias.abs().max() < 0.2  # as it was drawn: not normalised
+        assert position.bias.abs().max() < 0.2  # as drawn: not normalized
 
 
 def test_the_order_of_the_names_does_not_matter():
@@ -290,7 +290,7 @@ def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
 def test_every_option_of_a_peg_has_its_effect(form, found):
     plain = build("peg")
     assert found(build(spec("peg", **form)))
-    assert found(build(Peg.options(**form)))  # text and an object of Python say the same
+    assert found(build(Peg.options(**form)))  # the text and the Python object are equivalent
     assert not found(plain)
 
 
@@ -364,12 +364,12 @@ def test_a_place_without_a_layer_after_it_is_refused_for_a_convolutional_project
 
 
 def test_a_convolutional_projection_without_padding_is_refused():
-    with pytest.raises(ValueError, match="`padding` must keep the grid's size where queries are convolved, got 'none'"):
+    with pytest.raises(ValueError, match="`padding` must keep the grid's size to convolve queries, got 'none'"):
         build("convolutional_projection(padding='none')")
 
 
 def test_two_makers_of_the_inputs_of_one_layer_are_refused():
-    """A PEG of queries and keys at the place of a convolutional projection."""
+    """A PEG of queries and keys at the insert position of a convolutional projection."""
     both = build("peg(acts_on='queries_keys')+convolutional_projection")
     with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most"):
         both(GRID)

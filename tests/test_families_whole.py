@@ -1,4 +1,4 @@
-"""Public functions that take a whole model, on every family: a right result, or a refusal that is in one table."""
+"""Public functions that take a whole model, on every family: a correct result, or a refusal listed in one table."""
 
 import copy
 import json
@@ -24,9 +24,9 @@ from tiny import draw, shallow
 MIXERS = ("MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
 GATED = ("gMLP", "PosMLP", *MIXERS)
 PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", "Swin-MLP", "PosMLP")
-#: Their attention is within windows, or has keys of its own, so what rotates or biases pairs is no business of theirs.
+#: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
-#: What an audit cannot make.
+#: Measurements that an audit cannot make.
 UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 UNAVAILABLE["MViTv2"] = {"position shuffled"}  # of pooled queries and keys
 every_family = pytest.mark.parametrize("family", SMALL)
@@ -41,7 +41,7 @@ def _without_gradients():
 
 @cache
 def held(family: str, encoding: str | None = None, joining: str = "default") -> Any:
-    """The one model of a case, that no test may change."""
+    """Return the shared model of a case, which tests must not change."""
     torch.manual_seed(0)
     return draw(build(family, encoding, joining)).eval().requires_grad_(False)
 
@@ -73,7 +73,7 @@ def digits(size: tuple[int, int]) -> DataModule:
 
 
 def classifier_of_digits(family: str) -> Any:
-    """A shallow model of gray images and ten classes."""
+    """Return a shallow model of gray images and ten classes."""
     name, sizes = SMALL[family]
     return draw(graticule.create_model(name, in_chans=1, num_classes=10, **{**sizes, **shallow(family)})).eval()
 
@@ -87,7 +87,7 @@ def test_a_resized_model_computes_what_the_forward_pass_computed(family):
     assert_same(model.state_dict(), held(family).state_dict())
     graticule.resize(model, (x.shape[-2], x.shape[-1]))
     assert model.img_size == tuple(x.shape[-2:])
-    if family in ("Swin", "Swin V2"):  # a stage that was one window and is several shifts them from now on, as in timm
+    if family in ("Swin", "Swin V2"):  # a stage that had one window and now has several shifts them, as in timm
         assert model(x).shape == passing.shape and model(x).isfinite().all()
     else:
         torch.testing.assert_close(model(x), passing)
@@ -185,7 +185,7 @@ def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(famil
             continue
         assert len(found.similarity) == depth
         for source, one in zip(found.sources, found.similarity, strict=True):
-            if source is None:  # no rotation, or windows where another layer sees the whole grid
+            if source is None:  # no rotation, or windows in a layer where another one has the whole grid
                 assert np.isnan(one).all()
             else:
                 np.testing.assert_allclose(one, one.T, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Files that are written whole."""
+"""Files are written completely."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ WRITERS = {
 def test_a_file_gets_the_mode_of_new_files_whoever_writes_it(writer, umask, tmp_path):
     before = os.umask(umask)
     try:
-        for _ in range(2):  # anew, and over what is there
+        for _ in range(2):  # a new file, and over an existing one
             path = WRITERS[writer](tmp_path / "file")
             assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     finally:
@@ -48,7 +48,7 @@ with locked(Path({str(tmp_path)!r})) as free:
     )
     try:
         assert process.stdout.read(2) == "TT"
-        for _ in range(2):  # failing to lock takes the lock from nobody
+        for _ in range(2):  # failing to lock does not release the lock of another
             with locked(tmp_path) as free:
                 assert not free
         os.kill(process.pid, signal.SIGKILL)

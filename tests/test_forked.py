@@ -1,4 +1,4 @@
-"""Tests can fork, whatever ran before them in their process."""
+"""Tests can fork, whatever ran before in their process."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,4 +1,4 @@
-"""Damaged data of every kind: an error that names the file, or a right result; never another error, nor a hang."""
+"""Damaged data of every kind: an error that names the file, or a correct result; no other error and no hang."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)
 IDX = bytes([0, 0, 8, 3]) + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()
 BATCH = {b"data": PIXELS.reshape(3, 20), b"labels": [0, 1, 2], b"filenames": [b"a.png", b"b.png", b"c.png"]}
 
-#: A name for which GNU's and POSIX's tars have headers of their own.
+#: A name for which GNU and POSIX tars have special headers.
 LONG = "d" * 60 + "/" + "b" * 60
 
 
@@ -112,7 +112,7 @@ def packed(tmp_path_factory):
             for number in range(3):
                 (root / "folder" / split / name / f"{number}.png").write_bytes(encoded("PNG"))
     pack(root / "folder", root / "packed", progress=False)
-    (root / "packed" / "pack.json").unlink()  # as others save it
+    (root / "packed" / "pack.json").unlink()  # as saved by other programs
     return root / "packed"
 
 
@@ -246,7 +246,7 @@ NAMES = [
 
 
 def plant(root, name, kind, outside):
-    """Make something of `kind` at `name` in `root`, unless something is there or it would not be in `root`."""
+    """Create an object of `kind` at `name` in `root`, unless `name` exists or is outside of `root`."""
     place = root / name
     if os.path.lexists(place) or Path(os.path.realpath(place.parent)) != Path(os.path.abspath(place.parent)):
         return

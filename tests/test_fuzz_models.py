@@ -1,4 +1,4 @@
-"""Models and checkpoints of any make: a named error or a right result; no other error, no hang, no half change."""
+"""Arbitrary models and checkpoints: a named error or a correct result; no other error, hang or partial change."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ SMALL = [name for name in list_models() if "nano" in name]
 WORDS = st.sampled_from(
     ["learnable", "bicubic", "bilinear", "keys", "heads", "w", "norm", "conv", "avg", "token", "gate"]
 )
-#: Options of some names, which others do not have.
+#: Options that only some names have.
 OPTIONS = st.sampled_from(
     [
         *(
@@ -55,7 +55,7 @@ OPTIONS = st.sampled_from(
 
 
 def named(names):
-    """Names with any options, as text."""
+    """Draw names with any options, as text."""
     options = st.dictionaries(OPTIONS, st.one_of(NUMBERS, WORDS), max_size=2)
     return st.builds(lambda name, given: str(Spec(name, given)), st.sampled_from(names), options)
 
@@ -120,7 +120,7 @@ def folder(tmp_path_factory):
 
 
 def load(model, path, way):
-    """Load or transfer into a copy of `model`; it is then whole and finite, or as it was."""
+    """Load or transfer into a copy of `model`, which must then be complete and finite, or unchanged."""
     here = copy.deepcopy(model)
     found = outcome(lambda: way(here, path), names=path.name, allowed=(ValueError,))
     if isinstance(found, ValueError):
@@ -167,7 +167,7 @@ def test_a_safetensors_header_that_says_anything_is_refused_or_gives_finite_weig
 
 
 def tensors(data, own):
-    """Draw a tensor that may be of any shape, kind, layout and values."""
+    """Draw a tensor of any shape, kind, layout and values."""
     shape = data.draw(st.one_of(st.just(list(own.shape)), st.lists(st.integers(0, 30), max_size=4)))
     dtype = data.draw(
         st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])

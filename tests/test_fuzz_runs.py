@@ -1,4 +1,4 @@
-"""Recipes and the files of runs, edited in every way: a named error or a right result, and nothing changed."""
+"""Recipes and files of runs with arbitrary edits: a named error or a correct result, and nothing changes."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ REST = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A finished run, without its weights."""
+    """Return a finished run, without its weights."""
     root = tmp_path_factory.mktemp("fuzz") / "run"
     (root / "checkpoints").mkdir(parents=True)
     described = {"recipe": RECIPES[0], "num_classes": 2, "channels": 1, "class_names": ["cat", "dog"]}
@@ -49,14 +49,14 @@ def folder(tmp_path_factory) -> Path:
 
 
 def places(values: Any, path: tuple = ()) -> list[tuple]:
-    """List the ways to every value within `values`."""
+    """List the paths to all values within `values`."""
     inner = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
 
 
 @st.composite
 def changed(draw: Any, values: Any) -> Any:
-    """Replace a value somewhere in `values`, remove it, or give it a neighbor."""
+    """Replace or remove a value somewhere in `values`, or add one next to it."""
     *way, last = draw(st.sampled_from([place for place in places(values) if place]))
     values = copy.deepcopy(values)
     within = values
@@ -92,7 +92,7 @@ READERS = {
 
 
 def read_edited(folder: Path, name: str, content: bytes) -> None:
-    """Read a file of the run with other content: an error names it, the summary tells it, and no file changes."""
+    """Read a file of the run with other content: an error names it, the summary reports it, and no file changes."""
     (path,) = folder.rglob(name)
     whole = path.read_bytes()
     path.write_bytes(content)

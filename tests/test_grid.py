@@ -1,4 +1,4 @@
-"""Where tokens are: order, offsets, prefix tokens and resampling."""
+"""Grids: order of tokens, offsets, prefix tokens and resampling."""
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ def test_resizing_to_the_same_grid_changes_nothing():
 
 
 def _rounding(table):
-    """A bound of float32, in which timm computes: a rounding for each of the 4 x 4 entries of a cubic."""
+    """Return an error bound of float32, which timm uses: a rounding for each of the 4 x 4 entries of a cubic."""
     return 16 * torch.finfo(torch.float32).eps * table.abs().max().item()
 
 
@@ -221,7 +221,7 @@ def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     ],
 )
 def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
-    """Two tokens share a window if they do on the rolled map and were neighbors before; each has its place in it."""
+    """Two tokens share a window if they do on the rolled map and were neighbors before; each has its index in it."""
     grid, step = Grid(*shape), Grid(*window)
     found = torch.zeros(*shape, dtype=torch.int64)  # window
     place = torch.full((*shape, 2), -1)

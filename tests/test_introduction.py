@@ -1,16 +1,16 @@
-"""An Introduction to Transformers (Turner, 2024) in its own notation, held against our block in float64.
+"""An Introduction to Transformers (Turner, 2024) in its notation, compared with our block in float64.
 
-X is D x N: a token is a column. Two things to know when reading the paper beside this file.
+X is D x N: a token is a column. Two differences between the paper and this file matter.
 
-Queries and keys: Eq. 5 normalises over n'' in the place of the query, so that the columns of A sum to 1, as Eq. 1 has
-it, Y = X A. The token that attends is therefore n', the second index, which the paper calls the key's; what it averages
-are the tokens n, the query's. The usual names are the other way round: our query weights are U_k and our key weights
-U_q. Section 4.1's mask, A_{n,n'} = 0 where n > n', is in the same order. The two formulas before Eq. 3 that have no
-number normalise over one index and over the other.
+Queries and keys: Eq. 5 normalizes over n'', the index of the query, so that the columns of A sum to 1, as in Eq. 1,
+Y = X A. The attending token is therefore n', the second index, which the paper calls the key's; it averages the tokens
+n, the query's. The usual names are the opposite: our query weights are U_k and our key weights U_q. Section 4.1's mask,
+A_{n,n'} = 0 where n > n', has the same order. The two formulas without a number before Eq. 3 normalize over one index
+and over the other.
 
 LayerNorm: section 2.3 prints it with mean and variance over n for each d, and says that it "acts on each feature
-dimension independently". The one that it cites (Ba et al., 2016), and that figure 5 means, is over the features d of
-each token n; so is ours. The printed one would let a token see those after it, mask or no mask.
+dimension independently". The cited one (Ba et al., 2016), which figure 5 means, is over the features d of each token n,
+like ours. With the printed one, a token would depend on later ones despite the mask.
 """
 
 import math
@@ -28,7 +28,7 @@ NUMBER = torch.float64
 
 
 def naive_attention_matrix(X, U_q, U_k, causal=False):
-    """Eq. 5-6 element by element: [A]_{n,n'}, N x N, whose columns sum to 1; the scale is absorbed in the U."""
+    """Compute Eq. 5-6 by element: [A]_{n,n'}, N x N, whose columns sum to 1; the scale is absorbed in the U."""
     tokens = X.shape[1]
     A = torch.zeros(tokens, tokens, dtype=NUMBER)
     for n_ in range(tokens):
@@ -41,12 +41,12 @@ def naive_attention_matrix(X, U_q, U_k, causal=False):
 
 
 def naive_mhsa(X, U_q, U_k, V, causal=False):
-    """Eq. 4: Y = sum_h V_h X A_h."""
+    """Compute Eq. 4: Y = sum_h V_h X A_h."""
     return sum(V_h @ X @ naive_attention_matrix(X, q, k, causal) for q, k, V_h in zip(U_q, U_k, V, strict=True))
 
 
 def naive_layer_norm(X, gamma, beta, eps):
-    """LayerNorm over the features d of each token n, as the text means it."""
+    """Compute LayerNorm over the features d of each token n, as the text means it."""
     Y = torch.empty_like(X)
     for n in range(X.shape[1]):
         mean = sum(X[:, n]) / len(X)
@@ -56,7 +56,7 @@ def naive_layer_norm(X, gamma, beta, eps):
 
 
 def naive_mlp(X, layers):
-    """The same MLP of one hidden layer at every location n (section 2.2), with GELU between."""
+    """Apply the same MLP of one hidden layer at every location n (section 2.2), with GELU between."""
     (W_1, b_1), (W_2, b_2) = layers
     columns = []
     for n in range(X.shape[1]):
@@ -67,7 +67,7 @@ def naive_mlp(X, layers):
 
 
 def matrices(attention):
-    """U_q, U_k, V of the paper, K x D, K x D and D x D a head, from our weights; V_h = U_h U_{v,h} (footnote 12)."""
+    """Return the paper's U_q, U_k, V, K x D, K x D and D x D per head, of our weights; V_h = U_h U_{v,h} (note 12)."""
     ours_q, ours_k, values = (
         part.unflatten(0, (attention.num_heads, attention.head_dim)) for part in attention.qkv.weight.chunk(3)
     )
@@ -76,7 +76,7 @@ def matrices(attention):
 
 
 def drawn(module):
-    """The module in float64, every parameter drawn; no biases in attention, which the paper has none in."""
+    """Return the module in float64 with all parameters drawn, without biases in attention, as in the paper."""
     module = module.double().eval().requires_grad_(False)
     for name, parameter in module.named_parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -86,7 +86,7 @@ def drawn(module):
 
 
 def ours(module, X):
-    """Apply a module of ours, whose tokens are rows, to columns."""
+    """Apply one of our modules, whose tokens are rows, to columns."""
     with torch.no_grad():
         return module(X.T[None])[0].T
 
@@ -102,7 +102,7 @@ def test_equations_1_and_2_every_output_is_a_weighted_average_of_the_inputs(kind
     with torch.no_grad():  # the values are the inputs, and so is the projection
         attention.qkv.weight[2 * D :] = torch.eye(D)
         attention.proj.weight.copy_(torch.eye(D))
-    A = attention.weights(X.T[None])[0, 0].T.detach()  # columns are who attends
+    A = attention.weights(X.T[None])[0, 0].T.detach()  # columns are the attending tokens
     torch.testing.assert_close(A.sum(0), torch.ones(N, dtype=NUMBER), rtol=0, atol=1e-13)
     torch.testing.assert_close(ours(attention, X), X @ A, rtol=0, atol=1e-13)
     for n in range(N):
@@ -150,7 +150,7 @@ def test_the_layer_norm_that_is_printed_is_not_the_one_that_is_meant(X):
     torch.testing.assert_close(ours(meant, X), naive_layer_norm(X, 1, 0, meant.eps), rtol=0, atol=1e-13)
     later = X.clone()
     later[:, -1] += 1
-    assert not torch.equal(printed(later)[:, 0], printed(X)[:, 0])  # the first token would see the last
+    assert not torch.equal(printed(later)[:, 0], printed(X)[:, 0])  # the first token would depend on the last
     assert torch.equal(ours(meant, later)[:, :-1], ours(meant, X)[:, :-1])
 
 
@@ -162,7 +162,7 @@ def test_footnote_16_appending_a_position_embedding_and_projecting_is_adding_one
     appended = V @ torch.cat([W @ p, e])
     V_1, V_2 = V[:, :D], V[:, D:]
     torch.testing.assert_close(appended, (V_1 @ W) @ p + V_2 @ e, rtol=0, atol=1e-12)
-    # and so adding is what `pre` does to the tokens W' p_n
+    # so it equals adding `pre` to the tokens W' p_n
     added = LayerPosition(pre=(V_2 @ e).T).enter(((V_1 @ W) @ p).T[None])[0].T
     torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
 
@@ -177,8 +177,8 @@ def test_footnote_17_the_mask_encodes_the_order(X):
     block = drawn(Block(D, 3, attn=CausalAttention(D, 3)))
     order = torch.tensor([1, 0, *range(2, N)])
     moved, still = ours(block, X[:, order]), ours(block, X)[:, order]
-    assert (moved[:, :2] - still[:, :2]).abs().max() > 0.1  # one sees the other no more, and is seen now
-    torch.testing.assert_close(moved[:, 2:], still[:, 2:], rtol=0, atol=1e-12)  # those behind see a set
+    assert (moved[:, :2] - still[:, :2]).abs().max() > 0.1  # the mask between the two is exchanged
+    torch.testing.assert_close(moved[:, 2:], still[:, 2:], rtol=0, atol=1e-12)  # later tokens attend to the same set
 
 
 def test_section_4_1_the_head_is_a_softmax_over_words():

@@ -1,4 +1,4 @@
-"""What each layer gets from each joining, and what can stand in the place of LaPE's norm."""
+"""The position of each layer for each joining, and replacements of LaPE's norm."""
 
 import re
 
@@ -43,7 +43,7 @@ def drawn(module):
 
 
 def norm(x, module=None):
-    """LayerNorm by hand, with the scale and the shift of `module`."""
+    """Compute LayerNorm by hand, with the scale and the shift of `module`."""
     x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
     return x if module is None else x * module.weight + module.bias
 
@@ -158,7 +158,7 @@ def test_some_layers_get_what_all_layers_of_a_model_of_so_many_would(name, layer
 
 
 GRID, SOME = Grid(2, 3), [0, 2]
-#: What can be given to some layers alone; in LaPE's chain a layer gets what the joined ones before it made of w.
+#: Encodings and joinings of only some layers; in LaPE's chain a layer gets w after the norms of earlier joined layers.
 PARTS = [
     (encoding, joining)
     for encoding, joining in PAIRS
@@ -177,7 +177,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
     )
     drawn(whole)
     values = whole.state_dict()
-    for name, own in part.state_dict().items():  # of every parameter what belongs to the joined layers
+    for name, own in part.state_dict().items():  # the part of every parameter for the joined layers
         (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
         chosen = values[name] if axis is None else values[name].index_select(axis, torch.tensor(SOME))
         own.copy_(chosen)
@@ -291,7 +291,7 @@ def test_queries_and_keys_turn_once_only():
 
 
 def bias_from(queries, start=0, stop=None):
-    """A bias that depends on the queries and on where they are: key j of query i has q_0 + 100 i + j."""
+    """Return a bias that depends on the queries and their positions: key j of query i has q_0 + 100 i + j."""
     i = torch.arange(start, start + queries.shape[-2], dtype=queries.dtype)[:, None]
     return (queries[..., :1] + 100 * i + torch.arange(TOKENS, dtype=queries.dtype))[..., :stop]
 

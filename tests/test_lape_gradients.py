@@ -16,12 +16,12 @@ from tiny import draw, spec
 
 DIM, DEPTH, EPS = 8, 6, 1e-6
 NORMS = [name for name in DECOMPOSITIONS if "norm" in name]
-#: One norm in front of a parameter is the most that its gradient may pass where a row has no variance.
+#: Largest allowed factor of a parameter's gradient: the derivative of one norm at a row without variance.
 ONE_NORM = 1 / math.sqrt(EPS)
 
 
 class PlainChain(Lape):
-    """Eq. 11 as the released code has it: every norm is differentiated, whatever comes in."""
+    """Eq. 11 as in the released code: every norm is differentiated for any input."""
 
     def join(self, *tables):
         positions, table = [], tables[0]
@@ -43,7 +43,7 @@ def model(depth, joining="lape", **kwargs):
 
 
 def gradients(of, channels=1):
-    """The norm of the gradient of every parameter, of a loss on drawn images and labels."""
+    """Return the gradient norm of every parameter, for a loss on drawn images and labels."""
     of.zero_grad()
     images = torch.randn(4, channels, *of.img_size, generator=torch.Generator().manual_seed(0))
     F.cross_entropy(of(images), torch.arange(4)).backward()
@@ -51,7 +51,7 @@ def gradients(of, channels=1):
 
 
 def ratio(norms):
-    """The largest to the median; infinite if one is not finite."""
+    """Return the ratio of the largest to the median; infinite if one is not finite."""
     return (
         max(norms.values()) / statistics.median(norms.values()) if all(map(math.isfinite, norms.values())) else math.inf
     )
@@ -140,7 +140,7 @@ def test_a_pyramid_passes_the_chain_on_without_amplifying_a_zero_table():
     assert ratio(gradients(built)) < ONE_NORM
 
 
-# What changes, and what does not
+# Changed and unchanged gradients
 
 
 def chains(name="layer_norm"):
@@ -153,7 +153,7 @@ def chains(name="layer_norm"):
 
 
 def rows():
-    """Rows of every size: zero, far below the root of eps, near it, and as tables have them."""
+    """Return rows of several magnitudes: zero, far below the root of eps, near it, and as in tables."""
     size = torch.tensor([0, 1e-9, 1e-4, 1e-3, 1e-2, 1, 1e3], dtype=torch.float64)
     return size[:, None] * torch.randn(len(size), DIM, dtype=torch.float64)
 
@@ -182,7 +182,9 @@ def test_a_zero_row_has_the_gradient_of_the_first_norm_and_of_no_other():
     given = [position.inner for position in joining(table)]
     direction = torch.eye(DIM, dtype=torch.float64)[:1]
     (first,) = torch.autograd.grad((given[0] * direction).sum(), table, retain_graph=True)
-    torch.testing.assert_close(first, (direction - 1 / DIM) * ONE_NORM)  # of a norm at 0: (I - 1/D) / sqrt(eps)
+    torch.testing.assert_close(
+        first, (direction - 1 / DIM) * ONE_NORM
+    )  # a norm's derivative at 0: (I - 1/D) / sqrt(eps)
     (later,) = torch.autograd.grad(sum((one * direction).sum() for one in given[1:]), table, allow_unused=True)
     assert later is None or not later.any()
 
@@ -194,11 +196,11 @@ def test_every_shift_of_the_chain_learns_from_a_zero_row():
         assert torch.equal(norm.bias.grad, torch.full((DIM,), 3.0))
 
 
-# What it is for
+# Effect on training
 
 
 def corner(count):
-    """Images of 8 x 8 with a bright patch in one of four corners, and which."""
+    """Return images of 8 x 8 with a bright patch in one of four corners, and the index of the corner."""
     labels = torch.arange(count) % 4
     images = 0.1 * torch.randn(count, 1, 8, 8)
     for image, label in zip(images, labels, strict=True):

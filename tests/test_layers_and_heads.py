@@ -1,4 +1,4 @@
-"""Other encodings in other layers, and biases of some heads: the same text in Python, commands and recipes."""
+"""Different encodings per layer, and biases of some heads: the same text in Python, commands and recipes."""
 
 import json
 

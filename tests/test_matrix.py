@@ -1,4 +1,4 @@
-"""Which family takes which encoding and joining: it runs whole, or it is refused with a reason."""
+"""Compatibility of families, encodings and joinings: a combination runs, or is refused with a reason."""
 
 import copy
 import re
@@ -39,18 +39,18 @@ USES = {
 
 
 def allowed(family, encoding, joining):
-    """What the mathematics allows, from what an encoding gives and what a family uses."""
+    """Return whether the mathematics allows it, by the fields of the encoding and those that the family uses."""
     if not takes(joining, encoding):
         return False
     given = fields(encoding, joining)
     if family in ("Swin", "Swin V2", "SAM", "MViTv2") and JOININGS[joining].whole_grid:
         return False
-    if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; none that could join
+    if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
         return False
     return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
 
 
-#: The contract runs every encoding in a ViT or gMLP; these families use it in another way.
+#: The contract runs every encoding in a ViT or gMLP; these families use encodings differently.
 WINDOWED = [
     (family, encoding)
     for family in ("PVT", "Swin", "Swin V2", "Twins-SVT", "SAM", "MViTv2", "Swin-MLP", "PosMLP")
@@ -73,7 +73,7 @@ def runs_whole(family, encoding, joining):
     model = build(family, encoding, joining)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.numel() and not parameter.any() and not name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.1)  # what starts at zero would hide what comes after it
+            torch.nn.init.normal_(parameter, std=0.1)  # parameters that start at zero would hide later ones
     side = model.img_size[0]
     images = torch.randn(2, model.in_chans, side, side)
     model.train()(images).square().sum().backward()
@@ -93,7 +93,7 @@ def runs_whole(family, encoding, joining):
 
 @pytest.fixture(scope="module")
 def found():
-    """Return every combination, and the reason where it is refused."""
+    """Return every combination, with the reason if it is refused."""
     return combinations()
 
 

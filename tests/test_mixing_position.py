@@ -1,4 +1,4 @@
-"""How tokens are mixed: the matrix of all pairs and the product by displacement are two roads to one result."""
+"""Mixing of tokens: the matrix of all pairs and the product by displacement have equal results."""
 
 import copy
 
@@ -38,7 +38,7 @@ BUILDERS = {
 
 
 def built(name, encoding, product, **sizes):
-    """A model in float64 and evaluation mode, all its parameters drawn, centres up to a few patches away."""
+    """Return a model in float64 and evaluation mode with all parameters drawn, centers up to a few patches away."""
     torch.manual_seed(1)
     model = draw(graticule.create_model(name, encoding=spec(encoding, product=product), **sizes))
     with torch.no_grad():
@@ -50,17 +50,17 @@ def built(name, encoding, product, **sizes):
 
 
 def image(model, size=None, batch=2):
-    """Images of the model's own size, or of another."""
+    """Return images of the model's size, or of another one."""
     return torch.randn(batch, model.in_chans, *(size or model.img_size), dtype=next(model.parameters()).dtype)
 
 
 def position(encoding, grid, product="auto", **kwargs):
-    """The position of two layers."""
+    """Return the position of two layers."""
     return MixingPosition([BUILDERS[encoding](grid) for _ in range(2)], product=product, **kwargs)
 
 
 def assert_mixes_by(kind, given):
-    """Mixed by the 'matrix' of all pairs, or by 'displacement'."""
+    """Check that tokens are mixed by the 'matrix' of all pairs, or by 'displacement'."""
     ways = [
         "matrix" if isinstance(layer.mixing, Tensor) or layer.mixing.weights is not None else "displacement"
         for layer in given
@@ -68,7 +68,7 @@ def assert_mixes_by(kind, given):
     assert ways == [kind] * len(given)
 
 
-# One result
+# Equal results
 
 
 @models
@@ -122,7 +122,7 @@ def test_the_shapes_are_those_that_are_documented(encoding, product):
                 assert layer.mixing.weights.shape == (groups, at.patches, at.patches)
 
 
-# Which of the two
+# Choice of the two
 
 
 @by_displacement
@@ -178,7 +178,7 @@ def test_what_has_no_table_of_displacements_is_always_a_matrix(encoding, product
 
 @pytest.mark.parametrize("encoding", BUILDERS)
 def test_no_index_of_all_pairs_is_held_or_made(encoding, monkeypatch):
-    """One of 1,024 patches takes 8 MB, and longer to make than the weights."""
+    """An index of 1,024 patches takes 8 MB, and longer to compute than the weights."""
     made = position(encoding, Grid(4, 5))
     assert not list(made.buffers())
     monkeypatch.setattr(Grid, "offsets", None)
@@ -205,7 +205,7 @@ def test_a_model_without_tables_is_the_same_whatever_product_is_asked_for(name, 
 
 
 def held_tables(model):
-    """What each layer of a folded model mixes by."""
+    """Return the mixing weights of each layer of a folded model."""
     return [layer.mixing for layer in model.position(model.grid)]
 
 
@@ -263,7 +263,7 @@ def test_a_folded_model_with_tables_refuses_to_be_trained_and_another_grid():
         model.train()(image(model))
 
 
-# A module as any other
+# Behavior as a module
 
 
 @by_displacement
@@ -276,7 +276,7 @@ def test_a_training_step_moves_every_parameter(name, sizes, other, encoding):
     assert [key for key, gradient in gradients(model).items() if gradient is None or not gradient.any()] == []
     optimizer.step()
     still = [key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])]
-    assert [key for key in still if ".projs." not in key] == []  # BatchNorm takes out the biases before it
+    assert [key for key in still if ".projs." not in key] == []  # BatchNorm removes the biases before it
 
 
 @models
@@ -307,7 +307,7 @@ def test_a_state_dict_goes_round_and_from_one_product_to_the_other(name, sizes, 
 @models
 @by_displacement
 def test_in_bfloat16_it_is_as_close_to_float64_as_the_matrix_is(name, sizes, other, encoding):
-    """Only the rounding of tokens and linear layers is left: twice the mean error of the matrix, at the most."""
+    """Only the rounding of tokens and linear layers remains: at most twice the mean error of the matrix."""
     errors = []
     for product in ("matrix", "displacement"):
         model = built(name, encoding, product, **sizes).bfloat16()
@@ -358,7 +358,7 @@ def test_the_small_models_take_a_product_by_name(name):
     graticule.create_model(name, encoding=spec(own, product="displacement"))(x.float())
 
 
-# What does not fit
+# Refusals
 
 
 @pytest.mark.parametrize("product", ["fourier", "", "Matrix", 3])

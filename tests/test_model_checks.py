@@ -1,4 +1,4 @@
-"""Planted faults in position code: each is found by the check that is meant for it, and clean models pass."""
+"""Planted faults in position code: each is found by its check, and correct models pass."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Small(nn.Module):
 
     Args:
         position: 'table' (learned, resampled), 'fixed' (sines), 'bias' (a table of displacements) or 'rope'.
-        fault: what is wrong; nothing by default.
+        fault: name of the fault; none by default.
     """
 
     def __init__(self, position: str = "rope", fault: str = "") -> None:
@@ -87,7 +87,7 @@ class Small(nn.Module):
         return table
 
     def rotated(self, q: Tensor, table: Tensor) -> Tensor:
-        """Rotate the patches, and leave the class token."""
+        """Rotate the patches, and not the class token."""
         if self.fault == "prefix counted":
             table = torch.cat([table, table[:1]])
             return apply_rot_embed_cat(q, table).type_as(q)
@@ -144,7 +144,7 @@ class Small(nn.Module):
 
 
 class Resized(Small):
-    """Does not take other sizes in a forward pass, but `set_input_size`, which may leave something behind."""
+    """Supports other sizes only by `set_input_size`, which may leave stale state."""
 
     def __init__(self, fault: str = "") -> None:
         super().__init__("rope", fault)
@@ -194,7 +194,7 @@ FAULTS = [
     ("table", "prefix resampled", "prefix", "must not be resampled, got a table that is shifted by"),
     ("rope", "low precision", "autocast", "position under bfloat16 autocast must be near"),
     ("rope", "one axis relative", "crop", "must depend on both sides of the image or on none, got only its width"),
-    ("rope", "over the batch", "batch", "a batch must give what its images give alone"),
+    ("rope", "over the batch", "batch", "a batch must give the same as its images alone"),
     ("rope", "cache of one size", "caches", "must depend on their displacement after"),
     ("rope", "cache of patches", "caches", "must depend on their displacement after|the same after another size"),
     ("rope", "process-wide cache without the dtype", "caches", "dtype"),
@@ -216,7 +216,7 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
     def index(q_size, k_size=None, class_token=False, device=None):
         height, width = q_size
         dy, dx = graticule.Grid(height, width).offsets(device).unbind(-1)
-        stride = 2 * height - 1  # of the other axis
+        stride = 2 * height - 1  # stride of the other axis
         return ((dy + height - 1) * stride + dx + width - 1) % (stride * (2 * width - 1))
 
     monkeypatch.setattr("timm.layers.pos_embed_rel.gen_relative_position_index", index)
@@ -240,7 +240,7 @@ def test_models_with_windows_are_checked_at_another_size():
         subject = Subject.of(model, None, None).drawn()
         assert sizes(subject, subject).startswith("other sizes in a forward pass, there and back")
     one_window = Subject.of(build("Swin"), None, None)
-    with pytest.raises(NotApplicable, match="the model changes its windows"):  # its second stage begins to shift
+    with pytest.raises(NotApplicable, match="the model changes its windows"):  # its second stage starts to shift
         one_window.at((16, 16))
 
 

@@ -1,4 +1,4 @@
-"""The package says of itself what is true, in every place where it says it."""
+"""The metadata of the package is correct and consistent everywhere."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""A file outside of the package: its encodings, joining and backbone have the rights of those inside."""
+"""Plugins: encodings, joinings and backbones of a file outside of the package work like those of the package."""
 
 import importlib.metadata
 import sys
@@ -20,7 +20,7 @@ FILE = Path(__file__).parents[1] / "docs" / "my_methods.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def methods(my_methods):
-    """Every test here has them."""
+    """Load the methods for every test of this file."""
     return my_methods
 
 
@@ -143,7 +143,7 @@ def test_a_plugin_that_is_not_there_is_refused(tmp_path, capsys):
 
 
 def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
-    """In a notebook a file is corrected and imported again: its own names are not taken."""
+    """In a notebook a file is corrected and imported again: its names are not refused as taken."""
     file = tmp_path / "again.py"
     body = (
         "import graticule\nfrom graticule.encodings.base import NoEncoding\n"

@@ -50,7 +50,7 @@ def drawn(module):
 
 
 def given(position):
-    """The fields that a layer gets, by name."""
+    """Return the fields of a layer's position, by name."""
     return [field for field in FIELDS if getattr(position, field) is not None]
 
 
@@ -58,7 +58,7 @@ def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-# LayerPosition: what it says of the stream, and of two of its kind
+# LayerPosition: its effect on the residual stream, and sums of two
 
 
 def test_an_empty_position_hands_the_tokens_on_as_they_are():
@@ -124,7 +124,7 @@ def test_inputs_and_rotation_are_given_once(field):
     assert getattr(one.merge(LayerPosition(pre=tokens()[0])), field) is torch.square
 
 
-# BetweenBlocks and BeforeProjections: places
+# BetweenBlocks and BeforeProjections: insert positions
 
 
 @pytest.mark.parametrize("place", range(-1, 4))
@@ -163,7 +163,7 @@ def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
     x = tokens()  # 16 tokens fit either grid
     assert not torch.equal(position(GRID)[0].leave(x), position(other)[0].leave(x))
     assert_near(position(other)[0].leave(x), position.pegs["0"](x, other))
-    position.set_grid(other)  # nothing is held for a grid
+    position.set_grid(other)  # nothing is stored for a grid
     assert_near(position(GRID)[0].leave(x), position.pegs["0"](x, GRID))
 
 
@@ -309,7 +309,7 @@ def test_a_pyramid_counts_stages_in_published_names():
 
 
 def test_what_no_published_pyramid_has_has_no_published_name():
-    """Several PEGs in a stage would take the names of the next stage's."""
+    """Several PEGs in a stage would use the names of the next stage."""
     two = pyramid("peg(places=(-1, 0))+learnable").published_names()
     assert sorted(two) == ["pos_embed1", "pos_embed2", "pos_embed3"]
 
@@ -336,7 +336,7 @@ def build(encoding, grid=GRID, **kwargs):
 
 
 def assert_stands_for(folded, original, dim=12):
-    """Whether two positions say the same of random tokens, layer by layer and field by field."""
+    """Check that two positions have equal effects on random tokens, by layer and field."""
     x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
     for a, b in zip(folded(GRID), original(GRID), strict=True):
         assert given(a) == given(b)
@@ -381,7 +381,7 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     x = tokens(GRID, 12)
     before = first.leave(x).detach()
     with torch.no_grad():
-        original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function sees its parameters as they are now
+        original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function uses the current parameters
         original.parts[1].encodings[0].pos_embed.normal_()
     assert not torch.equal(folded(GRID)[0].leave(x), before)
     assert torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
@@ -429,11 +429,11 @@ def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():
     assert_near(unfold(model)(x), others)
 
 
-# What a model with a PEG sees and does not see
+# Sensitivity of models with a PEG
 
 
 def pooled(encoding="peg", size=64, **kwargs):
-    """A model of patch tokens alone, averaged; 8 x 8 patches of 8 pixels."""
+    """Return a model with only patch tokens, averaged; 8 x 8 patches of 8 pixels."""
     kwargs = {"global_pool": "avg", "class_token": False, "img_size": size, **kwargs}
     return draw(tiny(encoding, **kwargs)).double().eval()
 
@@ -489,7 +489,7 @@ def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_insi
 
 
 def test_what_the_border_changes_gets_less_from_ring_to_ring():
-    """Each of several PEGs carries the zeros one patch farther in, and less of them."""
+    """Each of several PEGs propagates the effect of the zeros one patch inward, and weakens it."""
     own, grid = Peg(1).double(), Grid(15, 17)
     nn.init.constant_(own.proj[0].weight, 0.05)
     nn.init.zeros_(own.proj[0].bias)
@@ -537,7 +537,7 @@ def test_a_kernel_of_one_patch_knows_no_order():
 
 
 def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
-    """Where queries are zero every key counts alike, and nothing else is left for such a PEG to act on."""
+    """If queries are zero, all keys have equal weight, and such a PEG has no other effect."""
     changes = {}
     for acts_on in ("tokens", "queries_keys"):
         model = pooled(encoding=spec("peg", acts_on=acts_on, places=(-1, 0, 1)))

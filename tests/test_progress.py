@@ -1,4 +1,4 @@
-"""Where progress bars are drawn."""
+"""Progress bars are drawn only on terminals."""
 
 import io
 import sys
@@ -7,7 +7,7 @@ from graticule.progress import hidden
 
 
 class Terminal(io.StringIO):
-    """A stderr that somebody watches."""
+    """A stderr that is a terminal."""
 
     def isatty(self):
         return True

@@ -1,4 +1,4 @@
-"""The joinings of attention: DETR's, into queries and keys; TUPE's, a bias of untied projections."""
+"""The joinings within attention: DETR's, added to queries and keys; TUPE's, a bias of untied projections."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Recipes say what their papers say."""
+"""Recipes have the values of their papers."""
 
 import csv
 import dataclasses
@@ -56,7 +56,7 @@ GATED = {
     "gmlp_small_imagenet": "gmlp_s16",
 }
 MIXING = {"sgu": Sgu, "lrpe": Lrpe, "lrpe_m": LrpeM, "glrpe": Glrpe, "gqpe": Gqpe, "ggqpe": Ggqpe}
-#: Groups of every stage, where the encoding has several.
+#: Groups of every stage, if the encoding has several.
 GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
 #: The recipes of the package; a plugin may register others.
 NAMES = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.recipes.")]
@@ -73,7 +73,7 @@ def _digits_are_unpacked_once():
 
 @functools.cache
 def model_of(recipe, classes=1000):
-    """Build the model of a recipe without its numbers."""
+    """Build the model of a recipe without memory for its tensors."""
     with without_memory():
         if isinstance(recipe, DenseRecipe):
             return build_model(recipe, class_names=("a", "b", "c"), channels=3)
@@ -81,12 +81,12 @@ def model_of(recipe, classes=1000):
 
 
 def stages(model):
-    """Return what mixes the tokens of each stage."""
+    """Return the mixing encoding of each stage."""
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 def columns(recipe):
-    """Name the values of a recipe as the papers' tables do, read from the model, optimizer and schedule as built."""
+    """Return the values of a recipe, named as in the papers' tables, from the built model, optimizer and schedule."""
     model = model_of(recipe)
     configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -117,7 +117,7 @@ def columns(recipe):
 
 
 def is_cosine(recipe, optimizer, schedule, steps=10):
-    """Whether the rate rises linearly, falls as a cosine and then stays, with `steps` per epoch."""
+    """Return whether the rate rises linearly, falls as a cosine and then is constant, with `steps` per epoch."""
     warm, last, end = (steps * n for n in (recipe.warmup_epochs, recipe.epochs, recipe.epochs + recipe.cooldown_epochs))
     for step in sorted({0, 1, warm // 2, warm, warm + 1, last // 3, last // 2, last - 1, last, end}):
         schedule.step_update(step)
@@ -154,7 +154,7 @@ def test_a_recipe_has_the_values_of_the_papers_table(name):
 
 def test_the_deit_recipe_augments_as_cpvt_lists_it():
     found, row = columns(load_recipe("deit_tiny_imagenet")), FIGURES["cpvt"]["hyperparameters_table10"]
-    row = {**row, "optimizer": "adamw"}  # DeiT's column of the table differs from CPVT's in that alone
+    row = {**row, "optimizer": "adamw"}  # DeiT's column of the table differs from CPVT's only in that
     assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
 
 
@@ -220,7 +220,7 @@ def test_what_section_5_2_leaves_out_is_deits():
 
 
 def released_settings(recipe, gpus=4):
-    """Name the values of a recipe as the released configuration does."""
+    """Return the values of a recipe, named as in the released configuration."""
     model = model_of(recipe)
     configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -273,7 +273,7 @@ def test_the_recipes_of_posmlp_have_the_settings_of_its_released_configurations(
         and recipe.aug_repeats == 1
         and recipe.augmentation.random_crop_padding == 0
     )
-    # beside these there are seeds, reports, and what is off: no other augmentation, no other decay
+    # the others are seeds, reports, and disabled options: no other augmentation, no other decay
     off = {"vflip": 0.0, "drop_block": None, "drop_connect": None, "gp": None, "jsd": False, "aug_splits": 0}
     assert {column: row[column] for column in off} == off and not row["epoch_repeats"]
     rates = RELEASED["learning_rate"]["values"][letter]
@@ -349,7 +349,7 @@ def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, enc
 
 
 def documentation(name):
-    """Return the docstring of the file that a recipe is in."""
+    """Return the docstring of the file of a recipe."""
     return sys.modules[RECIPES[name].function.__module__].__doc__
 
 
@@ -408,8 +408,8 @@ def test_a_recipe_with_an_unknown_key_is_refused():
         Recipe.from_dict({"epocs": 3})
 
 
-#: What the published configurations of Compact Transformers say (SHI-Labs/Compact-Transformers, configs/): of the data
-#: sets, which ViT-Lite and CVT take, and CCT's own for CIFAR-10, which differs in one column.
+#: The published configurations of Compact Transformers (SHI-Labs/Compact-Transformers, configs/): those of the data
+#: sets, for ViT-Lite and CVT, and CCT's for CIFAR-10, which differs in one column.
 CIFAR = {
     "scale": (0.8, 1.0),
     "random_interpolation": True,
@@ -436,7 +436,7 @@ CIFAR = {
 CIFAR10 = CIFAR | {"off_epoch": 175, "lr": 55e-5, "warmup_lr": 1e-5}
 CIFAR100 = CIFAR | {"off_epoch": 0, "lr": 6e-4, "warmup_lr": 1e-6}
 #: T2T-ViT's (yitu-opensource/T2T-ViT, main.py and its command for T2T-ViT-7) and Swin's (microsoft/Swin-Transformer,
-#: config.py and configs/swin), where LaPE's table has no column for it.
+#: config.py and configs/swin), for values without a column in LaPE's table.
 IMAGENET = {
     "scale": (0.08, 1.0),
     "hflip": 0.5,
@@ -535,12 +535,12 @@ def test_the_spaces_of_a_spec_are_no_difference_and_its_options_are():
     assert recipe.differences(dataclasses.replace(recipe, encoding=None)) == ["encoding"]
 
 
-# Recipes of others
+# Recipes of users
 
 
 @pytest.fixture
 def registered():
-    """Forget the recipes that a test registers."""
+    """Unregister the recipes that a test registers."""
     before = dict(RECIPES), dict(plugins._registered)
     yield RECIPES
     for holder, kept in zip((RECIPES, plugins._registered), before, strict=True):

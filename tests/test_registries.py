@@ -9,7 +9,7 @@ from graticule.specs import Spec
 
 
 class Method:
-    """What the registered classes of this test have in common."""
+    """Base class of the registered classes of this test."""
 
     def __init__(self, grid: int, clip: int = 8) -> None:
         self.grid, self.clip = grid, clip
@@ -68,7 +68,7 @@ def test_unknown_names_and_options_and_other_types_are_refused(methods, text, wh
 
 
 def test_a_name_has_one_class(methods):
-    methods.register("shaw")(Method)  # the same again, as a reloaded module registers it
+    methods.register("shaw")(Method)  # registered again, like by a reloaded module
     with pytest.raises(ValueError, match=r"`name` must be new, got 'shaw', which is the encoding .*Method"):
         methods.register("shaw")(Rotation)
     with pytest.raises(ValueError, match="must be an identifier"):

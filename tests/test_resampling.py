@@ -19,7 +19,7 @@ from graticule.grid import Grid, resize_map
 from graticule.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
 from graticule.testing import check_resampler
 
-#: Every mode of `interpolate` as a resampler, with the arguments that it has there.
+#: Every mode of `interpolate` as a resampler, with its arguments there.
 MODES = {
     f"{mode}(antialias={antialias}, align_corners={align})": {
         "mode": mode,
@@ -43,7 +43,7 @@ def image(height, width, channels=3):
 
 
 def sizes(name):
-    """(old, new) for a resampler."""
+    """Return pairs (old, new) for a resampler."""
     if TABLES[name] == "positions":
         return [((7, 10), new) for new in SIZES]
     return [(old, new) for old in ODD for new in ODD]
@@ -97,7 +97,7 @@ def test_a_crop_keeps_the_aspect_ratio_of_a_table_that_is_not_square():
 
 @pytest.mark.parametrize(("old", "new"), [(9, 27), (27, 31), (27, 13), (13, 13)])
 def test_geometric_is_beits(old, new):
-    """The spline of FITPACK through knots in a geometric series, as in BEiT's code."""
+    """BEiT's code uses the spline of FITPACK through knots in a geometric series."""
     map_ = image(old, old)
     if old == new:
         assert torch.equal(Geometric()(map_, (new, new)), map_)

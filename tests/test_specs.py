@@ -1,4 +1,4 @@
-"""The grammar of names with options: what is written comes back, and code is never run."""
+"""The grammar of names with options: round trips are exact, and code is never run."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Importing the package and asking for help must not import PyTorch: they have to answer at once."""
+"""Importing the package and printing help do not import PyTorch, so they are fast."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from graticule.cli import COMMANDS, main
 
 
 def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new process with only those of OpenMP's variables that are given."""
+    """Run code in a new process with only the given variables of OpenMP."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     return subprocess.run(
         [sys.executable, "-c", code],

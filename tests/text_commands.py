@@ -1,4 +1,4 @@
-"""What the tests of commands on text share: a command as a person types it, and short runs on text."""
+"""Helpers of the tests of commands on text: commands, and short runs on text."""
 
 import contextlib
 import dataclasses
@@ -13,21 +13,21 @@ from graticule.recipes import load_recipe
 from graticule.tasks import TextRecipe
 from graticule.training.module import TrainingModule
 
-#: Tokens that position information is held for.
+#: Number of tokens for which position information is stored.
 CONTEXT = 32
 
 
 def short_recipe(**options: Any) -> TextRecipe:
-    """Five steps of the smallest language model."""
+    """Return a recipe of five steps of the smallest language model."""
     fixed = {"model": "lm_nano", "context": CONTEXT, "epochs": 1, "warmup_epochs": 0, "limit_test": 4}
     return dataclasses.replace(load_recipe("pydoc_quick").quick(), **{**fixed, **options})
 
 
 @contextlib.contextmanager
 def spoiled_after_first_epoch() -> Iterator[None]:
-    """Let runs on text forget what they know of the tokens when a later epoch begins, so that their first is the best.
+    """Draw the token embeddings of runs on text again when a later epoch starts, so that the first epoch is the best.
 
-    Scores are measured as ever, so that the best weights and the last are told apart by what they score, too.
+    Scores are measured as usual, so the best weights and the last ones also differ in their scores.
     """
     begin = TrainingModule.on_train_epoch_start
 
@@ -42,7 +42,7 @@ def spoiled_after_first_epoch() -> Iterator[None]:
 
 
 def write_text_folder(root: Path, **files: str | bytes) -> Path:
-    """Write two texts of 2 kB in English and French, and further `files` beside them."""
+    """Write two texts of 2 kB in English and French, and the additional `files`."""
     root.mkdir(parents=True)
     texts = {
         "a": "the cat sat on the mat and the dog sat beside the cat. " * 40,

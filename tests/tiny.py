@@ -30,10 +30,10 @@ ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, Tok
 
 
 def takes(joining: str, encoding: str) -> bool:
-    """Whether a joining can bring an encoding to the layers, by what their classes say and what there is to learn."""
+    """Return whether a joining supports an encoding, by their classes and learned parameters."""
     kind, how = ENCODINGS[encoding], JOININGS[joining]
     if how.per_layer and not any(p.requires_grad for p in _position(encoding).parameters()):
-        return False  # the table of every layer would be the same
+        return False  # all layers would have the same table
     return joining == "default" or kind.joined in how.joins
 
 
@@ -45,7 +45,7 @@ def fields(encoding: str, joining: str = "default") -> frozenset[str]:
 
 
 def layers(encoding: str, joining: str = "default") -> list[graticule.LayerPosition]:
-    """Return what two layers of three heads get on a grid of 2 x 2."""
+    """Return the positions of two layers of three heads on a grid of 2 x 2."""
     given: list[graticule.LayerPosition] = _position(encoding, joining)(graticule.Grid(2, 2))
     return given
 
@@ -57,10 +57,10 @@ def _position(encoding: str, joining: str = "default") -> Any:
     )
 
 
-#: Every encoding alone with every joining that it takes.
+#: Every encoding alone with every joining that supports it.
 PAIRS = [(encoding, joining) for encoding in ENCODERS for joining in JOININGS if takes(joining, encoding)]
-#: Every encoding with the default joining, every joining with one encoding, and an absolute encoding beside a relative
-#: or a conditional one: what is true of encodings, of joinings and of backbones needs no product of them.
+#: Every encoding with the default joining, every joining with one encoding, and an absolute encoding with a relative or
+#: a conditional one: laws of encodings, of joinings and of backbones do not need their product.
 CHOICES = [
     *[pair for pair in PAIRS if pair[1] == "default" or pair[0] in ("learnable", "relative_bias")],
     ("learnable+relative_bias", "default"),
@@ -80,7 +80,7 @@ def _goes_with(others: str, encoding: str) -> bool:
 
 
 def _sums(most: int = 5) -> list[str]:
-    """Return sums of at most so many encodings in which every encoding is once."""
+    """Return sums of at most `most` encodings that contain every encoding once."""
     sums: list[str] = []
     for encoding in ENCODERS:
         place = next((i for i, one in enumerate(sums) if one.count("+") < most - 1 and _goes_with(one, encoding)), None)
@@ -91,8 +91,8 @@ def _sums(most: int = 5) -> list[str]:
     return sums
 
 
-#: Models in which every encoding and every joining is at least once, for laws of backbones: what holds with several
-#: encodings together holds with each, and what holds of an encoding alone is tested in tests/test_contract.py.
+#: Models that contain every encoding and every joining at least once, for laws of backbones: a law that holds with
+#: several encodings together holds with each; laws of single encodings are tested in tests/test_contract.py.
 COVER = [
     *[(one, "default") for one in _sums()],
     *[("learnable", joining) for joining in JOININGS if joining != "default"],
@@ -107,19 +107,19 @@ def spec(name: str, **options: Any) -> str:
 
 
 def having(encoding: str, **options: dict[str, Any]) -> str:
-    """Give options to names of a sum: having("peg+learnable", peg={"kernel": 5}) is 'peg(kernel=5)+learnable'."""
+    """Add options to names of a sum: having("peg+learnable", peg={"kernel": 5}) is 'peg(kernel=5)+learnable'."""
     return "+".join(spec(name, **options.get(name, {})) for name in encoding.split("+"))
 
 
 def tiny(
     encoding: str = "learnable", joining: str = "default", name: str = "vit_tiny_patch16_224", **kwargs: Any
 ) -> Any:
-    """Build a small model of the kind that `name` says."""
+    """Build a small model of the kind of `name`."""
     return graticule.create_model(name, encoding=encoding, joining=joining, **{**SIZE, **kwargs})
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what fills tensors, half of the time of building a model without memory."""
+    """Skips functions that fill tensors, half of the time of building a model without memory."""
 
     FILLS = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 
@@ -139,13 +139,13 @@ def without_memory() -> Iterator[None]:
 
 @cache
 def full_size(name: str, **kwargs: Any) -> Any:
-    """Build a model of full size without memory, once for all tests, which may not change it."""
+    """Build a model of full size without memory, once for all tests, which must not change it."""
     with without_memory():
         return graticule.create_model(name, **kwargs)
 
 
 def shallow(family: str) -> dict[str, Any]:
-    """Return the depths of the small model of a family with one block per stage, or two where there have to be two."""
+    """Return depths for the small model of a family with one block per stage, or two if it needs two."""
     sizes = SMALL[family][1]
     if "depths" in sizes:
         return {"depths": (1, 2) if family == "MViTv2" else (1,) * len(sizes["depths"])}
@@ -154,7 +154,7 @@ def shallow(family: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def draw(model: nn.Module) -> nn.Module:
-    """Draw every trainable parameter anew, norms and biases included, so that each one matters."""
+    """Draw every trainable parameter, including norms and biases, so that each one has an effect."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1) * 0.5)

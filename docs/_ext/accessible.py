@@ -1,4 +1,4 @@
-"""Repairs what the theme leaves out for keyboards and screen readers, in every page that is written."""
+"""Repair the accessibility of every page for keyboards and screen readers, where the theme lacks it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-#: A signature of several lines, of which Sphinx makes a list of definitions without terms.
+#: A signature of several lines, which Sphinx writes as a list of definitions without terms.
 SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.DOTALL)
 
 
 def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Give captions a level, code and tables a place in the order of focus, and signatures plain lines."""
+    """Give captions a heading level, make code and tables focusable, and write signatures as plain lines."""
     if "furo_navigation_tree" in context:
         tree = context["furo_navigation_tree"]
         context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')

@@ -1,4 +1,4 @@
-"""Makes the pages of the API: every public name of every public package, described by its docstring."""
+"""Write the pages of the API: every public name of every public package, described by its docstring."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sphinx.pycode import ModuleAnalyzer
 import graticule
 from graticule.encodings import ENCODINGS
 
-#: The packages whose public names have a page, and what they are for.
+#: The packages whose public names have a page, with a description.
 PACKAGES = {
-    "encodings": "The classes to extend, and the parts of encodings. Each encoding has a page of its own.",
+    "encodings": "Base classes to extend, and the parts of encodings. Each encoding has a separate page.",
     "backbones": "Models: vision transformers, pyramids, gated MLPs and mixers, language models.",
     "surgery": "Operations on an existing model: fold, resize, convert, attach, export.",
     "checkpoints": "Weights, in our names and in published ones.",
-    "analysis": "What a model knows of position, as numbers and as pictures.",
+    "analysis": "Measurements and figures of the position information in a model.",
     "dense": "Detectors and segmentation models.",
-    "tasks": "What is trained and how it is scored.",
+    "tasks": "Tasks: data, model, loss and score.",
     "training": "Runs: recipes, training, results.",
     "data": "Data sets, texts, tokenizers and augmentation.",
     "studies": "Comparisons of choices with several seeds.",
@@ -31,12 +31,12 @@ PACKAGES = {
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the pages by their paths."""
+    """Return path -> text of each page."""
     lines = [
         "# API",
         "",
         "Shapes use one letter for one thing everywhere: B is the batch, N the tokens, D the channels of the model, H",
-        "and W the height and width of the grid in patches, h the heads and d the channels of one. Rows come before",
+        "and W the height and width of the grid in patches, h the heads and d the channels per head. Rows come before",
         "columns.",
         "",
         "```{toctree}",
@@ -74,14 +74,14 @@ def _package(package: str, about: str) -> str:
     parts = [f"# graticule.{package}\n\n{about}\n\n"]
     if here:
         links = ", ".join(f"{{py:obj}}`graticule.{name}`" for name in here)
-        parts.append(f"Also from here, and described with [graticule](graticule.md): {links}.\n\n")
+        parts.append(f"Also exported here, and described in [graticule](graticule.md): {links}.\n\n")
     classes = set(ENCODINGS.values())
     parts += [_entry(f"graticule.{package}", name) for name in names if _value(module, name) not in classes]
     return "".join(parts)
 
 
 def public_names(module: Any) -> list[str]:
-    """List the public names of a module: its `__all__`, or the functions that it defines."""
+    """Return the public names of a module: its `__all__`, or the functions that it defines."""
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
     return [name for name, value in vars(module).items() if not name.startswith("_") and _defined_in(module, value)]
@@ -101,7 +101,7 @@ def _entry(module: str, name: str) -> str:
     options = ""
     if inspect.isclass(value):
         kind, options = "class", "   :members:\n   :show-inheritance:\n"
-        if fields := getattr(value, "_fields", None):  # a named tuple says 'Alias for field number 0' of each
+        if fields := getattr(value, "_fields", None):  # a named tuple documents each as 'Alias for field number 0'
             options += f"   :exclude-members: {', '.join(fields)}\n"
     elif inspect.isroutine(value) or (callable(value) and inspect.getdoc(value)):
         kind = "function"
@@ -114,7 +114,7 @@ def _constant(module: str, name: str, value: Any) -> str:
     """Return the options and the text of a constant, a registry or a module, indented.
 
     Raises:
-        ValueError: if nothing describes it.
+        ValueError: if it has no description.
     """
     simple = isinstance(value, int | float | str | tuple) or get_origin(value) is Literal
     shown = repr(value).removeprefix("typing.") if simple else ""
@@ -126,7 +126,7 @@ def _constant(module: str, name: str, value: Any) -> str:
 
 
 def _comment(module: str, name: str) -> str:
-    """Return the comment of `#:` before `name` in the file of the package that defines it."""
+    """Return the `#:` comment before `name`, in the file of the package that defines it."""
     folder = Path(graticule.__file__).parent.joinpath(*module.split(".")[1:])
     for path in sorted(folder.rglob("*.py")):
         if f"\n{name}" in path.read_text(encoding="utf-8"):
@@ -136,28 +136,28 @@ def _comment(module: str, name: str) -> str:
     return ""
 
 
-#: The text of an attribute until napoleon has seen it.
+#: The text of an attribute, stored until napoleon has processed it.
 _ATTRIBUTES: dict[str, list[str]] = {}
-#: A line such as 'pre: (N, D), added to the tokens' that begins the description of a field.
+#: The first line of the description of a field, such as 'pre: (N, D), added to the tokens'.
 _FIELD = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
-#: Names that are links; all other text in backticks is code, since a word such as `sizes` names many things.
+#: Names that become links; all other text in backticks is code, since a word such as `sizes` has many meanings.
 _NAME = re.compile(r"^(graticule\.[\w.]+|[A-Z]\w+(\.\w+)?)$")
 
 
 def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring: lists of fields, code in backticks, no markup by accident."""
+    """Convert a docstring to reStructuredText: lists of fields, code in backticks, no accidental markup."""
     lines[:] = _with_lists(list(_escaped(lines)))
     if what == "attribute":
         _ATTRIBUTES[name] = list(lines)
 
 
 def keep_attribute(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Undo what napoleon makes of an attribute: it takes all before the first colon for a type."""
+    """Restore the text of an attribute: napoleon parses everything before the first colon as a type."""
     lines[:] = _ATTRIBUTES.pop(name, lines)
 
 
 def _escaped(lines: list[str]) -> Iterator[str]:
-    """Escape what reStructuredText would take for markup, but for directives and examples."""
+    """Escape text that reStructuredText would parse as markup, except directives and examples."""
     inside: int | None = None  # the indentation of a directive
     for line in lines:
         depth = len(line) - len(line.lstrip())
@@ -183,12 +183,12 @@ def _code(part: str) -> str:
 
 def _plain(part: str) -> str:
     part = re.sub(r"(?<![\s(])_(?=\W|$)", r"\\_", part)  # 'name_' is a link
-    part = re.sub(r"\*(?=\S)", r"\\*", part)  # '*args' begins emphasis
+    part = re.sub(r"\*(?=\S)", r"\\*", part)  # '*args' starts emphasis
     return re.sub(r"\|(?=\S)", r"\\|", part)  # '|x|' is a substitution
 
 
 def _with_lists(lines: list[str]) -> list[str]:
-    """Make lists of paragraphs whose lines describe fields, 'name: text'."""
+    """Convert paragraphs whose lines describe fields, 'name: text', to lists."""
     found: list[str] = []
     for index, line in enumerate(lines):
         starts = not index or not lines[index - 1].strip()

@@ -1,4 +1,4 @@
-"""Makes one page with the help of every command, as an 80-column terminal prints it."""
+"""Write one page with the help of every command, as printed on an 80-column terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from graticule.cli import COMMANDS, main
 HEAD = """# Command line
 
 `graticule COMMAND TARGET [options]`. Names of models, encodings and joinings are the same as in Python, with their
-options: `--encoding "rope(base=100)"`. This is the help of each command as it is printed in a terminal of 80 columns;
+options: `--encoding "rope(base=100)"`. This is the help of each command as printed on a terminal of 80 columns;
 `--help-all` adds rare options.
 
-What prints a table prints it as JSON with `--json`, and nothing else, on stdout; progress and errors are on stderr. An
-error is one line, and the exit code 1, or 2 for an option or a value that cannot be read.
+With `--json`, commands that print a table print only JSON on stdout; progress and errors are on stderr. An error is one
+line, and the exit code 1, or 2 for an option or a value that cannot be parsed.
 
-`graticule --completion bash` prints a script with which a shell completes commands, options and recipes:
+`graticule --completion bash` prints a completion script for a shell, for commands, options and recipes:
 
 ```sh
 graticule --completion bash > ~/.local/share/bash-completion/completions/graticule
@@ -31,10 +31,10 @@ graticule --completion fish > ~/.config/fish/completions/graticule.fish
 
 
 def help_of(arguments: list[str]) -> str:
-    """Return what `graticule ARGUMENTS` prints in a terminal of 80 columns.
+    """Return the output of `graticule ARGUMENTS` on a terminal of 80 columns.
 
     Raises:
-        ValueError: if it fails.
+        ValueError: if the command fails.
     """
     printed = io.StringIO()
     code: object = 0
@@ -50,7 +50,7 @@ def help_of(arguments: list[str]) -> str:
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the page by its path."""
+    """Return path -> text of the page."""
     parts = [HEAD, f"```text\n{help_of(['--help'])}\n```\n"]
     for name in COMMANDS:
         parts.append(f"\n## graticule {name}\n\n```text\n{help_of([name, '--help'])}\n```\n")

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/concepts.md: `python docs/_ext/drawings.py` writes docs/figures/concepts/*.svg."""
+"""Draw the figures of docs/concepts.md: `python docs/_ext/drawings.py` writes docs/figures/concepts/*.svg."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DARK_BLUE, DARK_ORANGE, DARK_GREEN = "#1f5f99", "#a34d00", "#256b2a"
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure whose unit is an inch, with y upwards."""
+    """Return an empty figure in inches, with y upwards."""
     figure = Figure(figsize=(width, height), facecolor="white")
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, width), ylim=(0, height), aspect="equal")
@@ -47,7 +47,7 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], color:
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str = INK, size: float = 9, **more: object) -> None:
-    """Write text, centered."""
+    """Draw centered text."""
     ax.text(x, y, text, color=color, fontsize=size, **{"ha": "center", "va": "center", **more})
 
 
@@ -97,7 +97,7 @@ def encoding() -> Figure:
 
 
 def joining() -> Figure:
-    """Draw how a table reaches three layers by four joinings."""
+    """Draw four joinings of a table with three layers."""
     figure, ax = canvas(10.4, 3.9)
     for column, (name, about) in enumerate(
         {
@@ -140,7 +140,7 @@ def joining() -> Figure:
 
 
 def layer_position() -> Figure:
-    """Draw where the fields of a LayerPosition enter a block."""
+    """Draw a block with the position of each field of a LayerPosition."""
     figure, ax = canvas(10.4, 3.5)
     y = 1.7
     label(ax, 0.35, y + 0.2, "tokens", size=9)
@@ -181,7 +181,7 @@ def layer_position() -> Figure:
 
 
 def fold() -> Figure:
-    """Draw what folding replaces."""
+    """Draw a model before and after folding."""
     figure, ax = canvas(9.2, 2.9)
     label(ax, 2.3, 2.7, "as trained: computed in every forward pass", size=9.5)
     label(ax, 7.2, 2.7, "folded: constants for this grid", size=9.5)

@@ -1,4 +1,4 @@
-"""Writes formulas as MathML, which browsers draw by themselves: no script, no font, no network."""
+"""Write formulas as MathML, which browsers render without scripts, fonts or network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
-#: Words such as softmax or LN, which are names of functions, but not those of commands or within \text{}.
+#: Words such as softmax or LN, which are names of functions, except commands and words within \text{}.
 WORD = re.compile(r"(\\[A-Za-z]+\s*(?:\{[^{}]*\})?)|(?<![A-Za-z])([A-Za-z]{2,})(?![A-Za-z])")
-#: Commands whose argument is text already.
+#: Commands whose argument is already text.
 TEXT = re.compile(r"\\(text|mathrm|operatorname|mathbb|begin|end)\b")
 
 
 def upright(formula: str) -> str:
-    """Set words of several letters upright: 'softmax(x)' -> '\\mathrm{softmax}(x)'."""
+    """Make words of several letters upright: 'softmax(x)' -> '\\mathrm{softmax}(x)'."""
 
     def one(match: re.Match[str]) -> str:
         if match[2]:
@@ -36,7 +36,7 @@ def mathml(formula: str, block: bool) -> str:
     """Return a formula as MathML.
 
     Raises:
-        MathError: if it is not understood.
+        MathError: if it cannot be parsed.
     """
     if block and "\\\\" in formula and "\\begin" not in formula:
         formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
@@ -46,16 +46,16 @@ def mathml(formula: str, block: bool) -> str:
 
 
 def visit(translator: Any, node: nodes.Node) -> None:
-    """Write a formula."""
+    """Write a formula to the page."""
     block = isinstance(node, nodes.math_block)
     try:
         translator.body.append(mathml(node.astext(), block))
     except MathError as error:
-        logger.warning("formula is not understood: %s (%s)", node.astext(), error, location=node)
+        logger.warning("cannot parse formula: %s (%s)", node.astext(), error, location=node)
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the writer of formulas as 'mathml'."""
+    """Register 'mathml' as a writer of formulas."""
     app.add_html_math_renderer("mathml", (visit, None), (visit, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

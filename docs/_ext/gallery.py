@@ -1,4 +1,4 @@
-"""Makes the gallery: one page and one picture per registered encoding."""
+"""Write the gallery: one page and one figure per registered encoding."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from graticule.encodings import ENCODINGS, MixingEncoding
 from graticule.grid import Grid
 from graticule.studies.matrix import GROUPS, group_of, initials, reference, summary
 
-#: The grids of the pictures.
+#: The grids of the figures.
 GRIDS = (Grid(7, 7), Grid(7, 11))
-#: The model whose position is counted, by whether the encoding mixes tokens.
+#: The model for the cost of an encoding: whether the encoding mixes tokens -> name.
 MODELS = {False: "deit_tiny_patch16_224", True: "gmlp_s16_224"}
 TITLES = {
     "absolute": "Absolute: a vector per token",
@@ -37,7 +37,7 @@ TITLES = {
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Write the pictures; returns the pages by their paths."""
+    """Write the figures; returns path -> text of each page."""
     (root / "gallery").mkdir(exist_ok=True)
     rows = _rows_of_matrix(root / "matrix.md")
     found = {"gallery/index.md": _index()}
@@ -49,12 +49,12 @@ def pages(root: Path) -> dict[str, str]:
 def _index() -> str:
     parts = [
         "# Gallery of encodings\n\n"
-        "Each page has the formula, the options, a picture of what the encoding says at the center of two grids, its "
-        "cost, and which backbones and joinings it goes with. [All options in one table](../encodings.md).\n"
+        "Each page has the formula, the options, a figure of the position information at the center of two grids, the "
+        "cost, and the compatible backbones and joinings. [All options in one table](../encodings.md).\n"
     ]
     for group, _, _ in GROUPS:
         names = [name for name in sorted(ENCODINGS) if group_of(name) == group]
-        parts.append(f"\n## {TITLES[group]}\n\n| encoding | what it does |\n| --- | --- |\n")
+        parts.append(f"\n## {TITLES[group]}\n\n| encoding | description |\n| --- | --- |\n")
         parts += [f"| [`{name}`]({name}.md) | {_cell(summary(ENCODINGS[name]))} |\n" for name in names]
         entries = "\n".join(names)
         parts.append(f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n")
@@ -91,9 +91,9 @@ def _example(name: str) -> str:
 
 
 def picture(name: str) -> tuple[Figure | None, bool]:
-    """Draw the maps of an encoding on both grids, one row per grid; None where it says nothing.
+    """Draw the maps of an encoding on both grids, one row per grid; None if it has no position information.
 
-    Returns also whether its parameters start at zero and were drawn from a normal distribution instead.
+    Also returns whether its parameters start at zero and were drawn from a normal distribution instead.
     """
     position, drawn = says.build(name)
     maps = [says.says_at_center(name, grid, position) for grid in GRIDS]
@@ -128,11 +128,11 @@ def _unit(name: str) -> str:
 
 
 def _alternative(name: str) -> str:
-    return f"Maps of what {name} gives the token at the center of 7 x 7 and 7 x 11 patches"
+    return f"Maps of {name} for the token at the center of 7 x 7 and 7 x 11 patches"
 
 
 def _caption(drawn: bool) -> str:
-    state = "parameters drawn from a normal distribution, as they start at zero" if drawn else "as it is initialized"
+    state = "parameters drawn from a normal distribution, as they start at zero" if drawn else "as initialized"
     return (
         f"Built for 7 x 7 patches, {says.DIM} channels and {says.HEADS} heads or groups, {state}; the square is the "
         "token at the center. At 7 x 11 patches it is computed or resampled, as for an image of another size."
@@ -142,9 +142,9 @@ def _caption(drawn: bool) -> str:
 def _options(kind: Any) -> str:
     types = kind.option_types()
     if not types:
-        return "## Options\n\nNone of its own.\n\n"
+        return "## Options\n\nNone.\n\n"
     texts = option_texts(kind)
-    lines = ["## Options", "", "| option | default | values | what it is |", "| --- | --- | --- | --- |"]
+    lines = ["## Options", "", "| option | default | values | description |", "| --- | --- | --- | --- |"]
     for option, each in types.items():
         if option not in texts:
             raise ValueError(
@@ -152,16 +152,16 @@ def _options(kind: Any) -> str:
             )
         lines.append(f"| `{option}` | `{each.default!r}` | {_cell(_type(each.kind))} | {_cell(texts[option])} |")
     if kind.has_layers():
-        about = "number of the first layers that have it, or the indices of any (all without it)"
+        about = "number of the first layers that use it, or the indices of any layers (default: all)"
         lines.append(f"| `layers` | `None` | `int`, or `int, ...`, or `None` | {about} |")
     return (
         "\n".join(lines)
-        + "\n\nA single letter, such as T or K, is that of the formula in the [definition](#definition).\n\n"
+        + "\n\nA single letter, such as T or K, refers to the formula in the [definition](#definition).\n\n"
     )
 
 
 def option_texts(kind: Any) -> dict[str, str]:
-    """Return what the docstrings of an encoding and of the parts that it is made of say of its options."""
+    """Return the descriptions of its options from the docstrings of an encoding and of its parts."""
     hints = typing.get_type_hints(kind.__init__)
     parts = [hint for hint in hints.values() if inspect.isclass(hint) and dataclasses.is_dataclass(hint)]
     found: dict[str, str] = {}
@@ -172,7 +172,7 @@ def option_texts(kind: Any) -> dict[str, str]:
 
 
 def _described(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and descriptions of the lines 'name: text', with the lines that continue them."""
+    """Yield the names and descriptions of lines 'name: text', including continuation lines."""
     entry = re.compile(r"^( *)([a-z_]\w*(?:, [a-z_]\w*)*): (\S.*(?:\n\1 +\S.*)*)", re.MULTILINE)
     for _, names, about in entry.findall(text):
         plain = re.sub(r":math:`([^`]*)`", r"$\1$", " ".join(about.split()))
@@ -181,7 +181,7 @@ def _described(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _type(kind: Any) -> str:
-    """Say the values of a type: 'a' or 'b' of a literal, its name of any other."""
+    """Describe the values of a type: 'a' or 'b' for a literal, its name for any other."""
     if typing.get_origin(kind) is tuple:
         return ", ".join("..." if each is ... else _type(each) for each in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:
@@ -198,7 +198,7 @@ def _type(kind: Any) -> str:
 @cache
 def _measured(model: str, encoding: str) -> tuple[int, int]:
     """Return the parameters of the position of a model, and its multiply-adds for one image."""
-    # the exponential of a matrix (LieRE) has no shapes alone, which is all that the meta device computes
+    # the exponential of a matrix (LieRE) is not implemented on the meta device
     device = "cpu" if encoding == "liere" else "meta"
     with torch.device(device):
         built = graticule.create_model(model, encoding=encoding).eval()
@@ -230,14 +230,14 @@ def _where(name: str, goes_with: list[tuple[str, list[str]]]) -> str:
         together.setdefault(tuple(joinings), []).append(family)
     for joinings, families in together.items():
         lines.append(f"| {'; '.join(families)} | {', '.join(f'`{joining}`' for joining in joinings)} |")
-    return "\n".join(lines) + "\n\nAlone, as in [what goes with what](../matrix.md).\n\n"
+    return "\n".join(lines) + "\n\nWithout further encodings, as in [compatibility](../matrix.md).\n\n"
 
 
 def _results(root: Path) -> str:
     known = {
-        "extrapolation.md": "at image sizes and lengths that it was not trained at",
-        "gym.md": "on tasks that need one kind of knowledge of position",
-        "results.md": "all other figures",
+        "extrapolation.md": "at image sizes and lengths other than those of training",
+        "gym.md": "on tasks that need one kind of position information",
+        "results.md": "all other measurements",
     }
     links = [
         f"- [{name.removesuffix('.md').capitalize()}](../{name}): {about}"
@@ -248,7 +248,7 @@ def _results(root: Path) -> str:
 
 
 def _rows_of_matrix(path: Path) -> dict[str, list[tuple[str, list[str]]]]:
-    """Read docs/matrix.md, which a test compares with the code: encoding -> pairs of a family and its joinings."""
+    """Read docs/matrix.md, which a test compares with the code: encoding -> pairs of a family and the joinings."""
     short = {letters: name for name, letters in initials().items()}
     rows = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
@@ -266,5 +266,5 @@ def _rows_of_matrix(path: Path) -> dict[str, list[tuple[str, list[str]]]]:
 
 
 def _cell(text: str) -> str:
-    """Escape what would end a cell of a table."""
+    """Escape characters that would end a cell of a table."""
     return text.replace("|", r"\|")

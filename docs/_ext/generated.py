@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code, before the site is read: encodings, commands, API."""
+"""Write the pages that are generated from the code (encodings, commands, API) before Sphinx reads the sources."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def write_pages(app: Sphinx) -> None:
         for name, text in maker.pages(root).items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_text(encoding="utf-8") != text:  # others are not read again
+            if not path.exists() or path.read_text(encoding="utf-8") != text:  # unchanged pages are not read again
                 path.write_text(text, encoding="utf-8")
 
 
 def leave_out_absent(app: Sphinx, name: str, source: list[str]) -> None:
-    """Leave out of the contents what is written by commands that were not run yet: entries that end with *."""
+    """Remove entries of the contents that end with * and match no page: their commands have not been run."""
     if name == "index":
         present = lambda line: not line.endswith("*") or any(Path(app.srcdir).glob(f"{line}.md"))  # noqa: E731
         source[0] = "\n".join(line for line in source[0].splitlines() if present(line))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Write the pages when the build begins, and make docstrings reStructuredText when they are read."""
+    """Write the pages when the build starts, and convert docstrings to reStructuredText when they are read."""
     app.connect("builder-inited", write_pages)
     app.connect("source-read", leave_out_absent)
     app.connect("autodoc-process-docstring", api.process_docstring, priority=100)  # before napoleon

@@ -1,4 +1,4 @@
-"""What an encoding says about position at the center token of a grid, as maps to draw."""
+"""Maps of the position information of an encoding at the center token of a grid."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from graticule.grid import Grid
 from graticule.layer_position import LayerPosition, bias_of
 from graticule.token_mlp import TokenMlp
 
-#: Sizes of the layers that encodings are built for: D, layers, heads or groups.
+#: Sizes of the layers for which encodings are built: D, layers, heads or groups.
 DIM, DEPTH, HEADS = 96, 2, 3
-#: The grid that encodings are built for; they are evaluated at any.
+#: The grid for which encodings are built; they are evaluated on any grid.
 BUILT = Grid(7, 7)
-#: Maps of this many heads or groups are drawn at most.
+#: Maximum number of heads or groups whose maps are drawn.
 SHOWN = 3
 
 
@@ -32,7 +32,7 @@ SHOWN = 3
 class Map:
     """A map over the grid.
 
-    title: what the values are.
+    title: description of the values.
     values: (H, W).
     signed: whether 0 is the middle of the colors.
     lowest, highest: the range of the colors.
@@ -46,14 +46,14 @@ class Map:
 
     @property
     def colors(self) -> str:
-        """The color map of matplotlib."""
+        """Name of the color map of matplotlib."""
         return "RdBu_r" if self.signed else "viridis"
 
 
 def build(name: str) -> tuple[Position, bool]:
-    """Build the position of an encoding for `BUILT`; returns it, and whether its parameters had to be drawn.
+    """Build the position of an encoding for `BUILT`; returns it, and whether its parameters were drawn.
 
-    Encodings that start at zero would say nothing, so their parameters are drawn from a normal distribution.
+    The maps of encodings that start at zero would be empty, so their parameters are drawn from a normal distribution.
     """
     torch.manual_seed(0)
     position = build_position(BUILT, dim=DIM, depth=DEPTH, num_heads=HEADS, encoding=name).eval()
@@ -67,9 +67,9 @@ def build(name: str) -> tuple[Position, bool]:
 
 
 def says_at_center(name: str, grid: Grid, position: Position | None = None) -> list[Map]:
-    """Return what an encoding, built for `BUILT`, gives the token at the center of `grid`.
+    """Return the maps of an encoding, built for `BUILT`, for the token at the center of `grid`.
 
-    One map per head or group of channels where they differ, with a common scale.
+    There is one map per head or group of channels if they differ, with a common scale.
     """
     position = build(name)[0] if position is None else position
     with torch.no_grad():
@@ -77,7 +77,7 @@ def says_at_center(name: str, grid: Grid, position: Position | None = None) -> l
 
 
 def common_scale(maps: list[Map]) -> list[Map]:
-    """Give maps one range of values, symmetric around 0 where there are values on both sides of it."""
+    """Set one range of values for all maps, symmetric around 0 if there are values of both signs."""
     if not maps:
         return []
     lowest, highest = (float(f([f(each.values) for each in maps])) for f in (np.min, np.max))
@@ -89,7 +89,7 @@ def common_scale(maps: list[Map]) -> list[Map]:
 
 
 def _maps(position: Position, grid: Grid) -> list[Map]:
-    """Read the maps of the first layer that gets something."""
+    """Return the maps of the first layer that has a position."""
     for given in position(grid):
         if any(value is not None for value in given):
             return _of_layer(given, grid)
@@ -142,7 +142,7 @@ def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
 
 
 def _rows(title: str, pairs: Tensor, center: int, grid: Grid, signed: bool = False) -> list[Map]:
-    """Return the row of the center of each head or group; one if all are alike."""
+    """Return the row of the center token for each head or group; a single one if all are equal."""
     rows = pairs.reshape(-1, *pairs.shape[-2:])[:SHOWN, center]
     if len(rows) == 1 or torch.allclose(rows, rows[:1].expand_as(rows)):
         return [_map(title, rows[0], grid, signed)]
@@ -154,16 +154,16 @@ def _map(title: str, row: Tensor, grid: Grid, signed: bool = False) -> Map:
 
 
 def _reach(function: Callable[[Tensor], Tensor], tokens: Tensor, center: int, residual: bool = False) -> Tensor:
-    """Return by how much a change of each token changes what the center gets, (N,); 1 is as much as the change itself.
+    """Return the change at the center for a change of each token, (N,); 1 is as large as the change itself.
 
     Args:
-        function: of tokens (B, N, D).
+        function: function of tokens (B, N, D).
         tokens: (1, N, D).
-        center: index of the token that is looked at.
-        residual: whether the tokens themselves are part of the result, which is taken out.
+        center: index of the center token.
+        residual: whether the result includes the tokens themselves, which are subtracted.
     """
     change = torch.randn(tokens.shape[-1], generator=torch.Generator().manual_seed(2))
-    changed = tokens + torch.eye(tokens.shape[1])[:, :, None] * change  # (N, N, D): one with each token changed
+    changed = tokens + torch.eye(tokens.shape[1])[:, :, None] * change  # (N, N, D): token n changed in entry n
     moved = function(changed)[:, center] - function(tokens)[:, center]  # (N, D)
     if residual:
         moved[center] -= change

@@ -1,4 +1,4 @@
-"""The commands and code of the site that take longer than the tests of the library may; `make docs` runs them."""
+"""Tests of slow commands and code of the site; `make docs` runs them."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ def page(name):
 
 
 def block(name, word):
-    """Return the block of Python of a page that begins with "```python WORD"."""
+    """Return the Python block of a page that starts with "```python WORD"."""
     (code,) = re.findall(rf"^```python {word}\n(.*?)^```", page(name), flags=re.DOTALL | re.MULTILINE)
     return compile(code, f"{name}.md", "exec")
 

@@ -1,4 +1,4 @@
-"""The built site: every link, anchor and picture is there, every picture has a description, and nothing is fetched."""
+"""Tests of the built site: every link, anchor and image exists, every image has a description, nothing is fetched."""
 
 import re
 from html.parser import HTMLParser
@@ -9,12 +9,12 @@ import pytest
 
 SITE = Path(__file__).parents[1] / "_build" / "html"
 PAGES = sorted(path for path in SITE.rglob("*.html") if "_modules" not in path.parts)
-#: Tags of HTML that load something by themselves.
+#: HTML tags that load a resource.
 LOADS = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
 class Page(HTMLParser):
-    """Collects what a page points to."""
+    """Collects the links, anchors and images of a page."""
 
     def __init__(self, path):
         super().__init__()

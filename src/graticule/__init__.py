@@ -1,4 +1,4 @@
-"""Position for vision backbones: encodings, joinings, backbones, and analyses of what every layer knows of position.
+"""Position encodings for vision backbones: encodings, joinings, backbones, and analyses of position in every layer.
 
 A name is imported when it is first used, so that `import graticule` costs milliseconds. `import graticule.backbones`
 registers the models with timm, as `graticule_...`.

@@ -1,4 +1,4 @@
-"""Checks of arguments: of the annotated type, and in the range that goes with their name."""
+"""Checks of arguments against their annotated types and the ranges of their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`; `open` leaves out `least`, and `share` is [0, 1)."""
+    """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1)."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -43,12 +43,12 @@ class Range:
 
 
 _CHANNELS = Range(1, 2**20)
-_MANY = Range(most=2**20)  # the least is a rule of each
+_MANY = Range(most=2**20)  # each function checks its own minimum
 _SIDE = Range(1, 2**16)
 _POSITIVE = Range(0, 1e9, open=True)
 _SHARE = Range(share=True)
-#: The range of a number by the name of its argument, which means the same everywhere. The upper ends are far beyond
-#: any model; they keep what is built from numbers that no machine can count to.
+#: Name of an argument -> the range of its value. A name means the same everywhere. The upper limits are far beyond any
+#: model; they refuse numbers that no machine can handle.
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "hidden"), _CHANNELS),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans"), Range(1, 2**16)),
@@ -71,12 +71,12 @@ RANGES: dict[str, Range] = {
 def checked(function: F) -> F:
     """Decorate a function so that its arguments are checked before it does anything.
 
-    An argument has to be of the type that it is annotated with, as far as that is made of numbers, words, truth
-    values, sequences of them and classes; a real number has to be finite, and a number in the range of `RANGES`.
+    An argument must have its annotated type, as far as that consists of numbers, strings, booleans, sequences of them
+    and classes. A float must be finite, and a number must be in its range in `RANGES`.
 
     Raises:
         TypeError: when it is called with an argument of another type.
-        ValueError: when it is called with a number out of range, or a word that is none of the choices.
+        ValueError: when it is called with a number out of range, or a string that is not one of the choices.
     """
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def checked(function: F) -> F:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # whose own error names what is missing or left over
+            return function(*args, **kwargs)  # its own error names missing and unexpected arguments
         for name, value in given.items():
             if name in hints and signature.parameters[name].kind not in (
                 inspect.Parameter.VAR_POSITIONAL,
@@ -101,11 +101,11 @@ def checked(function: F) -> F:
 
 
 def check(name: str, value: Any, kind: Any) -> None:
-    """Check that the argument `name` is of the type `kind` and in its range.
+    """Check that the argument `name` has the type `kind` and is in its range.
 
     Raises:
-        TypeError: if it is of another type.
-        ValueError: if it is out of range, or none of the choices.
+        TypeError: if it has another type.
+        ValueError: if it is out of range, or not one of the choices.
     """
     if not any(_is(value, one) for one in _alternatives(kind)):
         choices = [
@@ -128,18 +128,18 @@ def type_words(kind: Any) -> str:
 
 
 def whole(value: Any) -> bool:
-    """Return whether it is a whole number; a truth value is none, and a number of NumPy is one."""
+    """Return whether `value` is a whole number: integers of NumPy are, booleans are not."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """A value as it can stand in a message of one line."""
+    """Format a value for a message of one line."""
     text = printable(repr(value))
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal or a picture cannot show in a name: line ends, control codes, bytes that are not text."""
+    """Escape characters that a terminal or a figure cannot show: line ends, control codes, bytes that are not text."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -149,7 +149,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Return whether a value is of an annotated type; what cannot be asked at run time is taken for true."""
+    """Return whether a value has an annotated type; True for types that cannot be checked at run time."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True
@@ -178,7 +178,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> list[str]:
-    """Describe what a type asks for."""
+    """Describe in words the values that a type allows."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return [f"one of {', '.join(map(str, inner))}"]
@@ -195,14 +195,14 @@ def _words(kind: Any) -> list[str]:
 
 def _plural(kind: Any) -> str:
     word = _WORDS.get(_plain(kind), "a value")
-    return f"{word.removeprefix('a ')}s" if word.startswith("a ") else "truth values"
+    return f"{word.removeprefix('a ')}s" if word.startswith("a ") else "booleans"
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}
 
 
 def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
-    """Read sizes of images, SIDE or HEIGHTxWIDTH in pixels, as (height, width)."""
+    """Parse sizes of images, SIDE or HEIGHTxWIDTH in pixels, into (height, width)."""
     sizes = []
     for text in given:
         sides = text.lower().split("x")

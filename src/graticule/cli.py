@@ -22,21 +22,21 @@ from graticule.terminal import red
 COMMANDS = {
     "models": "list models, encodings, joinings and recipes",
     "matrix": "list which models take which encodings and joinings",
-    "new": "write a plugin to start from, and a test that it passes",
+    "new": "write a template of a plugin, and a test for it",
     "train": "train a recipe, or resume a run",
     "runs": "list runs with their progress and results",
     "plot": "draw learning curves of runs, or their mean with a band",
     "report": "write a page on runs: results, tests, curves, recipes, position",
     "evaluate": "score models at several image sizes or text lengths",
-    "predict": "draw and write what a run finds: classes, boxes, masks",
+    "predict": "draw and write predictions of a run: classes, boxes, masks",
     "generate": "continue a text with a run on text",
-    "correlations": "draw position as each layer sees it, and biases of heads",
+    "correlations": "draw position correlations in each layer, and biases of heads",
     "translation": "measure how far each layer is from translation equivariance",
     "attention": "draw attention maps, with and without position",
-    "explore": "choose a token, and see what it means to each layer: a page",
+    "explore": "write a page that shows position and attention of chosen tokens",
     "mixing": "draw the token mixing of gated MLPs, and its non-locality",
-    "resamplers": "find the resampler that keeps features at other image sizes",
-    "audit": "measure what position costs and where it can be read: a page",
+    "resamplers": "find the resampler that preserves features at other image sizes",
+    "audit": "write a page on the cost of position and where it can be read",
     "check": "check the position code of a model, a module or a plugin",
     "export": "write a model for ONNX Runtime or torch.export, and test it",
     "publish": "write a run as a folder for the Hugging Face hub",
@@ -44,7 +44,7 @@ COMMANDS = {
     "study": "run a study: a question with its runs, tests and figure",
     "consolidate": "write the weights of a checkpoint to one safetensors file",
     "pack": "pack an image folder or tar shards into Arrow files",
-    "gym": "test what choices know of position, on generated tasks",
+    "gym": "test position encodings on generated tasks",
     "demo": "train, evaluate and analyze on embedded digits, in minutes",
 }
 _LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
@@ -58,15 +58,15 @@ backbone or a language model, and analyze it.
 {_LIST}
 
 To begin: graticule train digits_quick
-graticule COMMAND --help shows examples and usual options, --help-all every one.
-Every command takes --plugin FILE.py, your file that registers encodings,
-joinings, backbones or recipes. What prints a table prints JSON with --json.
-graticule --completion bash (zsh, fish) prints a script for your shell, which
-completes commands and options.
+graticule COMMAND --help shows examples and common options, --help-all all of
+them. Every command takes --plugin FILE.py, your file that registers encodings,
+joinings, backbones or recipes. Commands that print a table print JSON with
+--json. graticule --completion bash (zsh, fish) prints a script for your shell,
+which completes commands and options.
 An error is one line; GRATICULE_DEBUG=1 shows its traceback.
 """
 
-#: Those that, called again, resume what they began.
+#: Commands that resume their work when they are called again.
 RESUMABLE = {"compare", "study", "gym", "demo"}
 
 #: The exit code of a process whose reader has closed the pipe, as `head` does.
@@ -75,7 +75,7 @@ NO_READER = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 for an error that is reported, 2 for a bad option, 130 if stopped,
-    75 if a signal of a cluster stopped what can be resumed.
+    75 if a signal of a cluster stopped a command that can be resumed.
 
     It is 141 if the reader of the output has closed the pipe.
     """
@@ -85,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
-        finally:  # here, for at its end Python would complain of what it cannot write
+        finally:  # here, because at exit Python would report a failed write itself
             sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ngraticule: stopped.", file=sys.stderr)
         return STOPPED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _unread():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the buffer
             return NO_READER
         said = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
         if os.environ.get("GRATICULE_DEBUG") or said is None:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(red("graticule: error:", sys.stderr), printable(said.strip()), file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # of a full disk, of which Python would complain when it ends
+        except OSError:  # the disk is full, which Python would report again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -136,7 +136,7 @@ def _run(arguments: list[str]) -> int:
 def _unread() -> bool:
     """Return whether stdout is a pipe whose reader has gone away, as `head` does.
 
-    Writing once more would not show it: what an unbuffered stdout could not write is lost.
+    Another write would not show it: an unbuffered stdout loses what it could not write.
     """
     poll = select.poll()
     try:
@@ -160,12 +160,12 @@ def _named_mistakes() -> tuple[type[Exception], ...]:
     mistakes: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, FloatingPointError)
     lightning = sys.modules.get(
         "lightning.fabric.utilities.exceptions"
-    )  # it costs seconds, and many commands need none
+    )  # importing it takes seconds, and many commands do not need it
     return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
 
 
 class _ErrorsOnly(logging.Logger):
-    """A logger that stays at the level ERROR: some libraries set their own to another one when they are imported."""
+    """Logger that stays at the level ERROR, also if a library sets another level when it is imported."""
 
     def setLevel(self, level: int | str) -> None:
         """Set the level to ERROR, whatever `level`."""

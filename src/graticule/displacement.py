@@ -1,4 +1,4 @@
-"""Token mixing by displacement: a matrix product over all pairs of tokens, as a convolution that never makes it."""
+"""Token mixing by displacement: the product with a matrix of all pairs of tokens, computed as a convolution."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from graticule.grid import Grid
 
 #: A row whose normalizer is less than this share of the kernel's norm is computed pair by pair: the rounding errors of
-#: the transform, some 1e-16 of that norm and of the norm of a channel, would show in it.
+#: the transform, about 1e-16 of that norm and of the norm of a channel, would be visible in it.
 _SAFE = 1e-4
 
-#: Tokens from which on the convolution is faster than the matrix (`benchmarks/windows.py`).
+#: Number of tokens from which the convolution is faster than the matrix (`benchmarks/windows.py`).
 LARGE = 1024
 
-#: Numbers that an intermediate result may hold, beyond which the work is done in parts; few enough for the cache.
+#: Maximum size of an intermediate result, in numbers, so that it fits the cache; more work is done in parts.
 _WORKSPACE = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Displacements(NamedTuple):
     Args:
         table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on.
         softmax: whether the weights are the softmax of the table over each row.
-        weights: the weights themselves, (groups, N, N), where tokens are to be mixed by them; None where by `mix`.
+        weights: the weights themselves, (groups, N, N), if tokens are mixed by a matrix product; None if by `mix`.
     """
 
     table: Tensor
@@ -49,8 +49,8 @@ class Displacements(NamedTuple):
     def matrix(self) -> Tensor:
         """Compute the weights, (groups, N, N)."""
         height, width = self.grid.shape
-        # a token's row is the H x W cut of the table that begins at (H - 1 - y, W - 1 - x): no index of pairs is needed
-        if isinstance(height * width, torch.SymInt):  # such a cut fixes its size in a program
+        # a token's row is the H x W slice of the table from (H - 1 - y, W - 1 - x): no index of pairs is needed
+        if isinstance(height * width, torch.SymInt):  # such a slice would have a fixed size in an exported program
             index = displacement_index(self.grid).to(self.table.device)
             pairs = self.table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
         else:
@@ -58,14 +58,14 @@ class Displacements(NamedTuple):
         return pairs.softmax(-1) if self.softmax else pairs
 
     def with_weights(self) -> Displacements:
-        """Return the same with the weights computed, by which tokens are mixed then."""
+        """Return the same with computed weights, by which tokens are then mixed."""
         return self._replace(weights=self.matrix())
 
     def part(self, grid: Grid) -> Displacements:
-        """Return the weights among the tokens of a part of the grid, of the shape `grid`, wherever it is in it.
+        """Return the weights among the tokens of any part of the grid that has the shape of `grid`.
 
-        Displacements within it are a cut of the table. So a softmax is that of the tokens of the part: the others
-        are cut off before it, and rows sum to 1.
+        The displacements within the part are a slice of the table. So a softmax is over the tokens of the part: the
+        others are removed before it, and rows sum to 1.
         """
         rows, columns = (
             slice(whole - side, whole + side - 1) for whole, side in zip(self.grid.shape, grid.shape, strict=True)
@@ -79,16 +79,16 @@ class Displacements(NamedTuple):
         .. math:: y_i = \frac{\sum_j K[p_j - p_i] x_j}{\sum_j K[p_j - p_i]}, \quad K = e^{t - \max t}
 
         (or the numerator alone, with K = t) are convolutions with a kernel of all displacements, computed
-        by Fourier transform: O(C N log N) time and O(C N) memory for O(C N^2) and O(groups N^2). The convolution is
-        exact, not truncated. Its rounding error is the same for all rows, whatever they are themselves: about 1e-15
-        times the norm of the kernel, over the row's normalizer, and the norm of a channel of x, since the transform
-        is computed in float64 whatever the dtype of x. So tokens of very different norms do not disturb each other in
+        by Fourier transform: O(C N log N) time and O(C N) memory instead of O(C N^2) and O(groups N^2). The convolution
+        is exact, not truncated. Its rounding error is the same for all rows, whatever their values: about 1e-15
+        times the norm of the kernel, over the row's normalizer, and the norm of a channel of x, since the transform is
+        computed in float64 whatever the dtype of x. So tokens of very different norms do not disturb each other in
         float32, and a gradient that vanishes, as that of a saturated softmax, is zero up to 1e-15 of its terms.
 
         Rows for which this is not exact enough, since K almost vanishes on all their displacements, are computed pair
-        by pair, a few at a time; all rows are if there are so many of them that
-        it is faster. In a channel of a sample in which a number is infinite or NaN all tokens become NaN. There is a
-        backward pass, and none of the backward pass.
+        by pair, a few at a time; if there are so many of them that this is faster, all rows are. If a number of a
+        channel of a sample is infinite or NaN, all tokens of that channel become NaN. There is a backward pass, but no
+        double backward.
 
         Raises:
             ValueError: if x does not fit the table.
@@ -110,7 +110,7 @@ def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
     (rows, N), int64.
     """
     y, x = grid.coordinates(None if rows is None else rows.device).unbind(-1)
-    index = y * (2 * grid.width - 1) + x  # in a table; so are its differences, from the middle on
+    index = y * (2 * grid.width - 1) + x  # index in a table; differences of it, from the middle on, are indices, too
     start = (index if rows is None else index[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
     return index[None] - start[:, None]
 
@@ -160,12 +160,12 @@ def _mix_backward(grad: Tensor, x: Tensor, table: Tensor, softmax: bool) -> tupl
             for piece in _pieces(maps):
                 out = given[piece] * inverse
                 tokens, gradients = (torch.fft.rfft2(part.double(), s=sides) for part in (maps[piece], out))
-                # not the lazy conj(), which is lost where this runs within a compiled graph
+                # not the lazy conj(), which is lost within a compiled graph
                 products += torch.conj_physical(gradients).mul_(tokens).sum((0, 2))
                 taken[piece] = torch.fft.irfft2(gradients.mul_(backward), s=sides)[middle]
                 if softmax:
-                    # y = numerator * inverse, and d inverse / d K = -inverse^2: what a row gives to every K it sums.
-                    # y is computed again because rounded to float32 it would not cancel what it should
+                    # y = numerator * inverse, and d inverse / d K = -inverse^2: the gradient of every K in the row's
+                    # sum. y is computed again, because rounded to float32 it would not cancel exactly
                     y = torch.fft.irfft2(tokens.mul_(spectrum), s=sides)[middle] * inverse
                     shift -= (out * y).sum((0, 2))
             if softmax:
@@ -217,7 +217,7 @@ def _channels(x: Tensor, group: int, groups: int) -> Tensor:
 
 
 def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | int, Tensor | None]:
-    """Return K, (groups, 2H - 1, 2W - 1), 1 / sum_j K, (groups, 1, H, W), and which rows are unsafe, (groups, H, W).
+    """Return K, (groups, 2H - 1, 2W - 1), 1 / sum_j K, (groups, 1, H, W), and a mask of unsafe rows, (groups, H, W).
 
     In float64. The inverse is 0 where a row is unsafe; without a softmax it is 1, and no row is unsafe.
     """
@@ -225,19 +225,19 @@ def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | 
     if not softmax:
         return table, 1, None
     kernel = (table - table.amax((1, 2), keepdim=True)).exp()
-    # row i reaches H x W of the displacements; sums of positive numbers are exact to the precision
+    # row i reaches H x W of the displacements; sums of positive numbers lose no precision
     reach = kernel.unfold(1, grid.height, 1).sum(-1).unfold(2, grid.width, 1).sum(-1).flip(1, 2)
     unsafe = reach < _SAFE * kernel.square().sum((1, 2), keepdim=True).sqrt()
-    # with so many unsafe rows, the transform of LARGE / N of the time of all rows would take longer than the others
+    # with so many unsafe rows, the transform, LARGE / N of the time of all rows, would take longer than the other rows
     if unsafe.double().mean() > max(1 - LARGE / grid.patches, 0.5):
         unsafe = torch.ones_like(unsafe)
     return kernel, torch.where(unsafe, 0, 1 / reach)[:, None], unsafe
 
 
 def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
-    """Return the sides of the transform, and where in it the convolution has its middle, H x W.
+    """Return the sides of the transform, and the slices of its middle part, H x W, which is the result.
 
-    2H - 1 is enough, since what wraps around falls outside of what is kept.
+    A side of 2H - 1 is enough, since only entries outside of that part wrap around.
     """
     sides = next_fast_len(2 * grid.height - 1, real=True), next_fast_len(2 * grid.width - 1, real=True)
     rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
@@ -245,7 +245,7 @@ def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Cut x: (B, groups, c, H, W) over samples and channels into what fits the workspace once it is padded."""
+    """Cut x: (B, groups, c, H, W) over samples and channels into pieces that fit the workspace after padding."""
     if not x.numel():
         return []
     few = max(_WORKSPACE // max(4 * x[0, :, 0].numel(), 1), 1)  # maps of every group
@@ -259,7 +259,7 @@ def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
 
 
 def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
-    """Return the unsafe rows, a group and some of its rows at a time, few enough to hold all their pairs."""
+    """Split the unsafe rows into parts, a group and some of its rows each, whose pairs fit the workspace."""
     if unsafe is None or not unsafe.any():
         return []
     few = max(_WORKSPACE // grid.patches, 1)
@@ -268,6 +268,6 @@ def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
 
 
 def _rows(table: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-    """Return the logits of some tokens for all, (rows, N), from the table of a group."""
+    """Return the logits of some tokens to all tokens, (rows, N), from the table of a group."""
     cuts = table.unfold(0, grid.height, 1).unfold(1, grid.width, 1)  # (H, W, H, W), a view
     return cuts[grid.height - 1 - rows // grid.width, grid.width - 1 - rows % grid.width].flatten(1)

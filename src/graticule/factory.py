@@ -1,4 +1,4 @@
-"""The one place where `encoding` and `joining` become the position of a backbone."""
+"""The factory that builds the position of a backbone from `encoding` and `joining`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from graticule.specs import Spec
 
 
 def list_encodings() -> list[str]:
-    """List the names that `encoding` takes; several are combined by '+', such as 'learnable + relative_bias'."""
+    """List the names for `encoding`; several are combined by '+', such as 'learnable + relative_bias'."""
     return list(ENCODINGS)
 
 
 def list_joinings() -> list[str]:
-    """List the names that `joining` takes."""
+    """List the names for `joining`."""
     return list(JOININGS)
 
 
 def list_decompositions() -> list[str]:
-    """List what can replace LaPE's norm, as in `joining="lape(decomposition='norm')"`."""
+    """List the names of decompositions, which can replace LaPE's norm, as in `joining="lape(decomposition='norm')"`."""
     return list(DECOMPOSITIONS)
 
 
@@ -41,21 +41,23 @@ def build_position(
     """Build the position of a backbone.
 
     Args:
-        grid: the grid that tables are held for.
+        grid: the grid that tables are built for.
         dim: D.
         depth: number of layers.
         num_heads: h.
         encoding: one of `list_encodings()` with its options, such as 'shaw(clip=4)', or several combined by '+'. The
-            option `layers` of any of them is for this encoding instead of the joining's: 'rope(layers=[0, 1]) +
-            relative_bias(layers=[2, 3])'. An encoding can be named several times for different layers.
-        joining: one of `list_joinings()` with its options, such as 'lape(layers=6)'; it is how an absolute encoding
-            reaches the layers. A relative bias takes 'default' (as it is) and 'lape' (through a LayerNorm); beside an
-            absolute encoding it stays as it is. All others take 'default' alone. `layers` is the number of the first
-            layers that are joined, or the indices of any, such as 'lape(layers=[0, 5])'; the others get nothing.
+            option `layers` of an encoding replaces that of the joining:
+            'rope(layers=[0, 1]) + relative_bias(layers=[2, 3])'. An encoding can be named several times for different
+            layers.
+        joining: one of `list_joinings()` with its options, such as 'lape(layers=6)'; it decides how an absolute
+            encoding reaches the layers. A relative bias takes 'default' (unchanged) and 'lape' (through a LayerNorm);
+            combined with an absolute encoding it is added unchanged. All others take 'default' only. `layers` is the
+            number of the first layers that are joined, or the indices of any, such as 'lape(layers=[0, 5])'; the other
+            layers get nothing.
         within: further fields of `Site`.
 
     Raises:
-        ValueError: for an unknown name or option, or a pair that the mathematics does not allow.
+        ValueError: for an unknown name or option, or a combination that is not defined.
     """
     specs = ENCODINGS.specs(encoding)
     said = " + ".join(map(str, specs))
@@ -98,7 +100,7 @@ def build_position(
 
 
 def _own_layers(spec: Spec) -> int | tuple[int, ...] | None:
-    """Return the layers that an encoding is for, if its own options say so."""
+    """Return the layers of an encoding if its own option `layers` names them, else None."""
     layers: int | tuple[int, ...] | None = spec.options.get("layers") if ENCODINGS[spec.name].has_layers() else None
     return layers
 

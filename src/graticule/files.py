@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all and read within limits, and folders that one process alone works in."""
+"""Atomic writes of files, reads with a size limit, and locks of folders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Let `write` make a temporary file beside `path`, then replace `path` by it; returns `path`.
+    """Let `write` create a temporary file next to `path`, then replace `path` by it; returns `path`.
 
     The file gets the mode that the process gives to new files, whichever mode `write` gave it.
 
-    A device or a pipe is written to and stays what it is, as everything in /dev, where a shell may have put a file.
+    A device or a pipe is written to and not replaced, and so is everything in /dev, where a shell may have put a file.
 
     Raises:
-        OSError: if it cannot be written, such as on a full disk; what was at `path` is then as it was.
+        OSError: if it cannot be written, such as on a full disk; a file at `path` is then unchanged.
     """
     above = next(folder for folder in path.parents if folder.exists())
     if not above.is_dir() or path.is_dir():
@@ -42,11 +42,11 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # of torch.save and safetensors for a failed write
+    except (OSError, RuntimeError, SafetensorError) as error:  # the latter two for a failed write
         full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "; is the disk full?" if full else "."
         raise OSError(
-            f"{path} could not be written ({_first_line(error)}){hint} What was there before is as it was."
+            f"{path} could not be written ({_first_line(error)}){hint} An existing file is unchanged."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -61,15 +61,15 @@ def followed(path: Path | None) -> Path | None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether `path` is something to write to and not to replace: a device, a pipe, a socket, or in /dev."""
+    """Return whether `path` is written to and not replaced: a device, a pipe, a socket, or a file in /dev."""
     if path.is_absolute() and path.parts[1:2] == ("dev",):
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _write_stream(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Let `write` make a temporary file, and write what is in it to the device or pipe at `path`; returns `path`."""
-    sys.stdout.flush()  # it may be the same
+    """Let `write` create a temporary file, and write its contents to the device or pipe at `path`; returns `path`."""
+    sys.stdout.flush()  # it may be the same stream
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / (path.name or "stream")
         write(temporary)
@@ -82,17 +82,17 @@ def _write_stream(path: Path, write: Callable[[Path], Any]) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write `text` to `path`, whole or not at all; returns `path`."""
+    """Write `text` to `path`, completely or not at all; returns `path`."""
     return write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
-    """Write `data` to `path`, whole or not at all; returns `path`."""
+    """Write `data` to `path`, completely or not at all; returns `path`."""
     return write_whole(Path(path), lambda temporary: temporary.write_bytes(data))
 
 
 def write_json(path: Path, values: Any) -> Path:
-    """Write `values` as JSON to `path`, whole or not at all; returns `path`."""
+    """Write `values` as JSON to `path`, completely or not at all; returns `path`."""
     return write_text(path, json.dumps(values, indent=2) + "\n")
 
 
@@ -102,7 +102,7 @@ def check_plain(path: Path) -> int:
     Reading a pipe can wait forever, and reading a device can take all memory.
 
     Raises:
-        FileNotFoundError: if there is nothing, or a link to nothing.
+        FileNotFoundError: if it does not exist, or is a broken link.
         ValueError: if it is a folder, a pipe, a device, a socket, or a link that leads back to itself.
     """
     try:
@@ -123,7 +123,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, or larger; nothing of it is read then.
+        ValueError: if it is not a regular file, or is larger; then nothing is read.
     """
     if (size := check_plain(path)) > limit:
         raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
@@ -148,13 +148,13 @@ def read_json(path: Path, limit: int = 1 << 26) -> Any:
 
 @contextlib.contextmanager
 def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
-    """Lock `folder` for this process until the block or the process ends, however it ends; yield whether it could.
+    """Lock `folder` until the block or the process ends, in whatever way; yield whether the lock was acquired.
 
-    The lock is one of the operating system on the file .lock, which stays: removing it could take the lock from
+    It is a lock of the operating system on the file .lock. That file is kept: removing it could take the lock from
     another process.
 
     Args:
-        folder: which exists.
+        folder: an existing folder.
         wait: seconds to wait for another process that has the lock.
 
     Raises:
@@ -163,7 +163,7 @@ def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
     from filelock import FileLock, Timeout
 
     with contextlib.ExitStack() as stack:
-        try:  # a soft lock, of a file system without any, would outlive a killed process
+        try:  # a soft lock, used on file systems without locks, would outlive a killed process
             stack.enter_context(FileLock(folder / ".lock", timeout=wait, fallback_to_soft=False))
             free = True
         except Timeout:

@@ -1,4 +1,4 @@
-"""Where tokens are: the one home of coordinates, flattened order, prefix tokens and resizing."""
+"""The grid of tokens: coordinates, flattened order, prefix tokens and resizing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from graticule.memory import check_memory
 from graticule.resampling import Bicubic, Resampler
 from graticule.symbolic import ceiling, holds
 
-#: How tables are resampled for another grid if nothing else is said: as timm does it.
+#: The default resampling of tables for another grid: as in timm.
 BICUBIC = Bicubic()
-#: Tokens that no machine can hold the pairs of.
+#: Maximum number of tokens: no machine can hold the pairs of more.
 _MOST = 2**24
-#: By how much a crop may exceed the whole image, in patches: what is computed from pixels is rounded.
+#: Tolerance of a crop at the border of the whole image, in patches: boxes computed from pixels are rounded.
 _ROUNDING = 1e-6
 
 
@@ -27,8 +27,8 @@ _ROUNDING = 1e-6
 class Crop:
     """A rectangle of a larger image, in patches of the grid of the whole image.
 
-    It may begin between two patches, and its own grid may have another number of patches than the rectangle covers: the
-    crop is then scaled.
+    It may begin between two patches. If its own grid has another number of patches than the rectangle covers, the crop
+    is scaled.
 
     Args:
         whole: (H, W) of the whole image, in patches.
@@ -48,7 +48,7 @@ class Crop:
                 "`whole` must be (height, width) and `box` (top, left, height, width), in patches, "
                 f"got {self.whole} and {self.box}."
             )
-        Grid(*self.whole)  # refuses other sides with its own message
+        Grid(*self.whole)  # raises for invalid sides
         for start, side, whole in zip(self.box[:2], self.box[2:], self.whole, strict=True):
             if not (start >= 0 and side > 0 and start + side <= whole + _ROUNDING):
                 raise ValueError(
@@ -68,7 +68,7 @@ class Crop:
         return cls(whole, (box[0] / rows, box[1] / columns, box[2] / rows, box[3] / columns))
 
     def axes(self, shape: tuple[int, int]) -> tuple[Axis, Axis]:
-        """Return where the patches of a crop of `shape` patches are on both axes of the whole image."""
+        """Return the coordinates of the patches of a crop of `shape` patches on both axes of the whole image."""
         top, left, height, width = self.box
         return _axis(top, height, shape[0]), _axis(left, width, shape[1])
 
@@ -79,15 +79,13 @@ class Crop:
             ValueError: if a side of the whole image is odd.
         """
         if self.whole[0] % 2 or self.whole[1] % 2:
-            raise ValueError(
-                f"`whole` must have even sides where patches are merged, got {self.whole[0]} x {self.whole[1]}."
-            )
+            raise ValueError(f"`whole` must have even sides to merge patches, got {self.whole[0]} x {self.whole[1]}.")
         top, left, height, width = self.box
         return Crop((self.whole[0] // 2, self.whole[1] // 2), (top / 2, left / 2, height / 2, width / 2))
 
 
 class Axis(NamedTuple):
-    """Coordinates at equal distances: first, first + step, ...; whole numbers are ints."""
+    """Equally spaced coordinates: first, first + step, ...; whole numbers are ints."""
 
     first: float = 0
     step: float = 1
@@ -98,7 +96,7 @@ class Axis(NamedTuple):
         return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
 
     def displacements(self, count: int) -> Axis:
-        """Return the displacements of `count` of its coordinates from each other, from the lowest to the highest."""
+        """Return the displacements between `count` coordinates, from the lowest to the highest."""
         return Axis((1 - count) * self.step, self.step)
 
     def coordinates(self, count: int, device: torch.device | str | None = None) -> Tensor:
@@ -107,9 +105,9 @@ class Axis(NamedTuple):
         return (index if self.whole else index.double()) * self.step + self.first
 
     def sample(self, values: Tensor, count: int) -> Tensor:
-        """Return values (..., n) at `count` coordinates, (..., count): between two entries by cubic convolution.
+        """Return values (..., n) at `count` coordinates, (..., count), interpolated by cubic convolution.
 
-        Entries beyond the ends are those at the ends. Within them, quadratic functions are interpolated exactly.
+        Beyond the ends the values at the ends are repeated. Within them, quadratic functions are interpolated exactly.
         """
         if self.whole:
             return values[..., self.first : self.first + self.step * (count - 1) + 1 : self.step]
@@ -146,9 +144,9 @@ class Grid:
         width: W, in patches.
         prefix: tokens without a position, before the patches.
         sequence: whether it is the row of a text, and not an image of one row.
-        windows: (rows, columns) of the windows within which tokens see each other, for this stage of a pyramid and for
-            each later one; empty where they see the whole grid.
-        crop: which part of a larger image the patches are; None for a whole image.
+        windows: (rows, columns) of the windows within which tokens interact, for this stage of a pyramid and for
+            each later one; empty for the whole grid.
+        crop: the part of a larger image that the patches cover; None for a whole image.
 
     Two grids are equal if their tokens are, whatever `sequence` and `windows` are.
 
@@ -227,11 +225,11 @@ class Grid:
         return (self.height // 2) * self.width + self.width // 2
 
     def alike(self, patches: int, shape: tuple[int, int] | None = None) -> Grid | None:
-        """Infer the grid that `patches` rows of a checkpoint are for; None if that cannot be known.
+        """Infer the grid of `patches` rows of a checkpoint; None if it cannot be inferred.
 
-        It is `shape` where the checkpoint says it, if it has as many patches. Without it, as in checkpoints of others,
-        it is a row for a text, and for an image a square, as that is what is published; a number that has no root is
-        taken for this grid, if it has as many patches.
+        It is `shape`, if the checkpoint records one and it has as many patches. Without it, as in checkpoints of other
+        libraries, it is one row for a text, and a square for an image, as in published models; if the number is not a
+        square, it is this grid, if that has as many patches.
         """
         if patches < 1:
             return None
@@ -245,14 +243,14 @@ class Grid:
         return Grid(*self.shape) if patches == self.patches else None
 
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
-        """Return this grid and those of half the sides each, `stages` in all; the last has `prefix` prefix tokens.
+        """Return the grids of `stages` stages, this one first, each with half the sides of the one before.
 
-        Each has the windows of its stage and of those after it. Prefix tokens of this grid are in every stage.
+        Each has the windows of its stage and of later ones. Prefix tokens of this grid are in every stage.
 
         Args:
-            stages: how many.
-            prefix: prefix tokens of the last.
-            pad: round half sides up, where an odd side is filled up before it is halved.
+            stages: number of stages.
+            prefix: number of prefix tokens of the last stage.
+            pad: whether half sides are rounded up, because odd sides are padded before they are halved.
 
         Raises:
             ValueError: if a side cannot be halved that often, unless `pad`.
@@ -275,7 +273,7 @@ class Grid:
 
     @property
     def within(self) -> Grid:
-        """The grid within which tokens see each other: that of a window, or this one without windows."""
+        """The grid within which tokens interact: that of a window, or this one if there are no windows."""
         return Grid(*self.windows[0]) if self.windows else self
 
     def with_windows(self, windows: Sequence[tuple[int, int]]) -> Grid:
@@ -283,10 +281,10 @@ class Grid:
         return replace(self, windows=tuple(windows))
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
-        """Return this grid with windows of `sides` for it and the later stages, none larger than the grid of its stage.
+        """Return this grid with windows of `sides` for it and later stages, each no larger than its grid.
 
         Raises:
-            ValueError: if a side is less than 1, or the grid has no such stages (`pyramid`).
+            ValueError: if a side is less than 1, or the grid does not have so many stages (`pyramid`).
         """
         stages = zip(self.pyramid(len(sides), pad=pad), sides, strict=True)
         return self.with_windows([stage.window(side).shape for stage, side in stages])
@@ -313,7 +311,7 @@ class Grid:
         return torch.cat([torch.arange(self.prefix, device=device), patches])
 
     def cropped(self, crop: Crop | None) -> Grid:
-        """Return this grid as a part of a larger image; this grid if None."""
+        """Return this grid as a part of a larger image; unchanged if None."""
         return self if crop is None else replace(self, crop=crop)
 
     @property
@@ -323,13 +321,13 @@ class Grid:
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
-        """Where the rows and the columns are in the whole image."""
+        """The coordinates of the rows and the columns in the whole image."""
         return (Axis(), Axis()) if self.crop is None else self.crop.axes(self.shape)
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
         """Return the (y, x) of every patch in the whole image, (H * W, 2), in flattened order.
 
-        int64; float64 if they are not whole numbers, as in a crop that begins between two patches or is scaled.
+        int64; float64 if they are not whole numbers, such as in a crop that begins between two patches or is scaled.
         """
         y, x = (axis.coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
         return _pairs(y, x)
@@ -338,7 +336,7 @@ class Grid:
         """Return the index of every patch in the whole image, row by row, (H * W,), int64.
 
         Raises:
-            ValueError: if the patches of a crop are not patches of the whole image.
+            ValueError: if the patches of a crop do not coincide with patches of the whole image.
         """
         if self.crop is not None and not all(axis.whole for axis in self.axes):
             raise ValueError(
@@ -378,7 +376,7 @@ class Grid:
         return distances
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
+        """Split tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
         return tokens[..., : self.prefix, :], tokens[..., self.prefix :, :]
 
     def to_map(self, tokens: Tensor) -> Tensor:
@@ -391,17 +389,17 @@ class Grid:
         return features.flatten(-2).transpose(-2, -1)
 
     def with_prefix_rows(self, table: Tensor) -> Tensor:
-        """Put `prefix` zero rows before a table of the patches, (H * W, D) -> (N, D)."""
+        """Prepend `prefix` zero rows to a table of the patches, (H * W, D) -> (N, D)."""
         return F.pad(table, (0, 0, self.prefix, 0))
 
     def with_prefix_bias(self, bias: Tensor) -> Tensor:
-        """Put zero rows and columns for the prefix tokens before a bias, (..., H * W, H * W) -> (..., N, N)."""
+        """Prepend zero rows and columns for the prefix tokens to a bias, (..., H * W, H * W) -> (..., N, N)."""
         return F.pad(bias, (self.prefix, 0, self.prefix, 0))
 
     def resize(self, table: Tensor, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
-        """Resample a table of this grid, (N, D), for another one, (N', D): the part of the whole image for a crop.
+        """Resample a table of this grid, (N, D), for another one, (N', D); a crop takes its part of the table.
 
-        The grid rows go through `resize_map`; prefix rows are kept as they are.
+        The rows of the patches are resampled by `resize_map`; prefix rows are unchanged.
 
         Raises:
             ValueError: if the grids differ in their number of prefix tokens.
@@ -415,13 +413,13 @@ class Grid:
         return torch.cat([prefix, new.cut(whole).flatten(1).T])
 
     def cut(self, image: Tensor) -> Tensor:
-        """Return the part of a map of the whole image, (..., H', W'), that this grid is, (..., H, W)."""
+        """Return the part of a map of the whole image, (..., H', W'), that this grid covers, (..., H, W)."""
         return image if self.crop is None else _sampled(image, self.axes, self.shape)
 
     def cut_displacements(self, image: Tensor) -> Tensor:
         """Return from a map of the displacements of the whole image, (..., 2H'-1, 2W'-1), those in this grid.
 
-        (..., 2H-1, 2W-1); at other than whole displacements it is interpolated.
+        Returns (..., 2H-1, 2W-1), interpolated if displacements are not whole numbers.
         """
         if self.crop is None:
             return image
@@ -442,10 +440,10 @@ def _sampled(image: Tensor, axes: tuple[Axis, Axis], shape: tuple[int, int]) -> 
 
 
 class Tile(NamedTuple):
-    """A rectangle of a grid that holds windows of one kind: whole ones, or the same part of a window each.
+    """A rectangle of a grid with windows of one kind: whole windows, or the same part of each window.
 
-    rows, columns: where it is in the grid.
-    window_rows, window_columns: the part of a window that its windows have.
+    rows, columns: its slices of the grid.
+    window_rows, window_columns: the part of a whole window that its windows cover.
     """
 
     rows: slice
@@ -467,17 +465,17 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows that cut a grid without overlap and never reach beyond its border.
+    """Non-overlapping windows of a grid that never reach beyond its border.
 
-    Where windows do not tile the grid, or are shifted, those at the border are parts of a window. So a rolled and
-    padded map is never made: tokens of opposite borders do not meet, and nothing is padding. There are at most nine
-    kinds of windows, one per tile.
+    If windows do not tile the grid, or are shifted, those at the border are parts of a window. So the map is neither
+    rolled nor padded, and tokens of opposite borders do not attend to each other. There are at most nine kinds of
+    windows, one per tile.
 
     Args:
-        grid: the grid that is cut.
-        window: the grid of a whole window, no larger.
-        shift: by how many (rows, columns) the windows are shifted, less than a window; those that begin at 0 then begin
-            at `shift`, and a part of a window comes before them.
+        grid: the grid of the windows.
+        window: the grid of a whole window, no larger than `grid`.
+        shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
+            part of a window precedes it.
     """
 
     grid: Grid
@@ -485,7 +483,7 @@ class Windows:
     shift: tuple[int, int] = (0, 0)
 
     def tiles(self) -> list[list[Tile]]:
-        """Return the tiles, a list for each strip of rows from the top, each from the left."""
+        """Return the tiles: one list per strip of rows, from the top, each from left to right."""
         rows, columns = (
             _cuts(side, step, shift)
             for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True)
@@ -494,12 +492,12 @@ class Windows:
 
 
 def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
-    """Cut an axis into what comes before the first whole window, the whole windows, and the rest.
+    """Cut an axis into the part before the first whole window, the whole windows, and the rest.
 
-    Each has its part of a window.
+    Each comes with the part of a window that it covers.
     """
     whole = (side - shift) // step * step
-    if holds(side % step == 0):  # the same, from which the parts of a window have a known size
+    if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
         whole = side - step if shift else side
     end = shift + whole
     cuts = [

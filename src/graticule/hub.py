@@ -1,4 +1,4 @@
-"""Publish and open models of every kind: backbones, converted ones too, dense models, and attached positions."""
+"""Publish and load models of every kind: backbones, also converted ones, dense models, and attached positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graticule.surgery.attach import NAME
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.attach_hub import attached_config
 
-#: The functions that open kinds of models; importing them has registered these.
+#: The functions that load kinds of models; importing their modules registers them.
 OPENERS = (dense.open_detector, dense.open_segmenter, surgery.open_attached)
 
 
@@ -32,17 +32,17 @@ def save_pretrained(
 ) -> Path:
     """Write config.json, model.safetensors and README.md to `folder`, as `model.save_pretrained` does; returns it.
 
-    A module of timm or torchvision with an attached position has no such method of this library.
+    It also works for a module of timm or torchvision with an attached position, which lacks that method.
 
     Args:
         model: a backbone, also a converted one; a detector or a segmentation model; or a module with an attached
             position that timm or torchvision builds by name.
-        folder: is made if it does not exist.
+        folder: created if it does not exist.
         host: the name that a module with an attached position was built from, with its options, as
-            'torchvision:vit_b_16(num_classes=10)'. A module of timm says it itself, unless it was built with other
+            'torchvision:vit_b_16(num_classes=10)'. Not needed for a module of timm, unless it was built with other
             options than `img_size`, `in_chans` and `num_classes`.
         preprocessing: entries of timm's configuration, such as `mean`, `std` and `label_names`.
-        card: what the model card says beside the names of the model.
+        card: text of the model card, in addition to the names of the model.
 
     Raises:
         ValueError: if the model cannot be built again from names, such as a module of your own.
@@ -71,21 +71,21 @@ def from_pretrained(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> Any:
-    """Open a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
+    """Load a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
 
-    Only config.json and model.safetensors are read, and no code that is in a file is run.
+    Only config.json and model.safetensors are read; no code in them is run.
 
     Args:
         source: a folder, or OWNER/NAME on the Hugging Face hub.
         plugin: a Python file or an installed entry point that registers the classes of the model.
         revision: branch, tag or commit on the hub.
-        token: of the hub.
+        token: access token of the hub.
         cache_dir: where downloaded files are kept, instead of the hub's own folder.
-        local_files_only: whether nothing is downloaded.
+        local_files_only: whether to download nothing.
 
     Raises:
         FileNotFoundError: if there is no such folder, or a file is missing in it.
-        ValueError: if a file is damaged, says something that cannot be, or needs a plugin.
+        ValueError: if a file is damaged or invalid, or needs a plugin.
     """
     return open_pretrained(
         source,

@@ -1,4 +1,4 @@
-"""How position information reaches each layer: the joinings, and the decompositions of LaPE."""
+"""Joinings, which pass a table to the layers, and the decompositions of LaPE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.names import known_name
 from graticule.registries import Registry, options_of
 from graticule.specs import Spec
 
-#: The layers that are joined: the first ones, by their number; or any, by their indices; None for all.
+#: The joined layers: an int for the first ones, indices for any, None for all.
 Layers = int | Sequence[int] | None
 Decomposition = Literal["w", "scalar_w", "channel_w", "affine_w", "norm", "scalar_norm", "channel_norm", "layer_norm"]
 
@@ -25,7 +25,7 @@ def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
     """Return the indices of the layers that are joined, in order.
 
     Raises:
-        ValueError: if there are no such layers, or one is named twice.
+        ValueError: if a layer does not exist, or is named twice.
     """
     if layers is None or isinstance(layers, int):
         count = depth if layers is None else layers
@@ -41,7 +41,7 @@ def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
 
 
 def spread(given: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
-    """Give the joined layers theirs, in order, and the others nothing."""
+    """Assign positions to the joined layers, in order, and empty ones to the others."""
     found = [LayerPosition()] * depth
     for layer, position in zip(layers, given, strict=False):
         found[layer] = position
@@ -52,7 +52,7 @@ def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
     """Return the indices of the chosen heads, in order.
 
     Raises:
-        ValueError: if there are no such heads, or one is named twice.
+        ValueError: if a head does not exist, or is named twice.
     """
     if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= num_heads:
         raise ValueError(f"`heads` must be different heads from 0 to {num_heads - 1}, at least one, got {list(heads)}.")
@@ -60,7 +60,7 @@ def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
 
 
 def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
-    """Give the chosen heads theirs along the axis `dim`, in order, and the others the number `rest`."""
+    """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
     shape = list(values.shape)
     shape[dim] = num_heads
     index = torch.tensor(heads, device=values.device)
@@ -68,7 +68,7 @@ def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int 
 
 
 class PerLayer(nn.ModuleList):
-    """One module for each joined layer, under the index of the layer: `norms.4` belongs to layer 4."""
+    """One module per joined layer, under the index of the layer: `norms.4` belongs to layer 4."""
 
     def __init__(self, modules: Iterable[nn.Module], layers: Sequence[int]) -> None:
         super().__init__()
@@ -77,24 +77,24 @@ class PerLayer(nn.ModuleList):
 
 
 class Joining(nn.Module, ABC):
-    """Turns the table w of an absolute encoding into what each layer gets.
+    """Turns the table w of an absolute encoding into one `LayerPosition` per layer.
 
     Args:
-        depth: number of layers, in a pyramid those of one stage.
-        layers: eta, the number of the first layers that are joined, or the indices of any layers; the others get
-            nothing. All by default.
+        depth: number of layers; in a pyramid, of one stage.
+        layers: eta, the number of the first layers that are joined, or the indices of any layers; the other
+            layers get nothing. All by default.
 
-    `joined` are the indices of the joined layers and `layers` is their number. `tables` says how many tables it joins:
-    one, unless each layer has its own.
+    `joined` are the indices of the joined layers and `layers` is their number. `tables` is the number of tables that it
+    joins: one, unless each layer has its own.
     """
 
-    #: Whether each layer has a table of its own.
+    #: True if each layer has a table of its own.
     per_layer: ClassVar[bool] = False
-    #: Whether it passes w to every layer, beside the residual stream or into it.
+    #: True if it passes w to every layer, separately or by adding it to the residual stream.
     repeats: ClassVar[bool] = True
-    #: Whether it gives layers something for all pairs of tokens, which windows cannot use.
+    #: True if layers get something for all pairs of tokens, which windows cannot use.
     whole_grid: ClassVar[bool] = False
-    #: What it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
+    #: Kinds that it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
     @checked
@@ -117,11 +117,11 @@ class Joining(nn.Module, ABC):
 
     @property
     def bias_norm(self) -> Literal["keys", "heads"] | None:
-        """The axis that a relative bias is normalized over; None to add it as it is."""
+        """The axis that a relative bias is normalized over; None to add it unchanged."""
         return None
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
-        """Refuse options that have no effect on what is joined, one of `joins`.
+        """Refuse options that have no effect on the joined kind, one of `joins`.
 
         Raises:
             ValueError: naming the option.
@@ -132,15 +132,15 @@ class Joining(nn.Module, ABC):
         return self.stage(*tables)[0]
 
     def stage(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
-        """Return the same, and the table (N, D) that the next stage of a pyramid joins, as `join` does."""
+        """Return the same, and the table (N, D) that the next stage of a pyramid joins (see `join`)."""
         given, last = self.join(*tables)
         return spread(given, self.joined, self.depth), last
 
     @abstractmethod
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
-        """Return what the joined layers get, in order, and the table for the next stage of a pyramid.
+        """Return the positions of the joined layers, in order, and the table for the next stage of a pyramid.
 
-        That table is None where w is part of the residual stream, which brings it to the next stage.
+        That table is None if w is part of the residual stream, which carries it to the next stage.
         """
 
     def extra_repr(self) -> str:
@@ -173,7 +173,7 @@ def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: 
 
 @register_joining("default")
 class Default(Joining):
-    """Adds w once, to the token embedding; it goes through the layers with the residual stream.
+    """Adds w once, to the token embedding; the residual stream carries it through the layers.
 
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
@@ -182,7 +182,7 @@ class Default(Joining):
     joins = frozenset({"table", "bias", None})
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
-        """Refuse `layers` with a table, which is added once and so reaches every layer."""
+        """Refuse `layers` with a table: it is added once and so reaches every layer."""
         if joined == "table" and "layers" in options:
             raise ValueError(
                 "`layers` must be left out with joining 'default' and an absolute encoding: it is added once and "
@@ -218,7 +218,7 @@ class Unshared(Joining):
 
     @property
     def tables(self) -> int:
-        """One per joined layer."""
+        """The number of joined layers."""
         return self.layers
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
@@ -232,7 +232,7 @@ class QueriesKeys(Joining):
 
     .. math:: q = (LN(x) + w) W_Q, \quad k = (LN(x) + w) W_K, \quad v = LN(x) W_V
 
-    So position decides which tokens attend to each other, and is not part of what they pass on. The projection of
+    So position decides which tokens attend to each other, and does not enter the values. The projection of
     queries, keys and values is computed twice.
 
     Reference: End-to-End Object Detection with Transformers (DETR, Carion et al., 2020), appendix A.3.
@@ -245,17 +245,17 @@ class QueriesKeys(Joining):
 
 @register_joining("tupe")
 class Tupe(Joining):
-    r"""Makes a bias on the attention logits of w, by projections of its own; the same bias in all layers (TUPE).
+    r"""Makes a bias on the attention logits from w by its own projections, the same in all layers (TUPE).
 
     .. math:: \alpha_{ij} = \frac{(x_i W_Q)(x_j W_K)^T + (w_i U_Q)(w_j U_K)^T}{\sqrt{2d}}
 
-    Nothing is added to the tokens. The positions of prefix tokens say nothing, so the bias is replaced by learned
-    numbers for them, two per head: theta_1 where the query is a prefix token, theta_2 where only the key is. Other
-    biases are added to it: `learnable + bucketed_bias` is TUPE-R. The scale of the content, 1 / sqrt(2d), is the usual
-    one and `query_scale` = 1 / sqrt(2). All of it depends on parameters and grid alone.
+    Nothing is added to the tokens. Prefix tokens have no meaningful position, so their bias is replaced by learned
+    numbers, two per head: theta_1 where the query is a prefix token, theta_2 where only the key is. Other biases are
+    added to it: `learnable + bucketed_bias` is TUPE-R. The scale of the content, 1 / sqrt(2d), is the usual one times
+    `query_scale` = 1 / sqrt(2). All of it depends on parameters and grid alone.
 
-    The released code applies a LayerNorm to w first (`norm=True`), has biases in the projections, and makes theta of
-    two more positions; here theta is free, as in the paper.
+    The released code applies a LayerNorm to w first (`norm=True`), has biases in the projections, and computes theta
+    from two more positions; here theta is a free parameter, as in the paper.
 
     Reference: Rethinking Positional Encoding in Language Pre-training (TUPE, Ke et al., 2021), Eq. 7-10.
 
@@ -265,8 +265,8 @@ class Tupe(Joining):
         num_heads: h.
         prefix: number of prefix tokens.
         layers: the joined layers, as in `Joining`.
-        heads: indices of the heads that have it, all by default; the others have the usual logits.
-        norm: whether w goes through a LayerNorm first.
+        heads: indices of the heads with this bias, all by default; the others have the usual logits.
+        norm: whether w is normalized by a LayerNorm first.
     """
 
     whole_grid = True
@@ -295,7 +295,7 @@ class Tupe(Joining):
         self.theta = nn.Parameter(torch.zeros(len(self.heads), 2)) if prefix else None
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
-        """Make the bias (h, N, N) of w: (N, D), and the scale of the queries."""
+        """Compute the bias (h, N, N) from w: (N, D), and the scale of the queries."""
         w = self.norm(tables[0][self.prefix :])
         queries, keys = (
             projection(w).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for projection in (self.queries, self.keys)
@@ -315,7 +315,7 @@ class Tupe(Joining):
 
 @register_joining("lape_sharing")
 class LapeSharing(Joining):
-    r"""LaPE, first version: each layer normalizes the one w with its own norm.
+    r"""LaPE, first version: each layer normalizes the same w with its own norm.
 
     .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w)), \quad x_0 = \alpha
 
@@ -325,7 +325,7 @@ class LapeSharing(Joining):
         dim: D.
         depth: number of layers.
         layers: eta, as in `Joining`.
-        decomposition: what replaces LN, one of `DECOMPOSITIONS`.
+        decomposition: replacement of LN, one of `DECOMPOSITIONS`.
     """
 
     @checked
@@ -356,29 +356,29 @@ class Lape(LapeSharing):
 
     .. math:: x'_l = MSA_l(LN_{x|l}(x_l) + LN_{w|l}(w_l)), \quad w_0 = w, \quad w_{l+1} = LN_{w|l}(w_l)
 
-    The residual stream starts without w. Everything here depends on parameters and grid alone, never on the image,
-    and so can be folded. In section 4.5 the paper writes LN_{w|l-1}(w_{l-1}) for the term of layer l, which leaves the
-    first layer with the raw w and the last norm without use; Eq. 9 and the released code agree with each other, and
-    this follows them.
+    The residual stream starts without w. Everything here depends on parameters and grid alone, never on the image, and
+    so can be folded. In section 4.5 the paper writes LN_{w|l-1}(w_{l-1}) for the term of layer l; then the first layer
+    would get the raw w and the last norm would be unused. Eq. 9 and the released code agree with each other, and this
+    follows them.
 
     **Gradients.** A norm divides a row by the root of its variance plus eps, so a row whose variance is far below eps
-    (the class row of `sinusoidal_2d` is zero) has a Jacobian of 1 / sqrt(eps) = 1000, and it leaves the norm as small
-    as it entered, but for the shift, which starts at zero. In a chain the factors multiply. The released code does
-    that: with 12 layers the gradient of the first shift is 1e29 at initialization, its norm overflows, and under
-    gradient clipping no weight ever moves. Here such a row is passed on without its gradient: the layer's own term is
-    differentiated as it is, so tables and shifts learn, but the gradient never passes through two such norms. Values
-    are exactly those of the formula, and so are the gradients of rows with a variance of eps and above.
+    (the class row of `sinusoidal_2d` is zero) has a Jacobian of 1 / sqrt(eps) = 1000, and its variance stays small
+    after the norm, except for the shift, which starts at zero. In a chain the factors multiply. So with the released
+    code and 12 layers the gradient of the first shift is 1e29 at initialization, its norm overflows, and under gradient
+    clipping no weight ever moves. Here such a row is detached before it is passed on: the layer's own term keeps its
+    gradient, so tables and shifts learn, but the gradient never passes through two such norms. Values are exactly those
+    of the formula, and so are the gradients of rows with a variance of eps and above.
 
-    **Pyramids.** Eq. 11 says nothing of stages, whose tables differ in size. The tokens of a later stage are
-    P(x), P being its patch merging, so w_l, kept beside the tokens, goes the same way: the first norm of the stage gets
-    w_l = P(LN_{w|l-1}(w_{l-1})), with l - 1 the last joined layer of the stage before. P is shared with the tokens.
-    The paper trains Swin so (Table 1) without saying how, and that code is not released; this is Eq. 11 read to
-    the letter.
+    **Pyramids.** Eq. 11 does not mention stages, whose tables differ in size. The tokens of a later stage are
+    P(x), P being its patch merging, so w_l, kept separate from the tokens, is merged in the same way: the first norm of
+    the stage gets w_l = P(LN_{w|l-1}(w_{l-1})), with l - 1 the last joined layer of the stage before. P is shared with
+    the tokens. The paper trains Swin with LaPE (Table 1) without saying how, and that code is not released; this is
+    Eq. 11 taken literally.
 
     **Some layers.** With `layers` the chain has a norm for each joined layer and skips the others.
 
-    A relative bias gets a LayerNorm of its own in every layer (LaPE, 2022, appendix B), over the keys of a query or,
-    ours, over the heads.
+    A relative bias has its own LayerNorm in every layer (LaPE, 2022, appendix B), over the keys of a query or, our
+    variant, over the heads.
 
     Reference: LaPE (Yu et al., 2023), Eq. 8-11.
 
@@ -386,8 +386,8 @@ class Lape(LapeSharing):
         dim: D.
         depth: number of layers.
         layers: eta, as in `Joining`.
-        decomposition: what replaces LN, one of `DECOMPOSITIONS`; for tables.
-        over: what a relative bias is normalized over.
+        decomposition: replacement of LN, one of `DECOMPOSITIONS`; for tables.
+        over: the axis that a relative bias is normalized over.
     """
 
     joins = frozenset({"table", "bias"})
@@ -434,7 +434,7 @@ def _variance(table: Tensor) -> Tensor:
 
 
 def _eps(norm: nn.Module) -> float | None:
-    """Return what a norm adds to the variance of a row; None for a module that does not normalize."""
+    """Return the eps that a norm adds to the variance of a row; None for a module that does not normalize."""
     return next((module.eps for module in norm.modules() if isinstance(module, nn.LayerNorm)), None)
 
 
@@ -453,7 +453,7 @@ class Scale(nn.Module):
 
 
 def layer_norm(dim: int) -> nn.Module:
-    """gamma * norm(w) + beta: the whole LayerNorm, eps 1e-6 as DeiT's."""
+    """gamma * norm(w) + beta: the complete LayerNorm, with eps 1e-6 as in DeiT."""
     return nn.LayerNorm(dim, 1e-6)
 
 
@@ -461,7 +461,7 @@ def _norm(dim: int) -> nn.Module:
     return nn.LayerNorm(dim, 1e-6, elementwise_affine=False)
 
 
-#: What can replace LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
+#: Modules that can replace LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
 #: Parameters per layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
 DECOMPOSITIONS: dict[str, Callable[[int], nn.Module]] = {
     "w": lambda dim: nn.Identity(),

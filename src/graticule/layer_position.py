@@ -1,4 +1,4 @@
-"""`LayerPosition`: the position information of one layer, in every form that a layer can use."""
+"""`LayerPosition`: the position information of one layer, in all forms that a layer can use."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class PositionalAttention(NamedTuple):
         return (1 - gate) * attention + gate * self.weights.to(attention.dtype)
 
     def mix(self, mixed: Tensor, values: Tensor) -> Tensor:
-        """Return what the blend mixes, (B, heads, N, d), from what A mixes and the values, both (B, heads, N, d)."""
+        """Return the values mixed by the blend, from those mixed by A and the values, (B, heads, N, d) each."""
         gate = self.gate.to(values.dtype)
         return (1 - gate) * mixed + (gate * self.weights.to(values.dtype)) @ values
 
 
 class LowRank(NamedTuple):
-    """A bias as the product of two factors: b_ij is the dot product of row i of `queries` and row j of `keys`.
+    """A bias in two factors: b_ij is the dot product of row i of `queries` and row j of `keys`.
 
     Attention appends the factors to its queries and keys as r more channels, so the bias itself, (heads, N, N), is
-    never computed. A sum of two has the channels of both.
+    never computed. The sum of two biases has the channels of both.
 
-    queries: (heads or 1, N, r), with an axis for the samples before them if it depends on the tokens.
+    queries: (heads or 1, N, r), with a leading batch axis if the bias depends on the tokens.
     keys: the same.
     """
 
@@ -61,14 +61,15 @@ class LowRank(NamedTuple):
         return self.queries.shape[-1]
 
     def table(self) -> Tensor:
-        """Return the bias itself, (heads, N, N), in the precision of the factors whatever autocast says."""
+        """Return the bias itself, (heads, N, N), in the precision of the factors, also under autocast."""
         with torch.autocast(self.queries.device.type, enabled=False):
             return self.queries @ self.keys.transpose(-2, -1)
 
     def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` has the bias in it.
+        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` includes the bias.
 
-        Of a part of a text (`LayerPosition.part`) there are factors for earlier keys, too, which have theirs already.
+        For a part of a text (`LayerPosition.part`) the factors include those of earlier keys, which are appended
+        already.
         """
         more = (self.queries / scale, self.keys[..., self.keys.shape[-2] - keys.shape[-2] :, :])
         pairs = zip((queries, keys), more, strict=True)
@@ -77,32 +78,32 @@ class LowRank(NamedTuple):
 
 
 class LayerPosition(NamedTuple):
-    """Holds the position information of one layer. Every field may be None.
+    """The position information of one layer. Every field may be None.
 
     A field that depends on parameters and grid only is a tensor; one that depends on the tokens is a function of them.
 
     pre: (N, D), added to the residual stream before the layer.
-    before: maps the residual stream that enters the layer, `pre` added, (B, N, D) -> (B, N, D).
+    before: maps the residual stream before the layer, after `pre` is added, (B, N, D) -> (B, N, D).
     inner: (N, D), added after the layer's first norm, before attention.
-    inputs: makes the inputs of the projections to queries, keys and values, (B, N, D) -> three of (B, N, D), from the
-        normalized tokens.
-    bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function of the
-        scaled queries that makes it, (B, heads, N, d) -> (B, heads, N, N). It takes `start` and `stop` as well: then
-        the queries are those of n tokens from `start` on, and the bias is for the keys of those before `stop`.
-    token_bias: makes a bias from the normalized tokens that queries are projected from, (B, N, D) -> `LowRank` of
+    inputs: maps the normalized tokens to the inputs of the projections to queries, keys and values, (B, N, D) -> three
+        of (B, N, D).
+    bias: (heads, N, N), added to the attention logits; the same as two factors (`LowRank`); or a function that computes
+        it from the scaled queries, (B, heads, N, d) -> (B, heads, N, N). It also takes `start` and `stop`: then the
+        queries are those of n tokens from `start` on, and the bias is for the keys of the tokens before `stop`.
+    token_bias: computes a bias from the normalized tokens from which queries are projected, (B, N, D) -> `LowRank` of
         (B, heads, N, r) and (1, 1, N, r). It takes `start` and `stop` as `bias` does.
-    key_bias: a function of the scaled keys, (B, heads, N, d), that makes what is added to the attention logits,
-        (B, heads, N, N), queries before keys.
-    value_bias: a function of the attention weights, (B, heads, N, N), that makes what is added to the mixed values,
-        (B, heads, N, d).
-    positional: attention weights that depend on the grid alone, and a gate that blends them with the others.
+    key_bias: a function of the scaled keys, (B, heads, N, d), whose result is added to the attention logits, (B, heads,
+        N, N), queries before keys.
+    value_bias: a function of the attention weights, (B, heads, N, N), whose result is added to the mixed values, (B,
+        heads, N, d).
+    positional: attention weights that depend on the grid alone, and a gate that blends them with those of the tokens.
     rotary: rotates queries and keys by their positions.
-    queries_keys: (N, D), added to the inputs of queries and keys, and not to those of values.
+    queries_keys: (N, D), added to the inputs of queries and keys, but not of values.
     query_scale: (N,) or (heads, N), the factor of the queries of each token.
-    after: maps the residual stream that leaves the layer, (B, N, D) -> (B, N, D).
-    mixing: the weights by which the patches of a grid or window are mixed: (groups, N, N), with groups of channels, one
-        if all channels are mixed by the same weights; or `Displacements` if they depend on displacements only; or
-        `TokenMlp`, an MLP over the patches.
+    after: maps the residual stream after the layer, (B, N, D) -> (B, N, D).
+    mixing: the weights that mix the patches of a grid or window: (groups, N, N), with one group if all channels are
+        mixed by the same weights; or `Displacements` if they depend on displacements only; or `TokenMlp`, an MLP over
+        the patches.
     spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
 
     `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them.
@@ -137,10 +138,10 @@ class LayerPosition(NamedTuple):
     def part(self, start: int, stop: int) -> LayerPosition:
         """Return the position of the tokens from `start` on in a text that ends before `stop`.
 
-        So a text that grows gets the same, token by token, as the whole text.
+        So token-by-token generation gets the same position as the whole text.
 
         Raises:
-            ValueError: if a field acts on all tokens at once and cannot be sliced.
+            ValueError: if a field is a function of all tokens and cannot be sliced.
         """
         for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "spatial_bias"):
             if getattr(self, field) is not None:
@@ -156,13 +157,13 @@ class LayerPosition(NamedTuple):
         )
 
     def with_prefix(self, count: int) -> LayerPosition:
-        """Return the position for `count` more tokens before those of the grid, which get no position.
+        """Return the position with `count` additional tokens before those of the grid, which get no position.
 
         They are not changed between blocks, get nothing added, attend without a bias or a rotation, and are neither
         scaled nor gated.
 
         Raises:
-            ValueError: if a field cannot leave tokens out.
+            ValueError: if a field cannot exclude tokens.
         """
         for field in ("token_bias", "key_bias", "value_bias", "mixing", "spatial_bias"):
             if getattr(self, field) is not None:
@@ -186,10 +187,10 @@ class LayerPosition(NamedTuple):
         )
 
     def merge(self, other: LayerPosition) -> LayerPosition:
-        """Combine two: tensors and biases add up, scales multiply, functions of the residual stream are chained.
+        """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.
 
         Raises:
-            ValueError: if both rotate queries and keys, make the inputs or a bias from the tokens, have positional
+            ValueError: if both rotate queries and keys, compute the inputs or a bias from the tokens, have positional
                 attention, or mix tokens; or if a bias is computed from queries or keys whose channels a rotation
                 doubles.
         """
@@ -215,7 +216,7 @@ class LayerPosition(NamedTuple):
         )
         if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):
             raise ValueError(
-                "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of both."
+                "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of them."
             )
         return merged
 
@@ -227,12 +228,12 @@ class BiasSum(NamedTuple):
     function: BiasFunction
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Make the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
+        """Compute the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
         return self.constant + self.function(queries)
 
 
 def bias_of(bias: Tensor | LowRank | BiasFunction, queries: Tensor) -> Tensor:
-    """Return a bias as a tensor, made from the scaled queries (B, h, N, d) if it depends on them."""
+    """Return a bias as a tensor, computed from the scaled queries (B, h, N, d) if it depends on them."""
     if isinstance(bias, LowRank):
         return bias.table()
     return bias if isinstance(bias, Tensor) else bias(queries)
@@ -245,7 +246,7 @@ def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """Add two tensors, or two biases in any form; either may be None. A sum of two in factors stays in factors."""
+    """Add two tensors or biases, in any form; either may be None. Two biases in factors give one in factors."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, LowRank) and isinstance(b, LowRank):
@@ -260,7 +261,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _concatenated(a: Tensor, b: Tensor) -> Tensor:
-    """Concatenate the channels of two factors, of which one may be for all heads."""
+    """Concatenate the channels of two factors; one of them may be shared by all heads."""
     heads = max(len(a), len(b))
     return torch.cat([a.expand(heads, -1, -1), b.expand(heads, -1, -1)], -1)
 
@@ -287,7 +288,7 @@ def _moved(
 
 
 def _bias_with_prefix(bias: Any, count: int) -> Any:
-    """Return a bias with zero rows and columns for `count` tokens before the others."""
+    """Prepend zero rows and columns for `count` tokens to a bias."""
     if isinstance(bias, Tensor):
         return F.pad(bias, (count, 0, count, 0))
     if isinstance(bias, LowRank):

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used, so that importing the package costs little."""
+"""Lazy imports: public names of a package are imported when they are first used, so that importing it is fast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     Args:
         package: its `__name__`.
-        homes: public name -> the module in the package that defines it; none is the name of a module of the package,
-            which importing that module would put in its place.
+        homes: public name -> the module in the package that defines it. A public name must not be the name of a module
+            of the package, because importing that module would replace it.
     """
     assert homes.keys().isdisjoint(homes.values())
     module = import_module(package)

@@ -1,4 +1,4 @@
-"""How much memory the machine has, and whether a model fits into it."""
+"""The memory of the machine, and checks that a model fits into it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from graticule.symbolic import holds
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: Bytes up to which a model is built without a second look.
+#: Bytes up to which a model is built without checking its size first.
 _SMALL = 2**30
 
 
 def machine_memory() -> int | None:
-    """Return the bytes that the machine, or the container that the process runs in, has; None if it does not say."""
+    """Return the memory of the machine, or of the container of the process, in bytes; None if it is unknown."""
     found = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -36,7 +36,7 @@ def machine_memory() -> int | None:
     return min(found, default=None)
 
 
-#: Found once: it is asked about where a compiler looks on.
+#: Computed once, because it is also used in code that is compiled.
 _MEMORY = machine_memory()
 
 
@@ -44,11 +44,11 @@ def check_memory(argument: str, what: str, size: float) -> None:
     """Check that `size` bytes fit into the machine's memory.
 
     Raises:
-        ValueError: if they do not; it names `argument`, which decides the size.
+        ValueError: if they do not, naming `argument`, which determines the size.
     """
     if _MEMORY is not None and holds(size > _MEMORY):
         raise ValueError(
-            f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got one of "
+            f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got a size of "
             f"{size / 2**30:,.1f} GiB."
         )
 
@@ -56,7 +56,7 @@ def check_memory(argument: str, what: str, size: float) -> None:
 def build_within_memory(build: Callable[[], Model]) -> Model:
     """Build a model, if it fits into the machine's memory.
 
-    A large one is first built without memory, on the meta device, to see how large it is.
+    A large model is first built on the meta device, without memory, to measure its size.
 
     Raises:
         ValueError: if it does not fit.
@@ -67,7 +67,7 @@ def build_within_memory(build: Callable[[], Model]) -> Model:
     try:
         with _limited():
             return build()
-    except (_TooLarge, RuntimeError):  # a RuntimeError where a single tensor does not fit
+    except (_TooLarge, RuntimeError):  # a RuntimeError if a single tensor does not fit
         torch.set_rng_state(before)
     with torch.device("meta"):
         model = build()
@@ -77,12 +77,12 @@ def build_within_memory(build: Callable[[], Model]) -> Model:
 
 
 class _TooLarge(Exception):
-    """The tensors so far are more than a small model's."""
+    """The tensors so far are larger than those of a small model."""
 
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Stop this thread at the parameter or buffer with which a model becomes larger than a small one.
+    """Raise in this thread at the parameter or buffer that makes a model larger than a small one.
 
     A module registers its parameters before it fills them.
     """

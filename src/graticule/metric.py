@@ -1,4 +1,4 @@
-"""The score that a run is judged by: its name, its unit, and whether higher is better."""
+"""The metric that scores a run: its name, its unit, and whether higher is better."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Metric:
     label: its name in tables and figures.
     unit: written after a value, "" for none.
     highest: whether the highest value is the best.
-    decimals: how many are shown.
+    decimals: number of decimals shown.
     """
 
     key: str
@@ -31,12 +31,12 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """Return label and unit, for the header of a column or an axis."""
+        """Return label and unit, for the header of a column or the label of an axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
     def worst(self) -> float:
-        """Return the value that every other is better than."""
+        """Return the value that is worse than every other."""
         return -math.inf if self.highest else math.inf
 
     def better(self, value: float, other: float) -> bool:
@@ -44,7 +44,7 @@ class Metric:
         return value > other if self.highest else value < other
 
     def best(self, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
-        """Return the row whose value is the best, the first of equals.
+        """Return the row with the best value, the first of equal ones.
 
         Raises:
             ValueError: if no row has a finite value.
@@ -52,13 +52,13 @@ class Metric:
         scored = [row for row in rows if math.isfinite(row[self.column])]
         if not scored:
             raise ValueError(
-                f"no epoch has a finite {self.column}: the weights are not numbers; a smaller `lr`, a longer warm-up "
+                f"no epoch has a finite {self.column}: the weights are not finite; a smaller `lr`, a longer warm-up "
                 "or `clip_grad` may help."
             )
         return (max if self.highest else min)(scored, key=lambda row: row[self.column])
 
     def show(self, value: float, unit: bool = True) -> str:
-        """Write a value, with its unit."""
+        """Format a value, with its unit."""
         return f"{value:.{self.decimals}f}" + (f" {self.unit}" if unit and self.unit else "")
 
 
@@ -66,5 +66,5 @@ TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
 BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
 MIOU = Metric("miou", "mIoU", "%", highest=True)
-#: Those of the tasks in the package.
+#: The metrics of the tasks in the package.
 METRICS = (TOP1, BITS_PER_BYTE, BOX_MAP, MIOU)

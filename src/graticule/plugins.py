@@ -1,4 +1,4 @@
-"""Code of a user that registers encodings, joinings, backbones or recipes: a Python file, or an entry point."""
+"""Plugins: Python files or entry points of a user that register encodings, joinings, backbones or recipes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from types import ModuleType
 from typing import Any
 
 GROUP = "graticule.plugins"
-#: What can be registered: a class or a function.
+#: A class or a function, which can be registered.
 Definition = Callable[..., Any]
-#: The plugins that were loaded, by resolved path or entry point, in their order.
+#: The loaded plugins, by resolved path or entry point, in order.
 _loaded: list[str] = []
 #: The plugins that the command line named, as written there.
 _named: list[str] = []
-#: Module of every plugin that was imported, also of one whose code raised -> its file.
+#: Module of every imported plugin, also if its code raised -> its file.
 _files: dict[str, Path] = {}
-#: File of every plugin that registered something -> its SHA-256 when it did.
+#: File of every plugin that registered something -> its SHA-256 at that time.
 _registered: dict[Path, str] = {}
 
 
 def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     """Import a plugin, a file such as `my_methods.py` or an entry point, which registers its classes and recipes.
 
-    It is imported once. Nothing is imported that the user did not name.
+    It is imported once. Only plugins that the user names are imported.
 
     Args:
         name: the file or entry point.
-        kind: what messages call it.
+        kind: its name in messages.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -54,12 +54,12 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
         raise ValueError(f"`plugin` must be a Python file (NAME.py), got {str(name)!r}.")
     module = importlib.util.module_from_spec(spec)
     _files[module_name] = path.resolve()
-    sys.modules[module_name] = module  # pickling and dataclasses look their classes up there
+    sys.modules[module_name] = module  # pickle and dataclasses look up classes there
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # what lies beside it can be imported, as for a script
+        sys.path.append(folder)  # other files of its folder can be imported, as for a script
     try:
-        # not by the loader, whose cache may have the code of before a change of the same second that kept the length
+        # not by the loader: its cache may be stale after a change within the same second that kept the length
         exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
@@ -70,13 +70,13 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
 
 
 def call_file(path: Path, function: str) -> Any:
-    """Import a Python file of the user as a plugin, and return what its function of this name returns.
+    """Import a Python file of the user as a plugin, call its function of this name, and return the result.
 
-    It is None if the file has no such function. Other processes need the file only if it registers something.
+    The result is None if the file has no such function. Other processes need the file only if it registers something.
 
     Args:
         path: of an existing file.
-        function: the name, which is also what messages call the file, such as 'recipe'.
+        function: the name, such as 'recipe'; messages use it for the file, too.
 
     Raises:
         ValueError: if the code raises, with the line.
@@ -87,14 +87,14 @@ def call_file(path: Path, function: str) -> Any:
         _loaded[:] = loaded
     try:
         return build() if callable(build) else None
-    except ValueError:  # which says in words what must be changed
+    except ValueError:  # its message already says what to change
         raise
     except Exception as error:
         raise ValueError(f"{function}() of {path} cannot be called: {_where(error, path)}") from error
 
 
 def loaded_plugins() -> list[str]:
-    """Return the plugins that were loaded, for `load_plugin` in another process: paths and entry points."""
+    """Return the loaded plugins, for `load_plugin` in another process: paths and entry points."""
     return list(_loaded)
 
 
@@ -127,10 +127,10 @@ def named_plugins() -> list[str]:
 
 
 def check_new_name(kind: str, name: object) -> None:
-    """Check that `name` can name what a decorator registers, as soon as the decorator is written.
+    """Check the name that is passed to a decorator, before the decorator is applied.
 
     Raises:
-        ValueError: if it is not an identifier, as the class is not below a decorator without parentheses.
+        ValueError: if it is not an identifier, such as the class itself, if the decorator lacks parentheses.
     """
     if isinstance(name, str) and name.isidentifier():
         return
@@ -143,13 +143,13 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
     """Check that a class or function can be registered as `name`, and remember its file if it is not of the package.
 
     Args:
-        kind: what it is for users, such as 'encoding'; messages name it.
-        name: the name that it is to have.
+        kind: the kind in messages, such as 'encoding'.
+        name: the new name.
         given: the class or function.
-        known: what has that name already; the same definition of the same file may replace it.
+        known: the existing definition of that name; the same definition of the same file may replace it.
 
     Raises:
-        ValueError: if something else has that name, or it is not an identifier.
+        ValueError: if another definition has that name, or it is not an identifier.
     """
     check_new_name(kind, name)
     if known is not None and not _replaces(given, known):
@@ -160,7 +160,7 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
 
 
 def _replaces(given: Definition, known: Definition) -> bool:
-    """Return whether a definition is the same again, or one of a later version of the file that has the other."""
+    """Return whether a definition is the same as the known one, or from a later version of the same file."""
     if (known.__qualname__, source_of(known)) == (given.__qualname__, source_of(given)):
         return True
     modules = [one.__module__ for one in (known, given)]
@@ -169,10 +169,10 @@ def _replaces(given: Definition, known: Definition) -> bool:
 
 
 def check_complete(kind: str, name: str, cls: type) -> None:
-    """Check that a class defines what its base class leaves open.
+    """Check that a class defines the abstract methods of its base class.
 
     Raises:
-        TypeError: naming the methods that it lacks.
+        TypeError: naming the missing methods.
     """
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
         raise TypeError(f"the {kind} {name!r} must define {', '.join(lacking)}.")
@@ -186,7 +186,7 @@ def source_of(definition: Definition) -> Path | None:
         return _files[definition.__module__]
     try:
         file = inspect.getsourcefile(definition)
-    except (TypeError, OSError):  # typed into a console
+    except (TypeError, OSError):  # defined in an interactive session
         return None
     return None if file is None or not Path(file).is_file() else Path(file).resolve()
 
@@ -199,21 +199,21 @@ def registered_plugins() -> dict[Path, str]:
 def plugins_of(classes: Iterable[Definition]) -> dict[str, str]:
     """Return the plugins that define classes: the name of the file, and its SHA-256 when it registered something.
 
-    Files of one name in several folders have the folders before their names that tell them apart.
+    Files with the same name are distinguished by the folders before it.
     """
     files = {file for file in map(source_of, classes) if file in _registered}
     return {_short_name(file, files): _registered[file] for file in sorted(files)}
 
 
 def missing_plugins(recorded: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return which of the recorded plugins are not loaded, and which are but have changed since."""
+    """Return the recorded plugins that are not loaded, and those that are loaded but have changed."""
     known = {name: {digest for file, digest in _registered.items() if _ends_with(file, name)} for name in recorded}
     changed = [name for name, digest in recorded.items() if known[name] and digest not in known[name]]
     return [name for name in recorded if not known[name]], changed
 
 
 def _short_name(file: Path, others: Iterable[Path]) -> str:
-    """Return the last parts of a path, as few as no other path ends with."""
+    """Return the shortest end of a path that no other path shares."""
     for count in range(1, len(file.parts)):
         name = Path(*file.parts[-count:]).as_posix()
         if not any(_ends_with(other, name) for other in others if other != file):
@@ -252,7 +252,7 @@ def _hash(path: Path) -> str:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    """Describe what went wrong, and in which line of the plugin."""
+    """Describe an error with the line of the plugin that caused it."""
     if isinstance(error, SyntaxError):
         return f"{error.msg}" + (f" in line {error.lineno}." if error.lineno else ".")
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Where progress bars are drawn."""
+"""The choice whether progress bars are drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def hidden(wanted: bool) -> bool:
-    """Return whether a progress bar is left out: it is not wanted, or nobody watches, as stderr is a file or a pipe.
+    """Return whether to hide a progress bar: it is not wanted, or stderr is a file or a pipe.
 
     In a notebook, where stderr is not a terminal either, bars are drawn.
     """

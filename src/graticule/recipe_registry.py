@@ -14,11 +14,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class RegisteredRecipe:
-    """A function that returns a recipe, and the arguments that make the variant of this name."""
+    """A function that returns a recipe, and the arguments for the variant of this name."""
 
     function: Callable[..., Any]
     about: str
-    """what the recipe trains, one line"""
+    """one line about the recipe"""
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -26,16 +26,16 @@ RECIPES: dict[str, RegisteredRecipe] = {}
 
 
 def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Callable[[F], F]:
-    """Return a decorator that registers a function that returns a recipe; several on one function are its variants.
+    """Return a decorator for functions that return a recipe; several on one function register its variants.
 
     Args:
         name: the name for `graticule train` and `load_recipe`, an identifier.
-        about: what it trains, one line (default: the first line of the function's docstring).
+        about: one line about the recipe (default: the first line of the function's docstring).
         arguments: passed to the function.
 
     Raises:
         ValueError: if `name` is not an identifier or already taken, or the function does not take `arguments`.
-        TypeError: for anything but a function.
+        TypeError: if the decorated object is not a function.
 
     Example:
         >>> import graticule

@@ -1,4 +1,4 @@
-"""Registries: the names that specs use, and the classes they stand for with their options."""
+"""Registries: the names in specs, with their classes and options."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Option:
 
 
 class Registry(Generic[T]):
-    """Classes by name, open to everybody: `register` adds one.
+    """Classes by name, to which users can add: `register` adds one.
 
     The options of a name are the keyword arguments of its class, with their types and defaults.
 
     Args:
-        argument: what users call it, such as 'encoding'; messages name it.
-        base: what a registered class must be a subclass of.
+        argument: its name in messages, such as 'encoding'.
+        base: the class that a registered class must be a subclass of.
         options: returns the options of a class.
     """
 
@@ -50,7 +50,7 @@ class Registry(Generic[T]):
 
         Raises:
             ValueError: if `name` is not an identifier, or another class has it.
-            TypeError: if the class is not a subclass of the base, or lacks methods that the base leaves open.
+            TypeError: if the class is not a subclass of the base, or does not define its abstract methods.
         """
         check_new_name(self.argument, name)
 
@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         """Read `given`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
 
         Raises:
-            ValueError: for what is unknown, with what is known; for a value of another type.
+            ValueError: for an unknown name or option, listing the known ones, or for a value of another type.
         """
         specs = (given,) if isinstance(given, Spec) else given
         if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
@@ -140,14 +140,14 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, Option], ...]:
 
 
 def as_kind(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`: lists become tuples and whole numbers floats, and nothing else is converted.
+    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted.
 
     Raises:
-        ValueError: beginning with `where`, if it is something else.
+        ValueError: beginning with `where`, if it has another type.
     """
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError):  # an object of Python's that no text can say
+    except (TypeError, ValueError):  # a Python object without a JSON form
         check: Callable[[], Any] = lambda: _adapter(kind).validate_python(value, strict=True)  # noqa: E731
     else:
         check = lambda: _adapter(kind).validate_json(text, strict=True)  # noqa: E731

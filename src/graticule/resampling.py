@@ -1,9 +1,9 @@
-r"""Resampling of what is held for a grid: one small matrix per axis, each row of which sums to one.
+r"""Resampling of the tables of a grid: one small matrix per axis, each row of which sums to one.
 
 .. math:: T' = R\, T\, C^\top, \quad R: (H', H), \quad C: (W', W)
 
-So resampling is linear, differentiable and separable, and it is exported as matrix products. `resampler` names one with
-its options, such as 'bicubic(antialias=False)'.
+So resampling is linear, differentiable and separable, and it is exported as matrix products. A `resampler` is a name
+with options, such as 'bicubic(antialias=False)'.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Size = tuple[int, int]
 class Resampler(ABC):
     """Resamples maps (..., H, W), one row and column per patch, or per displacement of two patches.
 
-    A map of displacements has odd sides, and displacement 0 in its center. Subclasses give the matrix of an axis, or
-    both matrices where an axis depends on the other one. The parameters of the constructor are the options; each is
-    kept under its name.
+    A map of displacements has odd sides, and displacement 0 in its center. Subclasses return the matrix of an axis, or
+    both matrices if one axis depends on the other. The parameters of the constructor are the options; each is an
+    attribute of the same name.
     """
 
-    #: What it can resample: tables of positions, of displacements, or both.
+    #: The tables that it can resample: of positions, of displacements, or both.
     takes: ClassVar[frozenset[str]] = frozenset({"positions", "displacements"})
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Resampler(ABC):
         return RESAMPLERS.specs(Spec(name, given))[0]
 
     def __str__(self) -> str:
-        """Return the text that names it, with the options that are not the default."""
+        """Return its name, with the options that differ from the defaults."""
         name = RESAMPLERS.name_of(type(self)) or type(self).__name__
         known = RESAMPLERS.options(name) if name in RESAMPLERS else {}
         values = {option: getattr(self, option) for option in known}
@@ -99,13 +99,12 @@ def build_resampler(resampler: str | Spec, table: Literal["positions", "displace
 
 
 class _Filter(Resampler):
-    """A filter of finite support, as `torch.nn.functional.interpolate` has it.
+    """A filter of finite support, as in `torch.nn.functional.interpolate`.
 
     Args:
-        antialias: widen the filter to the new spacing where the new axis is shorter.
-        align_corners: let the centers of the first and last entries coincide, and not the borders of the axis.
-        offset: taken as part of the new length when the spacing is computed, n / (m + offset), as in DINOv2's code
-            (0.1); 0 elsewhere.
+        antialias: widen the filter to the new spacing if the new axis is shorter.
+        align_corners: align the centers of the first and last entries instead of the borders of the axis.
+        offset: added to the new length in the spacing, n / (m + offset), as in DINOv2's code (0.1); usually 0.
     """
 
     #: Half the width of the filter.
@@ -114,7 +113,7 @@ class _Filter(Resampler):
     @checked
     def __init__(self, antialias: bool = True, align_corners: bool = False, offset: float = 0.0) -> None:
         if offset and align_corners:
-            raise ValueError(f"`offset` must be 0 with `align_corners`, whose spacing it does not enter, got {offset}.")
+            raise ValueError(f"`offset` must be 0 with `align_corners`, whose spacing ignores it, got {offset}.")
         if offset < 0:
             raise ValueError(f"`offset` must be at least 0, got {offset}.")
         self.antialias, self.align_corners, self.offset = antialias, align_corners, offset
@@ -133,27 +132,27 @@ class _Filter(Resampler):
         if not self.antialias:
             center = spacing * index if self.align_corners else spacing * (index + 0.5) - 0.5
             return self.at(center, old)
-        # PyTorch places the centers of the antialiased filter like this whether corners are aligned or not
+        # PyTorch computes the centers of the antialiased filter like this, also with aligned corners
         center = spacing * (index + 0.5) - 0.5
         entries = torch.arange(old, device=device, dtype=torch.float64)
         width: Any = torch.sym_max(spacing, 1.0)
         weights = self.filter((entries - center[:, None]).abs() / width, antialias=True)
         weights = weights / weights.sum(1, keepdim=True)
-        # PyTorch leaves an axis of the same length out, with antialias alone
+        # PyTorch skips an axis of the same length, only with antialias
         return _kept_if(as_tensor([new], entries) == old, weights) if self.offset else weights
 
     def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """Return the matrices of rows and columns, (H', H) and (W', W), float64; of no effect at the same size."""
+        """Return the matrices of rows and columns, (H', H) and (W', W), float64; identities at the same size."""
         rows, columns = super().matrices(old, new, device)
         if not self.offset:
             return rows, columns
-        same = (as_tensor(new, rows) == as_tensor(old, rows)).all()  # a program for any size finds it out itself
+        same = (as_tensor(new, rows) == as_tensor(old, rows)).all()  # a program for any size compares at run time
         return _kept_if(same, rows), _kept_if(same, columns)
 
     def at(self, center: Tensor, old: int) -> Tensor:
         """Return the matrix that samples an axis of `old` entries at `center` (m,), in entries from 0, (m, old).
 
-        Entries beyond the ends are those at the ends.
+        Beyond the ends, the entries at the ends are repeated.
         """
         taps = torch.arange(1 - self.support, self.support + 1, device=center.device)
         index = center.floor()[:, None] + taps  # (m, taps)
@@ -164,7 +163,7 @@ class _Filter(Resampler):
 
 @register_resampler("bicubic")
 class Bicubic(_Filter):
-    r"""Cubic convolution; with antialias, as timm resamples position embeddings (a = -1/2), without, a = -3/4.
+    r"""Cubic convolution: a = -1/2 with antialias, as timm resamples position embeddings, and a = -3/4 without.
 
     .. math:: f(t) = \begin{cases} (a + 2) t^3 - (a + 3) t^2 + 1 & t \le 1 \\
               a t^3 - 5 a t^2 + 8 a t - 4 a & 1 < t < 2 \end{cases}
@@ -197,7 +196,7 @@ class Bilinear(_Filter):
 
 @register_resampler("area")
 class Area(Resampler):
-    """The mean of the old entries that a new one touches, as adaptive average pooling; repeated entries upwards."""
+    """Adaptive average pooling: the mean of the old entries that a new one overlaps; a larger axis repeats entries."""
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
         """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64."""
@@ -211,8 +210,8 @@ class Area(Resampler):
 class GridSample(Resampler):
     """Samples at the coordinates of the new patches within the old grid, as timm's NaFlexVit does with `grid_sample`.
 
-    Beyond the centers of the outer patches it takes theirs (`padding_mode='border'`). It is 'bilinear' or 'bicubic'
-    without antialias.
+    Beyond the centers of the outer patches their values are repeated (`padding_mode='border'`). It equals 'bilinear' or
+    'bicubic' without antialias.
 
     Args:
         mode: the interpolation between old entries.
@@ -231,10 +230,10 @@ class GridSample(Resampler):
 
 @register_resampler("crop")
 class Crop(Resampler):
-    """Keeps the aspect ratio of patches: scales the table until it covers the new grid, and takes the top left of it.
+    """Keeps the aspect ratio of patches: scales the table to cover the new grid, and crops it at the top left.
 
-    For a square table that is the aspect-preserving option of timm's NaFlexVit: resampled to the longer side squared,
-    then cut. Where the new grid has the aspect ratio of the table, it is `mode`.
+    For a square table that is the aspect-preserving option of timm's NaFlexVit: resampled to a square of the longer
+    side, then cropped. If the new grid has the aspect ratio of the table, it equals `mode`.
 
     Args:
         mode: the interpolation between old entries.
@@ -249,7 +248,7 @@ class Crop(Resampler):
         self.inner = _filter(mode, antialias)
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
-        """Return the matrix of a grid whose axes are scaled alike, (new, old), float64."""
+        """Return the matrix of an axis if both axes are scaled by the same factor, (new, old), float64."""
         return self.inner.weights(old, new, device)
 
     def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -261,9 +260,9 @@ class Crop(Resampler):
 
 
 class _Displacements(Resampler):
-    """A spline through tables of displacements whose knots are not equally spaced; nearby displacements hardly move.
+    """A spline through a table of displacements with unequally spaced knots, so that small displacements hardly move.
 
-    Displacements beyond the outer knots take the values there. Interpolation is by a cubic spline ('not a knot') or
+    Beyond the outer knots the values are constant. Interpolation is by a cubic spline ('not a knot') or
     piecewise linear.
     """
 
@@ -275,7 +274,7 @@ class _Displacements(Resampler):
 
     @abstractmethod
     def knots(self, old: int, new: int) -> list[float]:
-        """Return where the displacements 1, ..., `old` of an old axis lie among those of a new one, `new` at most."""
+        """Return the knots of the displacements 1, ..., `old` of an old axis on a new one, at most `new`."""
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
         """Return the matrix from an axis of `old` displacements to one of `new`, both odd, (new, old), float64.
@@ -288,7 +287,7 @@ class _Displacements(Resampler):
         if isinstance(new, torch.SymInt):
             raise ValueError(
                 f"`resampler` must not be {RESAMPLERS.name_of(type(self))!r} in a program for images of any size: its "
-                "knots are computed for one size, and a spline is solved for. Use 'bicubic' or 'bilinear', or export "
+                "knots and spline are computed for a fixed size. Use 'bicubic' or 'bilinear', or export "
                 "for a fixed size."
             )
         if old == new:
@@ -302,8 +301,8 @@ class Geometric(_Displacements):
 
     .. math:: x_k = \sum_{i < k} q^i, \quad x_R = R'
 
-    for the displacement k of R. q is found by bisection in [1.01, 1.5], as in its code, whose last step is taken; so
-    at smaller sizes the outer displacements are left out.
+    for the displacement k of R. q is found by bisection in [1.01, 1.5], as in its code, and is the value of the last
+    step; so at smaller sizes the outer displacements are dropped.
 
     Reference: BEiT (Bao et al., 2022), released code.
     """
@@ -319,7 +318,7 @@ class Geometric(_Displacements):
 
 @register_resampler("log_spaced")
 class LogSpaced(_Displacements):
-    r"""Knots at the same share of the logarithm of the largest displacement.
+    r"""Knots at equal fractions of the logarithm of the largest displacement.
 
     .. math:: \frac{\ln(1 + x_k)}{\ln(1 + R')} = \frac{\ln(1 + k)}{\ln(1 + R)}
 
@@ -330,13 +329,13 @@ class LogSpaced(_Displacements):
     """
 
     def knots(self, old: int, new: int) -> list[float]:
-        """Return the displacements at equal shares of the logarithm."""
+        """Return the displacements at equal fractions of the logarithm."""
         rate = math.log1p(max(new, 1)) / math.log1p(old) if old else 1.0
         return [(1.0 + k) ** rate - 1 for k in range(1, old + 1)]
 
 
 def _kept_if(same: Tensor, matrix: Tensor) -> Tensor:
-    """Return the identity where `same` is true, a matrix (n', n) where not."""
+    """Return the identity if `same` is true, else the matrix (n', n)."""
     new, old = (torch.arange(side, device=matrix.device) for side in matrix.shape)
     return torch.where(same, (new[:, None] == old).to(matrix.dtype), matrix)
 
@@ -354,5 +353,5 @@ def _spline_matrix(knots: tuple[float, ...], reach: int, mode: str) -> Tensor:
 
 
 _compiler: Any = torch.compiler
-#: The same for the compiler, which calls it and does not trace into it.
+#: The same function, which the compiler calls instead of tracing into it.
 _spline: Callable[[tuple[float, ...], int, str], Tensor] = _compiler.assume_constant_result(_spline_matrix)

@@ -1,4 +1,4 @@
-"""Rotations of queries and keys by their position, as `LayerPosition.rotary` holds them."""
+"""Rotations of queries and keys by their position, for the field `LayerPosition.rotary`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rotation(Protocol):
 
     @property
     def channels(self) -> int | None:
-        """Channels per head that it returns; None for as many as it takes."""
+        """Number of channels per head that it returns; None if it is unchanged."""
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Transform queries and keys, (B, h, N, d) each, in their own dtype."""
@@ -28,10 +28,10 @@ class Rotation(Protocol):
 
 
 class PairRotation(NamedTuple):
-    """Rotates pairs of channels by the angle of their token.
+    """Rotates pairs of channels of each token by its angles.
 
     table: (N, 2d) or (h, N, 2d): the sine of the angle that each of the d channels is rotated by, then the cosine.
-    half: whether channel i forms a pair with i + d / 2, and not with its neighbor.
+    half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
     """
 
     table: Tensor
@@ -39,7 +39,7 @@ class PairRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """None: as many as it takes."""
+        """None: the number is unchanged."""
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class BlockRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """None: as many as it takes."""
+        """None: the number is unchanged."""
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class BlockRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # which would round the matrices
+        with torch.autocast(x.device.type, enabled=False):  # autocast would round the matrices
             blocks = x.unflatten(-1, self.matrices.shape[-3:-1])[..., None]  # (B, h, N, d / b, b, 1)
             rotated: Tensor = self.matrices @ blocks.to(self.matrices.dtype)
             return rotated.squeeze(-1).flatten(-2).type_as(x)
@@ -92,12 +92,12 @@ class BlockRotation(NamedTuple):
 
 
 class PolarRotation(NamedTuple):
-    r"""Takes softplus of each channel as a magnitude, and its angle from the position only.
+    r"""Makes softplus of each channel a magnitude, whose angle depends on the position only.
 
     The channels double: :math:`\mu \cos \theta` of all, then :math:`\mu \sin \theta`.
 
     queries: (N, 2d): sines, then cosines, of the angles of the queries' channels.
-    keys: (h, N, 2d): the same of the keys.
+    keys: (h, N, 2d): the same for the keys.
     """
 
     queries: Tensor
@@ -131,8 +131,8 @@ def _polar(x: Tensor, table: Tensor) -> Tensor:
 class PatchRotation(NamedTuple):
     """Rotates all tokens but the first `prefix`.
 
-    rotation: that of the others.
-    prefix: how many are left as they are.
+    rotation: the rotation of the other tokens.
+    prefix: number of tokens that are not rotated.
     """
 
     rotation: Rotation
@@ -140,7 +140,7 @@ class PatchRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """None: as many as it takes."""
+        """None: the number is unchanged."""
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class PatchRotation(NamedTuple):
         """
         if self.rotation.channels is not None:
             raise ValueError(
-                "`rotary` must keep the number of channels where some tokens have no position, got one that doubles it."
+                "`rotary` must keep the number of channels if some tokens have no position, got one that doubles it."
             )
         rotated = self.rotation(queries[..., self.prefix :, :], keys[..., self.prefix :, :])
         both = zip((queries, keys), rotated, strict=True)
@@ -164,15 +164,15 @@ class PatchRotation(NamedTuple):
         return PatchRotation(others, max(self.prefix - start, 0))
 
     def take(self, tokens: Tensor) -> PatchRotation:
-        """Return the rotation of the tokens of these indices, (n,), of which the first are the `prefix` ones."""
+        """Return the rotation of the tokens of these indices, (n,), the first of which must be the prefix."""
         return PatchRotation(self.rotation.take(tokens[self.prefix :] - self.prefix), self.prefix)
 
 
 class PooledRotation(NamedTuple):
-    """Rotates queries and keys that are of different tokens.
+    """Rotates queries and keys of different tokens.
 
-    queries: the rotation of the tokens that are queries.
-    keys: that of the tokens that are keys.
+    queries: the rotation of the queries.
+    keys: the rotation of the keys.
     """
 
     queries: Rotation
@@ -180,7 +180,7 @@ class PooledRotation(NamedTuple):
 
     @property
     def channels(self) -> int | None:
-        """Channels per head that it returns; None for as many as it takes."""
+        """Number of channels per head that it returns; None if it is unchanged."""
         return self.queries.channels
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            FileNotFoundError: if the folder does not exist, or holds no run.
+            FileNotFoundError: if the folder does not exist, or does not contain a run.
         """
         run = cls(Path(folder))
         if not run.recipe_file.is_file():
@@ -33,17 +33,17 @@ class RunFolder:
 
     @property
     def recipe_file(self) -> Path:
-        """The resolved recipe, the metric, the data's sizes, versions and machine, JSON."""
+        """JSON file with the resolved recipe, the metric, the sizes of the data, versions and machine."""
         return self.folder / "recipe.json"
 
     @property
     def metrics_file(self) -> Path:
-        """One line per epoch, CSV."""
+        """CSV file with one line per epoch."""
         return self.folder / "metrics.csv"
 
     @property
     def log_file(self) -> Path:
-        """The log, each line with date and time."""
+        """The log file; each line has a date and a time."""
         return self.folder / "log.txt"
 
     @property
@@ -53,12 +53,12 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The best weights, under the names of the model's own state dict."""
+        """The best weights, under the names of the model's state dict."""
         return self.folder / "weights.safetensors"
 
     @property
     def result_file(self) -> Path:
-        """The results of a finished run, JSON."""
+        """JSON file with the results of a finished run."""
         return self.folder / "result.json"
 
     @property
@@ -68,11 +68,11 @@ class RunFolder:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The tokenizer of a run on text, if it was learned or read from a file, JSON."""
+        """JSON file with the tokenizer of a run on text, if it was learned or read from a file."""
         return self.folder / "tokenizer.json"
 
 
 def runs_in(folder: Path) -> Iterator[Path]:
-    """Yield the runs that lie directly in `folder`, in the order of their names; none if it does not exist."""
+    """Yield the runs directly in `folder`, sorted by name; none if it does not exist."""
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if RunFolder(path).recipe_file.is_file())

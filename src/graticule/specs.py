@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-#: More than anybody writes; Python's parser is not made for text without end.
+#: Maximum length, because Python's parser cannot handle text of any length.
 _LONGEST = 4096
 
 
@@ -16,7 +16,7 @@ _LONGEST = 4096
 class Spec:
     """A name and its options, as written: `str(spec)` is the text that `parse` reads.
 
-    Options that are not given keep the default of what is named.
+    Options that are not given keep their defaults.
 
     Example:
         >>> spec = Spec.parse("peg(places=[0, 1], kernel=3)")
@@ -47,7 +47,7 @@ class Spec:
         """Read one name with options.
 
         Raises:
-            ValueError: naming `argument`, if `text` is none, or several.
+            ValueError: naming `argument`, if `text` is not exactly one spec.
         """
         specs = parse_sum(text, argument)
         if len(specs) > 1:
@@ -61,7 +61,7 @@ def parse_sum(text: str, argument: str = "spec") -> tuple[Spec, ...]:
     Values are Python literals; nothing is evaluated.
 
     Raises:
-        ValueError: naming `argument` and what is wrong with `text`.
+        ValueError: naming `argument` and the error in `text`.
 
     Example:
         >>> [str(spec) for spec in parse_sum("peg(kernel=5)+learnable( std = 1.0 )")]
@@ -82,7 +82,7 @@ def parse_sum(text: str, argument: str = "spec") -> tuple[Spec, ...]:
         at = f" at character {error.offset}" if error.offset else ""
         raise _complaint(argument, text, f"{error.msg}{at}") from None
     except (RecursionError, MemoryError):
-        raise _complaint(argument, text[:80], "it is nested too deep") from None
+        raise _complaint(argument, text[:80], "it is nested too deeply") from None
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
@@ -97,7 +97,7 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 def _spec(node: ast.expr, text: str, argument: str) -> Spec:
     if isinstance(node, ast.Name):
         return Spec(node.id)
-    if isinstance(node, ast.Constant) and node.value is None:  # 'None' is not a name of ours
+    if isinstance(node, ast.Constant) and node.value is None:  # we have no name 'None'
         raise _complaint(argument, text, "None is not a name; 'none' is")
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         raise _complaint(argument, text, f"{ast.unparse(node)} is not a name")
@@ -109,7 +109,7 @@ def _spec(node: ast.expr, text: str, argument: str) -> Spec:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise _complaint(argument, text, "** must be left out")
-        if keyword.arg in options:  # Python's parser says so itself, but not in every version
+        if keyword.arg in options:  # not every version of Python's parser refuses it
             raise _complaint(argument, text, f"{keyword.arg} is given twice")
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)

@@ -1,4 +1,4 @@
-"""Conditions on sizes, where a model is traced into a program for images of any size."""
+"""Conditions on sizes, for models that are exported as programs for images of any size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _compiler: Any = torch.compiler
 
 
 def holds(condition: bool) -> bool:
-    """Return a condition on sizes; while `torch.export` traces a model, whether it holds for all sizes.
+    """Return a condition on sizes; while `torch.export` traces a model, return whether it holds for all sizes.
 
-    A program has no branches: where a size is not fixed, the path that is right for every size is traced. So a
-    shortcut for some sizes is taken `if holds(...)`, and the general path computes the same at these sizes.
+    An exported program has no branches: if a size is dynamic, the path that is correct for every size must be traced.
+    So a shortcut for some sizes is taken `if holds(...)`, and the general path must give the same result at these
+    sizes.
     """
     if _compiler.is_exporting():
         return statically_known_true(condition)
@@ -24,7 +25,7 @@ def holds(condition: bool) -> bool:
 
 
 def ceiling(size: int, step: int) -> int:
-    """Return size / step, rounded up; the exact quotient where a size that is free is a multiple of `step`."""
+    """Return size / step, rounded up; the exact quotient if a dynamic size is a multiple of `step`."""
     return size // step if holds(size % step == 0) else -(-size // step)
 
 

@@ -1,4 +1,4 @@
-"""Bold and colored text, on terminals alone."""
+"""Bold and colored text, on terminals only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _BOLD, _RED = "1", "1;31"
 
 
 def bold(text: str, stream: TextIO) -> str:
-    """Return `text` as `stream` shows it in bold, or as it is where that is not a terminal or colors are not wanted."""
+    """Return `text` in bold, or unchanged if `stream` is not a terminal or colors are not wanted."""
     return _styled(text, _BOLD, stream)
 
 
 def red(text: str, stream: TextIO) -> str:
-    """Return `text` as `stream` shows it in red, or as it is where that is not a terminal or colors are not wanted."""
+    """Return `text` in red, or unchanged if `stream` is not a terminal or colors are not wanted."""
     return _styled(text, _RED, stream)
 
 

@@ -31,7 +31,7 @@ class TokenMlp(NamedTuple):
         return 1
 
     def part(self, shape: tuple[int, int], rows: slice, columns: slice) -> TokenMlp:
-        """Return the MLP among the tokens of a part of a grid of `shape` = (H, W), as if the others were zero."""
+        """Return the MLP over the tokens of a part of a grid of `shape` = (H, W), as if the others were zero."""
         first = self.first.unflatten(1, shape)[:, rows, columns].flatten(1)
         return TokenMlp(first, self.first_bias, self.second.unflatten(0, shape)[rows, columns].flatten(0, 1))
 

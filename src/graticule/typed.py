@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from graticule.checks import printable
 from graticule.files import read_json
 
-#: More than anything is counted to: a larger number is a mistake, and would overflow or never end.
+#: Upper limit of counts: a larger number is a mistake, and would overflow or never finish.
 _MOST = 1_000_000_000
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
@@ -22,7 +22,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
 Epochs = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 #: The side of an image or a kernel.
 Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-#: NumPy takes 32 bits.
+#: Seeds of NumPy have 32 bits.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Number = Annotated[float, Field(strict=True)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -34,21 +34,21 @@ ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=Fa
 ShareAboveZero = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 
-#: The largest JSON file that is read, in bytes, and how deep it may be nested.
+#: The maximum size of a JSON file, in bytes, and the maximum depth of its nesting.
 _LARGEST, _DEEPEST = 4 << 20, 32
 
 _WORDS = {"greater than or equal to": "at least", "less than or equal to": "at most", "Input should ": "must "}
 
 
 def check_fields(instance: Any, prefix: str = "") -> None:
-    """Check every field of a frozen dataclass against its annotation; lists become tuples and mappings dataclasses.
+    """Check every field of a frozen dataclass against its annotation; lists become tuples, and mappings dataclasses.
 
     Args:
         instance: the dataclass, in its `__post_init__`.
         prefix: precedes the names of fields in messages, such as `peg.`.
 
     Raises:
-        ValueError: naming the first field that is of another type or out of its range, the rule and the value.
+        ValueError: naming the first field that has another type or is out of its range, the rule and the value.
     """
     kind: Any = type(instance)
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(kind)}
@@ -61,10 +61,10 @@ def check_fields(instance: Any, prefix: str = "") -> None:
 
 
 def check_value(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`; `where` begins the message of a value that is something else.
+    """Return `value` as `kind`; `where` begins the error message if it cannot be.
 
     Raises:
-        ValueError: naming the first part of it that is wrong, the rule and what came.
+        ValueError: naming its first invalid part, the rule and the value.
     """
     try:
         return _adapter(kind).validate_python(value)
@@ -77,7 +77,7 @@ def read_typed(path: Path, kind: Any) -> Any:
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, too large, nested too deep, not JSON, or something else than `kind`.
+        ValueError: if it is not a regular file, too large, nested too deeply, not JSON, or not a `kind`.
     """
     values = read_json(path, _LARGEST)
     level: list[Any] = [values]
@@ -85,12 +85,12 @@ def read_typed(path: Path, kind: Any) -> Any:
         inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
         level = [item for value in inner if isinstance(value, list) for item in value]
     if level:
-        raise ValueError(f"{path} is damaged: it must be nested at most {_DEEPEST} deep.")
+        raise ValueError(f"{path} is damaged: it must be nested at most {_DEEPEST} levels deep.")
     return check_value(kind, values, f"{path} is damaged")
 
 
 def keys_with_hints(unknown: set[str], kind: Any) -> str:
-    """List keys, each with the name of a field of the dataclass `kind` that looks like it."""
+    """List keys, each with the most similar field name of the dataclass `kind`."""
     fields = [field.name for field in dataclasses.fields(kind)]
     close = {key: difflib.get_close_matches(key, fields, n=1) for key in sorted(unknown)}
     return ", ".join(
@@ -101,7 +101,7 @@ def keys_with_hints(unknown: set[str], kind: Any) -> str:
 
 @cache
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
-    """Build what checks the fields of a dataclass; the dataclasses in it take no unknown keys."""
+    """Build the validator of the fields of a dataclass; nested dataclasses refuse unknown keys."""
     names = [field.name for field in dataclasses.fields(kind)]
     hints = get_type_hints(kind, include_extras=True)
     build: Any = TypedDict
@@ -116,9 +116,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _complaint(error: ValidationError, kind: Any, prefix: str = "") -> str:
-    """Describe what is wrong with the first value that is."""
+    """Describe the error of the first invalid value."""
     first = error.errors(include_url=False)[0]
-    if first["type"] == "value_error":  # of a dataclass within, which has said it all
+    if first["type"] == "value_error":  # the complete message of a nested dataclass
         return str(first["ctx"]["error"]).rstrip(".")
     name = prefix
     for part in first["loc"]:

@@ -1,4 +1,4 @@
-"""Attention maps: they are the weights that the forward pass uses, for every family, and nothing else changes."""
+"""Attention maps are the weights of the forward pass, for every family, and computing them changes nothing."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_maps_come_in_the_order_that_was_asked_for():
 def test_without_position_a_permutation_of_the_patches_permutes_the_map():
     model = draw(tiny("learnable")).double().eval()
     x = images(dtype=torch.float64)
-    turned = x.roll(8, -1)  # by one patch
+    turned = x.roll(8, -1)  # one patch
     (plain,) = attention_maps(model, x, [1], without_position=True)
     (moved,) = attention_maps(model, turned, [1], without_position=True)
     order = torch.arange(16).view(4, 4).roll(1, 1).flatten().numpy()
@@ -92,7 +92,7 @@ def test_swin_has_a_map_a_window_and_it_mixes_the_values(size):
     attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
     attention.register_forward_hook(lambda module, args, output: mixed.append(output))
     (found,) = attention_maps(model, images(size, size, dtype=torch.float64), [0])
-    side = size // 16  # windows a side
+    side = size // 16  # windows per side
     assert found.weights.shape == (2 * side**2, 1, 16, 16) and found.queries == Grid(4, 4)
     tokens, *_ = inputs[-1]
     v = attention.qkv(tokens).chunk(3, -1)[2].view(2, side, 4, side, 4, 12).transpose(2, 3).reshape(-1, 1, 16, 12)
@@ -110,7 +110,7 @@ def test_the_distance_is_that_of_the_hand():
     uniform = one_map(np.full((1, 1, 3, 3), 1 / 3), line)
     assert itself.distance(0) == 0
     assert uniform.distance(0) == pytest.approx((1 + 2 + 1 + 1 + 2 + 1) / 9)
-    # a key that stands for two patches lies between them
+    # a key of two patches lies between them
     coarse = one_map(np.ones((1, 1, 2, 1)), Grid(1, 2), Grid(1, 1))
     assert coarse.distance(0) == pytest.approx(0.5)
 

@@ -1,4 +1,4 @@
-"""The audit: its numbers in planted cases, the page, and the command on runs and on models by name."""
+"""The audit: its numbers in constructed cases, the page, and the command on runs and on models by name."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def audited(model, images, size=(32, 32), **kwargs):
 
 
 def circular(model):
-    """Let the convolutions of a PEG pad by what is on the other side."""
+    """Make the convolutions of a PEG pad circularly."""
     for module in model.position.modules():
         if isinstance(module, nn.Conv2d):
             module.padding_mode = "circular"
@@ -41,7 +41,7 @@ def circular(model):
 
 @pytest.mark.parametrize("encoding", ["none", "peg"])
 def test_without_padding_no_layer_says_where_it_is(encoding):
-    """Images without position in them: a token model without position, or with one that pads circularly, has R2 0."""
+    """On images without position, a token model without position, or with circular padding, has R2 0."""
     model = circular(tiny.draw(tiny.tiny(encoding, depth=2, class_token=False, global_pool="avg")))
     found = audited(model, tiny.images(batch=60))
     for probe in (found.probe_content, *found.probes):
@@ -137,7 +137,7 @@ def test_maps_of_a_model_of_timm_are_those_of_ours_with_its_weights():
 
 
 class Page(HTMLParser):
-    """Collects what a page refers to."""
+    """Collects the references of a page."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ class Page(HTMLParser):
 
 
 def check_page(text):
-    """Check that a page contains everything it shows; returns it."""
+    """Check that a page is self-contained; returns it."""
     page = Page()
     page.feed(text)
     assert page.pictures and all(one.startswith("data:image/png;base64,") for one in page.pictures)
@@ -238,7 +238,7 @@ def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
         ([tmp_path / "none.pth", "--images", pictures], "`model` must be a file of weights"),
         ([tmp_path / "w.pth", "--images", pictures], "does not say what model it is for; name the model"),
         ([*nano, "--images", tmp_path / "none"], "`images` must be a folder"),
-        ([*nano, "--images", tmp_path / "few"], "`images` must have five images at least, got 1"),
+        ([*nano, "--images", tmp_path / "few"], "`images` must have at least five images, got 1"),
         ([*nano, "--images", pictures, "--count", 4], "`count` must be at least 5"),
         ([*nano, "--images", pictures, "--sizes", 30], "the nearest sizes are 28 and 32"),
         ([*nano, "--images", pictures, "--labels", tmp_path / "none.csv"], "none.csv"),

@@ -1,4 +1,4 @@
-"""A backbone as the analyses see it."""
+"""The view of a backbone for the analyses."""
 
 import torch
 from tests.tiny import tiny
@@ -19,7 +19,7 @@ def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_
     for variant in (held, held.original):
         variant.register_forward_pre_hook(note, with_kwargs=True)
     computed = view_of(model).variants()["computed"]
-    seen.clear()  # folding it anew computes it too
+    seen.clear()  # folding it again also computes it
     with torch.no_grad():
         computed(torch.randn(1, 3, 32, 32))
     assert seen == [held.original] and not isinstance(seen[0], Folded)

@@ -1,4 +1,4 @@
-"""Maps of attention biases: read as the layers get them, their numbers by hand, and the sheet."""
+"""Maps of attention biases: equal to those that the layers receive, their numbers by hand, and the sheet."""
 
 import math
 
@@ -13,7 +13,7 @@ from graticule.analysis.figure_files import png
 from graticule.encodings import ENCODINGS, BiasEncoding
 from tiny import images, layers, tiny
 
-#: Encodings whose bias depends on parameters and grid alone.
+#: Encodings whose bias depends only on parameters and grid.
 NAMES = [
     name
     for name, kind in ENCODINGS.items()
@@ -112,7 +112,7 @@ def test_arrays_of_another_grid_are_refused():
 @pytest.mark.parametrize(("encoding", "rows"), [("relative_bias", 3), ("bucketed_bias", 1)])
 def test_a_sheet_has_a_row_per_map_and_two_panels_per_head(encoding, rows):
     figure = bias_map_sheet(bias_maps(tiny(encoding, img_size=(24, 40))), "a model")
-    assert len(figure.axes) == rows * (2 * 3 + 1)  # and the color scale
+    assert len(figure.axes) == rows * (2 * 3 + 1)  # plus the color scale
     assert png(figure).startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""The coefficients of LaPE's Eq. 6 and 7 split what a norm gives to attention into tokens, position and shift."""
+"""The coefficients of LaPE's Eq. 6 and 7 split the output of a norm into tokens, position and shift."""
 
 import pytest
 import torch

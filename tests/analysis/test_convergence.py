@@ -1,4 +1,4 @@
-"""Convergence curves: what is drawn is what was given, gaps are gaps, and labels are as they are."""
+"""Convergence curves: the given values are drawn, gaps stay gaps, and labels are unchanged."""
 
 import math
 from typing import get_args, get_type_hints

@@ -1,4 +1,4 @@
-"""Position correlations: laws, hand-computed cases, and what they read from a model."""
+"""Position correlations: laws, hand-computed cases, and the values read from a model."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 
 
 def nano(**kwargs):
-    """A small model whose norms are not at their starting point."""
+    """Return a small model whose norms are not at their initial values."""
     torch.manual_seed(0)
     model = graticule.create_model("vit_nano_patch4_28", **kwargs)
     for module in model.modules():
@@ -28,7 +28,7 @@ def patches(table, grid):
 
 
 def one_hot(grid, axis):
-    """Each patch knows its row (axis 0) or its column (axis 1) and nothing else."""
+    """Return rows that encode only the row (axis 0) or only the column (axis 1) of each patch."""
     return np.eye(max(grid.shape))[grid.coordinates()[:, axis].numpy()]
 
 
@@ -137,7 +137,7 @@ def test_two_dimensionality_is_undefined_where_no_axis_is_known(s):
 def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
     grid = Grid(2, 3)
 
-    def model(*shares):  # from every token like itself alone, 0, to all alike, 1
+    def model(*shares):  # from each token similar only to itself, 0, to all tokens equal, 1
         layers = [s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares]
         return Correlations(grid, np.stack(layers), ("inner",) * len(shares))
 
@@ -150,7 +150,7 @@ def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
 
 
 def layers_of(*shares):
-    """Layers from every token like itself alone, 0, to all alike, 1."""
+    """Return layers from each token similar only to itself, 0, to all tokens equal, 1."""
     return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
 
 
@@ -172,7 +172,7 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
     assert "p = 0.025, 39 untrained models" in said and "rank correlation with depth +1.00" in said
     drowned = model([1.0] * 39, 0.2, 0.4, 0.8).verdict
     assert "within what untrained models show (p = 1)" in drowned and "rank correlation" not in drowned
-    # equal layers are as untrained as can be, whatever rounding makes of them
+    # equal layers are like untrained ones, despite rounding
     assert model([0.0] * 39, 0.5, 0.5 + 1e-12).p_value == 1
 
 
@@ -212,7 +212,7 @@ def test_a_number_of_untrained_models_below_zero_is_refused():
         position_correlations(nano(), untrained=-1)
 
 
-# What is read from a model
+# Values read from a model
 
 
 @pytest.mark.parametrize("size", [28, (20, 32)])
@@ -361,7 +361,7 @@ def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
     np.testing.assert_equal(back.initial, found.initial)
     np.testing.assert_array_equal(back.untrained, found.untrained)
     assert back.verdict == found.verdict
-    with np.load(path, allow_pickle=False) as arrays:  # the numbers are there for those who do not have us
+    with np.load(path, allow_pickle=False) as arrays:  # the numbers can be read without the library
         np.testing.assert_array_equal(arrays["locality"], found.locality)
         np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)
 

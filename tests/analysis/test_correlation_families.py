@@ -1,4 +1,4 @@
-"""Position correlations of the other families: norms on the stream, stages, and what a merged table looks like."""
+"""Position correlations of the other families: norms on the residual stream, stages, and merged tables."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ PVT = {
 
 
 def drawn(name, **kwargs):
-    """A model in float64 all of whose parameters are drawn, tables and norms included."""
+    """Return a model in float64 with all parameters drawn, including tables and norms."""
     return draw(graticule.create_model(name, **kwargs)).double().eval()
 
 
@@ -45,7 +45,7 @@ def compact(name, **kwargs):
 
 
 def pyramid(name, **kwargs):
-    """Two stages, of 8 x 8 and 4 x 4 patches; two layers and one."""
+    """Return a model of two stages, with 8 x 8 and 4 x 4 patches, two layers and one."""
     if name == "swin":
         return drawn("swin_tiny_patch4_window7_224", **{"encoding": "learnable", **SWIN, **kwargs})
     return drawn("pvt_tiny", **{**PVT, **kwargs})
@@ -56,13 +56,13 @@ def t2t(**kwargs):
 
 
 def layer_norm(x, norm):
-    """The norm by its formula, over the last axis."""
+    """Compute LayerNorm by its formula, over the last axis."""
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
     return (x - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def swin_merged(model, table, grid):
-    """A table (N, D) through the patch merging of the second stage: 2 x 2 neighbors, a norm, a projection."""
+    """Pass a table (N, D) through the patch merging of the second stage: 2 x 2 neighbors, a norm, a projection."""
     merge = model.layers[1].downsample
     image = F.pad(table.T.unflatten(-1, grid.shape), (0, grid.width % 2, 0, grid.height % 2))
     four = [image[:, y::2, x::2] for x in (0, 1) for y in (0, 1)]
@@ -70,7 +70,7 @@ def swin_merged(model, table, grid):
 
 
 def pvt_merged(model, table, grid):
-    """A table (N, D) through the patches of the second stage: a convolution of 2 x 2, and a norm."""
+    """Pass a table (N, D) through the patch embedding of the second stage: a 2 x 2 convolution, and a norm."""
     embed = model.patch_embeds[1]
     image = F.conv2d(table.T.unflatten(-1, grid.shape)[None], embed.proj.weight, embed.proj.bias, stride=2)
     return layer_norm(image[0].flatten(1).T, embed.norm)
@@ -81,7 +81,7 @@ MERGED = {"swin": swin_merged, "pvt": pvt_merged}
 
 @torch.no_grad()
 def assert_layers_see(found, *seen):
-    """Each layer's view of position, (N, D) with any prefix tokens in front, has the cosines that were found."""
+    """Check that the position of each layer, (N, D) with any prefix tokens first, has the measured cosines."""
     assert found.similarity.shape == (len(seen), found.grid.patches, found.grid.patches)
     for layer, table in enumerate(seen):
         by_hand = cosine_similarity(table[-found.grid.patches :].double().numpy())
@@ -89,7 +89,7 @@ def assert_layers_see(found, *seen):
 
 
 def table_of(model, index=0):
-    """The table of a learnable encoding, (N, D): the one, or that of a layer or stage."""
+    """Return the table of a learnable encoding, (N, D): the only one, or that of a layer or stage."""
     tables = [value[0] for name, value in model.named_parameters() if name.endswith("pos_embed")]
     return tables[index]
 
@@ -160,7 +160,7 @@ def test_ceit_sees_its_table_as_a_vision_transformer_does():
 def test_t2t_sees_its_sinusoids_as_a_vision_transformer_does():
     model = drawn("t2t_vit_7", img_size=(64, 96), embed_dim=32, depth=3, num_heads=2)
     found = position_correlations(model)
-    place = torch.arange(25).double()[:, None]  # the class token is place 0
+    place = torch.arange(25).double()[:, None]  # the class token is at position 0
     angle = place * 10_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
     w = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
     np.testing.assert_allclose(found.initial, cosine_similarity(w[1:].numpy()), rtol=0, atol=1e-6)  # kept in float32
@@ -176,14 +176,14 @@ def test_the_sinusoids_of_t2t_are_nearer_to_one_axis_than_to_two_and_those_of_th
 
 
 def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
-    """The cosine of two places of a sequence is the mean of cos(n omega_k), n being the distance along it."""
+    """The cosine of two positions of a sequence is the mean of cos(n omega_k), where n is their distance."""
     found = position_correlations(t2t())
     omega = 10_000.0 ** (-np.arange(0, 64, 2) / 64)
     cosine = np.array([np.cos(n * omega).mean() for n in range(64)])
     apart = np.abs(np.arange(64)[:, None] - np.arange(64))
-    np.testing.assert_allclose(found.initial, cosine[apart], rtol=0, atol=1e-6)  # the table is kept in float32
+    np.testing.assert_allclose(found.initial, cosine[apart], rtol=0, atol=1e-6)  # the table is stored in float32
     mean = cosine[apart[apart > 0]].mean()
-    by_hand = (cosine[8] - mean) / (cosine[1] - mean)  # a row is 8 places long
+    by_hand = (cosine[8] - mean) / (cosine[1] - mean)  # a row has 8 positions
     assert two_dimensionality(found.initial, found.grid) == pytest.approx(by_hand, abs=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Translation: what is equivariant is found to be so, and what is not, by as much as it is not."""
+"""Translation: equivariant models are recognized, and the error of the others is measured."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3,
 
 
 def pooled(encoding, **kwargs):
-    """A small model without class token, in float64."""
+    """Return a small model without class token, in float64."""
     return draw(tiny(encoding, global_pool="avg", class_token=False, **kwargs)).double().eval()
 
 
@@ -45,10 +45,10 @@ def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is
 def test_what_zero_padding_does_decays_from_the_border_inwards():
     model = pooled("peg(places=(0,))", img_size=112)
     found = translation_error(model, doubles(112, 112, batch=3))
-    first = found.profile(0)  # right behind the PEG: its 3 x 3 reaches one patch in
+    first = found.profile(0)  # directly after the PEG, whose 3 x 3 kernel reaches one patch inward
     assert first[0] > 1e-3 and np.nanmax(first[1:]) < 1e-12
     stacked = translation_error(pooled("peg(places=(-1, 0), layers=1)", img_size=112), doubles(112, 112))
-    assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has carried it everywhere, but less
+    assert stacked.profile(0)[0] > stacked.profile(0)[2] > 0  # attention has spread it everywhere, but weaker
 
 
 def test_a_learnable_embedding_is_not_equivariant():
@@ -57,7 +57,7 @@ def test_a_learnable_embedding_is_not_equivariant():
 
 
 class Told(nn.Module):
-    """A model of one layer whose features are given: patches that add a place's own value, and the image's mean."""
+    """A model of one layer with given features: patches plus a value per position, and the image's mean."""
 
     num_classes = 0
     coarsest_patch = (1, 1)
@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_the_definition():
     features = x.clone()
     features[:, :, 1, 1] += 2.0
     spread = (features - features.mean()).square().mean()
-    # the place that is told differs, and so does the one that its content moved to: (2)^2 each, of 12 patches
+    # the position with a value differs, and so does the one that its content moved to: (2)^2 each, of 12 patches
     assert found.all_patches[0] == pytest.approx(float((2 * 4.0 / 12 / spread).sqrt()), rel=1e-12)
     assert np.isnan(found.logits) and "no head" in found.verdict()
 
@@ -115,7 +115,7 @@ def test_swin_is_measured_too():
     [
         ("swin_tiny_patch4_window7_224", [(32, 64)], [(36, 32), (32, 40), (34, 34)], 32),
         ("cct_2_3x2_32", [(28, 32)], [(30, 32), (32, 30)], 4),
-        # 14 patches of 15 pixels, by their number; but a patch is every 16 pixels, and the last is padded
+        # 14 patches of 15 pixels by their number, but the stride of patches is 16 pixels, and the last is padded
         ("cct_7_7x2_224", [(32, 48)], [(210, 224), (224, 210)], 16),
     ],
 )

@@ -1,4 +1,4 @@
-"""The explorer: its page holds the maps that the analyses compute, and every token sees the map that is its own."""
+"""The explorer: its page contains the maps that the analyses compute, and shows each token its map."""
 
 import base64
 import io
@@ -36,14 +36,14 @@ def explored_at(model, *sizes, batch=1, label="a model"):
 
 @pytest.fixture(scope="module")
 def both():
-    """A ViT with a table, a bias and a class token, for two images of two sizes, one not square."""
+    """Explore a ViT with a table, a bias and a class token, for two images of two sizes, one not square."""
     torch.manual_seed(0)
     model = draw(tiny("learnable+relative_bias", "lape")).eval()
     return (model, *explored_at(model, (32, 32), (24, 40), batch=2))
 
 
 def read(about, text):
-    """Read the maps of a page as its script does: description and values, in the order of models and sizes."""
+    """Read the maps of a page like its script: description and values, in the order of models and sizes."""
     data = zlib.decompress(base64.b64decode(text))
     for one in (one for model in about["models"] for size in model["sizes"] for one in size["maps"]):
         (height, width), keys = one["queries"], one["keys"][0] * one["keys"][1]
@@ -102,7 +102,7 @@ def test_maps_are_those_of_the_analyses_at_every_size(both, at):
         for kind, maps in (("attention", with_position), ("without", without)):
             for image in (0, 1):
                 one = of(found, kind, layer, image)
-                assert one.prefix == 1  # the class token is a query, and no key
+                assert one.prefix == 1  # the class token is a query, but not a key
                 np.testing.assert_array_equal(one.values, maps[layer].weights[image, :, :, 1:])
 
 
@@ -180,7 +180,7 @@ def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_
     about, text, notes = page_data([found], whole - 1)
     assert len(text) < whole and notes and "attention is the mean over heads" in notes[0]
     of_mean = [(one, values) for one, values in read(about, text) if one["heads"] == ("mean over heads",)]
-    assert {one["kind"] for one, _ in of_mean} == {"attention", "without"}  # on the same terms
+    assert {one["kind"] for one, _ in of_mean} == {"attention", "without"}  # both with the same setting
     one, values = of_mean[0]
     exact = of(found.sizes[0], one["kind"], one["layer"], one["image"]).values.mean(0)
     np.testing.assert_allclose(values[0], exact, atol=0.005 * np.ptp(exact))
@@ -192,7 +192,7 @@ def test_the_pictures_are_the_images_as_they_were():
     x = (torch.rand(1, 3, 32, 48) * 255).round() / 255
     found = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
     picture = np.asarray(Image.open(io.BytesIO(found.pictures[0][0])))
-    assert picture.shape == (7 * 32, 7 * 48, 3)  # enlarged, for it is small
+    assert picture.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
     np.testing.assert_array_equal(picture[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
 
 
@@ -201,7 +201,7 @@ def test_the_page_fetches_nothing_and_escapes_what_it_is_given():
     page = explorer_page([explored_at(tiny().eval(), (32, 32), label=label)[0]], label)
     assert label not in page and "alert(1)" in page
     assert not re.search(r"<script[^>]*src=|<link|@import|<img", page)
-    assert "default-src 'none'; script-src 'unsafe-inline'" in page  # a browser is told to refuse it, too
+    assert "default-src 'none'; script-src 'unsafe-inline'" in page  # so that browsers refuse it, too
     described = json.loads(re.search(r'id="described">(.*?)</script>', page, re.DOTALL)[1])
     assert described["models"][0]["label"] == label
     assert len(page) < 2_500_000

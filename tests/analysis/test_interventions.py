@@ -1,4 +1,4 @@
-"""Models with their position zeroed, shuffled, or taken from another size; and what that does to features."""
+"""Models with their position zeroed, shuffled, or taken from another size; and the effects on features."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from graticule.analysis.view import Pass, nearest, permutation
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 
-#: Every form that position information can have: tables, biases, rotations, functions of the tokens.
+#: Every form of position information: tables, biases, rotations, functions of the tokens.
 FORMS = [
     *[("learnable", "default"), ("learnable", "lape"), ("learnable", "queries_keys"), ("relative_bias", "default")],
     *[("rope", "default"), ("rope_mixed", "default"), ("liere", "default"), ("pope", "default"), ("peg", "default")],
@@ -31,7 +31,7 @@ def patches(image, size=8):
 
 
 def shuffled_images(image, order, size=8):
-    """Put patch order[i] at place i."""
+    """Put patch order[i] at position i."""
     cut = patches(image, size)[:, order]
     rows = image.shape[2] // size
     return cut.unflatten(1, (rows, -1)).permute(0, 3, 1, 4, 2, 5).reshape(image.shape)
@@ -39,7 +39,7 @@ def shuffled_images(image, order, size=8):
 
 @pytest.mark.parametrize(("encoding", "joining"), FORMS)
 def test_shuffling_positions_is_shuffling_patches(encoding, joining):
-    """Patch i at the position of i' is patch i at place i': nothing but position tells places apart."""
+    """Patch i with the position of i' equals patch i at i', since only position distinguishes the patches."""
     model = tiny.draw(tiny.tiny(encoding, joining, img_size=(24, 40))).double().eval()
     images = tiny.images(24, 40, dtype=torch.float64)
     found = view_of(model).shuffled(seed=3).run(images)
@@ -72,7 +72,7 @@ def test_zeroing_a_position_that_is_not_there_changes_nothing():
 def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
     model = tiny.draw(tiny.tiny("rope")).double().eval()
     images = tiny.images(dtype=torch.float64)
-    found = view_of(model).placed_at((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are taken
+    found = view_of(model).placed_at((96, 96)).run(images)  # 12 x 12 patches, of which 1, 4, 7 and 10 are used
     with torch.no_grad():
         spread = list(model.each_layer(images, crop=graticule.Crop((12, 12), (0, 0, 12, 12))))
     for (x, _), (y, _) in zip(found.layers, spread, strict=True):
@@ -113,7 +113,7 @@ def test_a_table_of_another_number_of_rows_is_refused():
 
 
 class Linear(nn.Module):
-    """Tokens that are pixels, plus a table; each layer doubles them."""
+    """Uses pixels plus a table as tokens; each layer doubles them."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ def test_accuracies_are_compared_by_mcnemars_exact_test():
     right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     layers = [(torch.zeros(8, 1, 1), Grid(1, 1))]
     before = Pass(layers, torch.stack([right] * 7 + [wrong]))
-    after = Pass(layers, torch.stack([right] * 2 + [wrong] * 5 + [right]))  # five are lost, one is won
+    after = Pass(layers, torch.stack([right] * 2 + [wrong] * 5 + [right]))  # five become wrong, one becomes right
     comparison = Comparison("change", [1.0])
     comparison.add(before, after, labels)
     effect = comparison.effect()
@@ -231,7 +231,7 @@ def test_blocks_and_windows_of_timms_swin_are_found():
 
 
 def test_a_model_without_blocks_is_refused():
-    with pytest.raises(ValueError, match="a list called blocks, layers or stages, as timm's, got Sequential"):
+    with pytest.raises(ValueError, match="a list named blocks, layers or stages, as in timm, got Sequential"):
         view_of(nn.Sequential(nn.Conv2d(3, 4, 1)))
     with pytest.raises(ValueError, match="which takes texts"):
         view_of(graticule.create_language_model("lm_nano", vocab_size=5, context=8))

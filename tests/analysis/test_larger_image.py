@@ -1,4 +1,4 @@
-"""A larger image is taken apart into its tokens, its content and its position values."""
+"""The effects of a larger image are split into tokens, content and position values."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from graticule.analysis import PASSES, logits_of_passes
 from graticule.analysis.larger_image import repeat_patches
 from graticule.grid import Grid
 
-#: Encodings whose repeated values make repeated tokens attend as the tokens that they repeat.
+#: Encodings with which repeated tokens, with repeated values, attend like the original tokens.
 ENCODINGS = ["none", "learnable", "sinusoidal_2d", "relative_bias", "kerple", "rope", "learnable + rope"]
 
 
@@ -46,7 +46,7 @@ def test_where_the_content_is_unchanged_tokens_and_values_add_up_to_the_whole_di
     torch.testing.assert_close(found["content"], found["tokens"], **close)
     torch.testing.assert_close(found["values"], model(larger), **close)
     changed = (found["values"] - found["trained"]).abs().max()
-    assert (changed < 1e-9) == (encoding == "none")  # what is left is the values of the encoding
+    assert (changed < 1e-9) == (encoding == "none")  # only the values of the encoding remain
 
 
 def test_a_class_token_notices_how_many_tokens_there_are(images):
@@ -80,7 +80,7 @@ def test_the_same_size_changes_nothing(images):
 
 
 def test_a_smaller_image_and_a_pyramid_are_refused(images):
-    with pytest.raises(ValueError, match=r"`sizes` must be no smaller than those of the training, 8 x 12.*got 8 x 8"):
+    with pytest.raises(ValueError, match=r"`sizes` must be no smaller than the training size, 8 x 12.*got 8 x 8"):
         logits_of_passes(tiny("learnable"), images, images[..., :8])
     pyramid = graticule.create_model("posmlp_nano_32", in_chans=1)
     with pytest.raises(ValueError, match="`model` must be a backbone of one stage with a head"):

@@ -1,4 +1,4 @@
-"""Lengths and places double along their axes, and every length of training is marked."""
+"""Lengths and positions double along their axes, and every training length is marked."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_every_length_of_training_is_marked_once_in_both_panels(trained_at, mark
 
 def test_one_length_and_one_place_are_drawn():
     left, right = drawn(length_plot({"a": {1: [8.0]}}, {"a": {1: [8.0]}}, 1)).axes
-    assert right.get_title() == "by place in windows of 1"
+    assert right.get_title() == "by position in windows of 1"
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["1"]
 
 

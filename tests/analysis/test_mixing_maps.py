@@ -1,4 +1,4 @@
-"""What gated MLPs mix: maps are rows of the weights that the layers use, numbers by hand, and what figures hold."""
+"""Mixing maps of gated MLPs: maps are rows of the weights of the layers, numbers by hand, contents of figures."""
 
 import math
 
@@ -41,29 +41,29 @@ every = pytest.mark.parametrize("encoding", ENCODINGS)
 
 
 def gated(name=GMLP, encoding="ggqpe", **kwargs):
-    """A small gated MLP in float64, every parameter drawn."""
+    """Return a small gated MLP in float64 with every parameter drawn."""
     return draw(graticule.create_model(name, encoding=encoding, **{**SIZES[name], **kwargs})).double().eval()
 
 
 def stages(model):
-    """What mixes, a stage each."""
+    """Return the mixing position of each stage."""
     return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
 
 
 def full_weights(model, img_size=None):
-    """The whole matrix of every layer, (groups, N, N), as the forward pass is given it."""
+    """Return the whole matrix of every layer, (groups, N, N), as used in the forward pass."""
     given = [one.mixing for one in model.position(model.grid_at(img_size or model.img_size))]
     return [(one.matrix() if isinstance(one, Displacements) else one).detach() for one in given]
 
 
 def one_map(weights, query=(0, 0), **kwargs):
-    """A map made by hand from weights (groups, H, W)."""
+    """Return a map made by hand from weights (groups, H, W)."""
     weights = np.asarray(weights, float)
     held = {"layer": 0, "stage": 0, "softmax": False, "bias": None, "centers": None, "matrices": None} | kwargs
     return MixingMap(grid=Grid(*weights.shape[1:]), query=query, **{"logits": weights, "weights": weights, **held})
 
 
-# What is read from a model
+# Values read from a model
 
 
 @names
@@ -302,7 +302,7 @@ def test_without_a_quadratic_form_there_is_no_non_locality():
     ("form", "learned", "expected"),
     [
         ("alpha", [0.5, 2.0], (0.5 + 2.0) / 2),
-        # what is not symmetric in it says nothing in a quadratic form: [[2, 1], [1, 2]] and [[1, 0], [0, 4]] are left
+        # the antisymmetric part has no effect in a quadratic form: [[2, 1], [1, 2]] and [[1, 0], [0, 4]] remain
         ("gamma", [[[2.0, 3.0], [-1.0, 2.0]], [[1.0, 5.0], [-5.0, 4.0]]], (math.sqrt(3) + 2) / 2),
         # the root of det(Gamma Gamma^T) is |det Gamma|
         ("gamma_gamma_t", [[[1.0, 2.0], [0.0, 3.0]], [[0.0, 2.0], [1.0, 5.0]]], (3 + 2) / 2),
@@ -362,7 +362,7 @@ def drawn(figure):
 
 
 def panels(figure, rows, columns):
-    """The panels of a sheet, a list a row, and the axes of its colour bars."""
+    """Return the panels of a sheet, one list per row, and the axes of its color bars."""
     axes = figure.axes
     return [axes[row * columns : (row + 1) * columns] for row in range(rows)], axes[rows * columns :]
 
@@ -429,7 +429,7 @@ def test_logits_that_are_the_weights_are_drawn_as_those():
 
 
 def marks(ax, kind):
-    """Where markers of a kind are, (x, y), once each."""
+    """Return the positions of the markers of a kind, (x, y), without duplicates."""
     return {tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == kind}
 
 
@@ -444,7 +444,7 @@ def test_the_query_is_a_circle_and_the_centre_a_cross_where_it_is_inside():
     assert [marks(ax, "+") for ax in line] == [{(2.0, 1.0)}, {(4.25, -0.5)}, set(), set()]
     assert {to_hex(mark.get_markeredgecolor()) for mark in line[0].lines} >= {"#ffffff", "#000000"}
     extent = [(ax.get_xlim(), ax.get_ylim()) for ax in line]
-    assert extent == [((-0.5, 6.5), (4.5, -0.5))] * 4  # the marks move no border
+    assert extent == [((-0.5, 6.5), (4.5, -0.5))] * 4  # the marks do not change the limits
 
 
 def test_tables_have_a_circle_and_no_cross():
@@ -458,7 +458,7 @@ def test_groups_are_chosen_and_in_the_order_of_the_choice():
     assert [[ax.get_title() for ax in line] for line in lines] == [["group 4 of 4", "group 2 of 4"]] * 3
     np.testing.assert_array_equal(lines[2][0].images[0].get_array(), maps[2].weights[3])
     (limits,) = {ax.images[0].get_clim() for ax in lines[0]}
-    assert limits[1] == maps[0].weights[[1, 3]].max()  # of what is drawn
+    assert limits[1] == maps[0].weights[[1, 3]].max()  # of the drawn maps
 
 
 def test_eight_groups_at_even_distances_are_drawn_by_default():
@@ -573,7 +573,7 @@ def test_a_model_without_a_quadratic_encoding_stands_in_the_second_panel_alone()
     left, right = drawn(non_locality_plot(maps)).axes
     assert [line.get_label() for line in left.lines] == ["ggqpe"]
     assert [line.get_label() for line in right.lines] == ["glrpe", "ggqpe"]
-    assert left.lines[0].get_color() == right.lines[1].get_color()  # a model looks alike in both
+    assert left.lines[0].get_color() == right.lines[1].get_color()  # a model has the same color in both
     left, right = drawn(non_locality_plot({"glrpe": maps["glrpe"]})).axes
     assert not left.lines and [text.get_text() for text in left.texts] == ["no quadratic encoding"]
     assert len(right.lines) == 1
@@ -611,7 +611,7 @@ def test_a_saved_picture_is_not_blank(tmp_path, figure):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda maps: mixing_sheet([]), "`maps` must hold one layer at least"),
+        (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
         (lambda maps: mixing_sheet(maps, values="logit"), "`values` must be weights or logits, got 'logit'"),
         (lambda maps: mixing_sheet(maps, groups=[4]), "`groups` must be from 0 to 3, got 4"),
         (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
@@ -666,12 +666,12 @@ def test_the_parts_follow_layers_and_image_size():
 def test_other_encodings_have_one_part_and_no_sheet_of_two(encoding):
     parts = mixing_parts(gated(GMLP, encoding))
     assert parts == []
-    with pytest.raises(ValueError, match="`parts` must hold one layer at least, got none"):
+    with pytest.raises(ValueError, match="`parts` must have at least one layer, got none"):
         parts_sheet(parts)
 
 
 def by_hand(dense, relative):
-    """The parts of a row of two tokens."""
+    """Return the parts of a row of two tokens."""
     return MixingParts(0, 0, Grid(1, 2), (0, 1), np.array(dense, float), np.array(relative, float))
 
 

@@ -1,4 +1,4 @@
-"""Figures: that everything is on them, once, and on one scale."""
+"""Figures show everything once and on one scale."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def drawn(figure):
 def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, columns):
     figure = drawn(correlation_sheet(correlations(layers, initial=initial), "a model"))
     panels = layers + initial
-    assert len(figure.axes) == 2 * panels + 1  # and the colour bar
+    assert len(figure.axes) == 2 * panels + 1  # plus the color bar
     assert len({round(ax.get_position().x0, 4) for ax in figure.axes[:-1]}) == columns
     names = [ax.get_title() for ax in figure.axes if ax.get_title()]
     assert names == ["table w"] * initial + [f"layer {i + 1}" for i in range(layers)]
@@ -163,7 +163,7 @@ def test_the_suffix_says_the_format_and_the_same_figure_gives_the_same_bytes(tmp
     )
     assert once.startswith(start) and once == again
     if suffix == "pdf":
-        assert b"/Type3" not in once  # fonts that publishers refuse
+        assert b"/Type3" not in once  # fonts that publishers do not accept
 
 
 def test_another_suffix_is_refused_before_anything_is_written(tmp_path):

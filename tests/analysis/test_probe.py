@@ -24,7 +24,7 @@ def noise(images=30, channels=8):
 
 
 def carrying(direction, images=30, channels=8):
-    """Noise, in whose first channels row and column are, mixed by `direction`, (2, 2)."""
+    """Return noise whose first channels contain row and column, mixed by `direction`, (2, 2)."""
     features = noise(images, channels)
     features[..., :2] = labels_of(GRID) @ direction
     return features

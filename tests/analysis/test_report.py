@@ -1,4 +1,4 @@
-"""The page: it holds all it shows, and what it is given cannot break it."""
+"""Report pages are self-contained, and no input can break them."""
 
 import base64
 import re
@@ -39,7 +39,7 @@ def test_nothing_is_fetched_from_outside(report):
     assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
     assert base64.b64decode(sources[0].partition(",")[2]).startswith(b"\x89PNG")
     assert not re.search(r"https?://|url\(|@import|<link", html)
-    assert "default-src 'none'" in html  # a browser is told to refuse it, too
+    assert "default-src 'none'" in html  # so that browsers refuse it, too
 
 
 def test_tags_are_closed_in_order(report):

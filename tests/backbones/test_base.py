@@ -1,4 +1,4 @@
-"""A backbone of one's own, from the base class alone."""
+"""A user-defined backbone that extends only the base class."""
 
 import pytest
 import timm
@@ -37,7 +37,7 @@ class OwnBackbone(graticule.Backbone):
 
 @pytest.fixture(scope="module")
 def registered(forgotten):
-    """Register the class for the tests of this module."""
+    """Register the backbone for the tests of this module."""
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
 

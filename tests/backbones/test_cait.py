@@ -1,4 +1,4 @@
-"""CaiT: heads are mixed around the softmax, and the class token alone reads the patches."""
+"""CaiT: heads are mixed before and after the softmax, and only the class token attends in the last layers."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_the_class_token_changes_no_patch_and_reads_all_of_them():
     tokens = model.forward_features(x)
     assert grid.prefix == 0 and tokens.shape[1] == grid.patches + 1
     torch.testing.assert_close(tokens[:, 1:], model.norm(patches))
-    moved = model.final(patches.flip(1), grid)  # it knows no order
+    moved = model.final(patches.flip(1), grid)  # it is independent of the order
     torch.testing.assert_close(moved[:, 0], tokens[:, 0])
     for index in range(grid.patches):
         other = patches.clone()

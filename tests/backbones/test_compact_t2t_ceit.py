@@ -1,4 +1,4 @@
-"""ViT-Lite, CVT, CCT, T2T-ViT and CeiT: sizes and names of their code, and every part as its equation says."""
+"""ViT-Lite, CVT, CCT, T2T-ViT and CeiT: sizes and names of their code, and every part against its equation."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ FACTS = json.loads((GOLDEN / "facts.json").read_text())
 ROWS = [row for row in FACTS if row.startswith(("t2t_vit", "ceit", "vit_lite", "cvt", "cct"))]
 SMALL = {"embed_dim": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2.0, "num_classes": 5}
 T2T = {**SMALL, "img_size": 64, "depth": 2, "token_dim": 8}
-#: A small model of every family, as the recorded cases: name, arguments, case.
+#: A small model of every family, like the recorded cases: name, arguments, case.
 FAMILIES = {
     "vit_lite": ("vit_lite_7_4_32", SMALL, "vit_lite_learnable"),
     "cvt": ("cvt_7_4_32", {**SMALL, "encoding": "sinusoidal_1d"}, "cvt_sine"),
@@ -34,7 +34,7 @@ FAMILIES = {
     "t2t": ("t2t_vit_7", T2T, "t2t_performer"),
     "ceit": ("ceit_tiny_patch16_224", {**SMALL, "img_size": 32, "mlp_ratio": 4.0}, "ceit"),
 }
-#: (height, width) of images, and the grid that a family makes of them.
+#: (height, width) of images, and the resulting grid of each family.
 SIZES = {
     "vit_lite": [((32, 32), (8, 8)), ((24, 40), (6, 10)), ((64, 20), (16, 5))],
     "cvt": [((32, 32), (8, 8)), ((24, 40), (6, 10)), ((64, 20), (16, 5))],
@@ -54,7 +54,7 @@ def build(family, **kwargs):
 
 
 def exact(family, **kwargs):
-    """A small model with every weight drawn, in float64 and evaluation mode."""
+    """Return a small model with every weight drawn, in float64 and evaluation mode."""
     model = draw(build(family, **kwargs)).double().eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -76,13 +76,13 @@ def assert_same(a, b, atol=1e-11):
 
 
 def layer_norm(x, norm):
-    """A norm over the channels, written out."""
+    """Compute LayerNorm over the channels by its formula."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 def mlp(x, module):
-    """Two linear layers with an exact GELU between them, written out."""
+    """Compute two linear layers with an exact GELU between them."""
     y = x @ module.fc1.weight.T + module.fc1.bias
     y = y * (1 + torch.erf(y / math.sqrt(2))) / 2
     return y @ module.fc2.weight.T + module.fc2.bias
@@ -146,7 +146,7 @@ def test_a_gradient_reaches_every_trainable_parameter(family):
     model = exact(family)
     model(wide(*model.img_size)).square().sum().backward()
     idle = {name for name, grad in gradients(model).items() if grad is None or not grad.any()}
-    # the last block of CeiT mixes patches that nobody reads: its class token goes by
+    # the last block of CeiT mixes patches that are not used: its class token bypasses them
     last = {f"blocks.2.mlp.{name}" for name, _ in model.blocks[-1].mlp.named_parameters()}
     assert idle == (last if family == "ceit" else set())
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -183,7 +183,7 @@ def test_intermediates_are_maps_of_the_patches_of_chosen_blocks(family):
     early = model.forward_intermediates(x, [0], stop_early=True, intermediates_only=True)
     assert len(early) == 1 and torch.equal(early[0], maps[0])
     assert_same(final, model.forward_features(x))
-    if family != "ceit":  # whose features are the one token that asks all layers
+    if family != "ceit":  # whose features are the single token that attends to all layers
         assert_same(final[:, model.num_prefix_tokens :], flat)
 
 
@@ -291,7 +291,7 @@ def test_the_grid_of_convolutions_is_that_of_their_output(kernel, layers, stride
     for size in ((64, 64), (32, 45), (33, 31), (17, 128), (9, 10), (1, 2)):
         try:
             maps = tokenizer.conv_layers(torch.zeros(1, 3, *size))
-        except RuntimeError:  # nothing is left of the image
+        except RuntimeError:  # the image is too small
             with pytest.raises(ValueError, match=f"`img_size` must be large enough for one token, got {size[0]} x"):
                 tokenizer.grid(size)
             continue
@@ -353,7 +353,7 @@ def test_compact_norms_have_an_epsilon_of_1e_5_and_queries_no_bias(family):
 @pytest.mark.parametrize("name", ["vit_lite_7_4_32", "cvt_7_4_32", "cct_7_3x1_32"])
 @pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
 def test_learnable_tables_of_compact_models_start_with_a_deviation_of_0_2(name, joining):
-    """To five standard errors, std / sqrt(2n), of a sample of n; those of the other families start with 0.02."""
+    """Within five standard errors, std / sqrt(2n), of a sample of n; in the other families it is 0.02."""
     model = graticule.create_model(name, encoding="learnable", joining=joining, depth=2)
     tables = [parameter for key, parameter in model.named_parameters() if key.endswith("pos_embed")]
     assert len(tables) == (2 if joining == "unshared" else 1)
@@ -371,7 +371,7 @@ def test_learnable_tables_of_the_others_start_with_a_deviation_of_0_02(name):
 
 
 def windows(maps, side, step, padding):
-    """Overlapping windows of maps (B, C, H, W), laid side by side channel by channel, one by one."""
+    """Cut maps (B, C, H, W) into overlapping windows, each flattened channel by channel, in a loop."""
     padded = F.pad(maps, (padding,) * 4)
     rows = [
         padded[..., top : top + side, left : left + side].flatten(1)
@@ -433,7 +433,7 @@ def test_a_token_performer_is_its_equation_written_as_loops():
 
 @torch.no_grad()
 def test_with_gaussian_features_a_performer_comes_to_softmax_attention_as_one_over_root_m():
-    """E[phi(q) phi(k)] = exp(q k) for w ~ N(0, 1): a hundred times the features, a tenth of the mean square root."""
+    """E[phi(q) phi(k)] = exp(q k) for w ~ N(0, 1): with 100 times as many features, a tenth of the RMS error."""
     layer = TokenPerformer(18, 6).double()
     q, k, v = (0.5 * rand(1, 9, 6) for _ in range(3))
     softmax = (q @ k.transpose(1, 2)).softmax(-1) @ v
@@ -490,7 +490,7 @@ def test_a_patch_other_than_16_and_an_unknown_kind_of_tokens_are_refused_by_t2t(
 
 @torch.no_grad()
 def test_a_scale_of_the_logits_is_the_same_as_smaller_queries():
-    """Of 256 channels in 4 heads: 256^(-1/2) instead of 64^(-1/2) halves every logit."""
+    """For 256 channels in 4 heads, 256^(-1/2) instead of 64^(-1/2) halves every logit."""
     given = {"img_size": 64, "depth": 2, "num_classes": 5}
     plain = draw(graticule.create_model("t2t_vit_7", **given)).double().eval()
     scaled = graticule.create_model("t2t_vit_7", qk_scale=256**-0.5, **given).double().eval()

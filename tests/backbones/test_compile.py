@@ -1,4 +1,4 @@
-"""Every model is captured whole by torch.compile: no graph break, the same numbers."""
+"""Every model compiles to one graph with torch.compile, without graph breaks and with equal outputs."""
 
 import pytest
 import torch

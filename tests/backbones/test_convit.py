@@ -1,4 +1,4 @@
-"""ConViT: timm's with its weights, a class token that joins after the gates, and other grids."""
+"""ConViT: equality with timm's, a class token inserted after the gated layers, and other grids."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""CPVT: where its PEGs stand, its pooling, any size, and what timm's tools and torch's compilers ask of it."""
+"""CPVT: insert positions of its PEGs, pooling, any size, and support of timm's tools and torch's compilers."""
 
 import copy
 
@@ -38,7 +38,7 @@ def cpvt(name=TOKEN, **kwargs):
 
 
 def exact(name=TOKEN, **kwargs):
-    """A model with every weight drawn, in float64 and evaluation mode."""
+    """Return a model with every weight drawn, in float64 and evaluation mode."""
     return draw(cpvt(name, **kwargs)).double().eval()
 
 
@@ -51,7 +51,7 @@ def assert_same(a, b, atol=1e-11):
 
 
 def by_hand(peg, tokens, grid):
-    """x + conv(x) over the patches, written out tap by tap; prefix tokens as they are."""
+    """Compute x + conv(x) over the patches in a loop over the kernel; prefix tokens are unchanged."""
     convolution = peg.proj[0]
     k = convolution.kernel_size[0]
     image = tokens[:, grid.prefix :].mT.unflatten(-1, grid.shape)
@@ -65,7 +65,7 @@ def by_hand(peg, tokens, grid):
     return torch.cat([tokens[:, : grid.prefix], y.flatten(2).mT], 1)
 
 
-# Where PEGs stand
+# Insert positions of PEGs
 
 
 def test_the_names_are_those_of_table_9_with_and_without_a_class_token():
@@ -110,7 +110,7 @@ def test_unknown_options_of_a_peg_are_refused_with_the_nearest():
 @small
 @pytest.mark.parametrize("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
 def test_the_stream_is_the_blocks_with_pegs_at_their_places(name, places):
-    """The whole forward pass by hand, from the modules; the norm stands before the pooling."""
+    """Computes the whole forward pass by hand, from the modules; the norm is before the pooling."""
     model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
     grid = Grid(3, 5, int(name == TOKEN))
@@ -152,7 +152,7 @@ def test_a_model_with_a_class_token_reads_it():
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", TOKEN])
 def test_class_token_and_pooling_can_be_compared_with_nothing_else_different(name):
-    """CPVT's Table 3, where a norm after the pooling in one model and before it in the other would confound them."""
+    """In CPVT's Table 3, norms before the pooling in one model and after it in the other would confound them."""
     token, pooled = cpvt(name), cpvt(name, global_pool="avg", class_token=False, fc_norm=False)
     differ = {key: p.shape for key, p in token.named_parameters()}.items() ^ {
         key: p.shape for key, p in pooled.named_parameters()
@@ -384,7 +384,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(peg):
     runs = []
     model.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
     model(x).square().sum().backward()
-    assert len(runs) == 2  # once forward, once again for the gradient
+    assert len(runs) == 2  # once in the forward pass, once recomputed for the gradient
     for key, gradient in gradients(model).items():
         if kept[key] is None:
             assert gradient is None, key

@@ -11,9 +11,9 @@ import graticule
 from graticule.studies.matrix import SMALL, build
 from tiny import shallow
 
-#: Families of ViT's or ViT-Lite's modules alone; a PEG, as CPVT has it, is among the cases below.
+#: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")
-#: Beside the default joining of each family's own encoding, one encoding for every field of `LayerPosition`.
+#: In addition to each family's default encoding, one encoding for every field of `LayerPosition`.
 CASES = [
     *((family, None, "default") for family in SMALL if family not in ALIKE),
     ("ViT, DeiT", "shaw+rope+convolutional_projection", "default"),
@@ -24,7 +24,7 @@ CASES = [
 
 @torch.no_grad()
 def assert_any_batch_goes_in(model: nn.Module, name: str, example: Tensor, *others: Tensor) -> None:
-    """Export with a batch of two, and compare other batches with the model itself."""
+    """Export with a batch of two, and compare other batches with the model."""
     exported = export(model, (example,), dynamic_shapes={name: {0: Dim("batch")}}).module()
     for other in (example, *others):
         torch.testing.assert_close(exported(other), model(other), rtol=0, atol=1e-12)

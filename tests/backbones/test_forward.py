@@ -1,4 +1,4 @@
-"""A vision transformer with every encoding and joining: sizes, dtypes, gradients and what it sees of order."""
+"""A vision transformer with every encoding and joining: sizes, dtypes, gradients and sensitivity to order."""
 
 import copy
 import functools
@@ -59,7 +59,7 @@ def test_autocast_agrees_with_float32(encoding, joining):
 
 @choices
 def test_a_gradient_reaches_every_trainable_parameter(encoding, joining):
-    # The class token has no place, so a relative bias of the last layer reaches the logits through the patches alone.
+    # The class token has no position, so a relative bias of the last layer reaches the logits only through the patches.
     model = draw(tiny(encoding, joining, global_pool="avg")).double()
     model(images(dtype=torch.float64)).square().sum().backward()
     for name, gradient in gradients(model).items():
@@ -164,7 +164,7 @@ def test_with_position_the_logits_see_the_order_of_the_patches(encoding, joining
 
 
 def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_table_does():
-    """When two patches swap, their offset changes its sign alone: an even bias cannot tell."""
+    """When two patches swap, only the sign of their offset changes: an even bias does not."""
     x = images(8, 16, dtype=torch.float64)
     swapped = torch.cat([x[..., 8:], x[..., :8]], -1)
     kwargs = {"img_size": (8, 16), "global_pool": "avg"}
@@ -179,7 +179,7 @@ def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_tab
 
 @choices
 def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
-    """So the position of a model can be asked for without one; what is made from tokens is one function of them."""
+    """So a model's position can be computed without an image; fields that depend on tokens are functions of them."""
     model = draw(tiny(encoding, joining)).eval()
     positions = model.position(model.grid)
     assert len(positions) == DEPTH
@@ -193,7 +193,7 @@ def test_position_depends_on_the_grid_and_not_on_the_image(encoding, joining):
 
 
 def assert_same_position(ours, theirs):
-    """Compare tensors, functions with what they are bound to, and tuples of them."""
+    """Compare tensors, functions with their bound arguments, and tuples of them."""
     assert type(ours) is type(theirs)
     if isinstance(ours, torch.Tensor):
         assert torch.equal(ours, theirs)
@@ -209,7 +209,7 @@ def assert_same_position(ours, theirs):
 
 @pytest.mark.parametrize("joining", ["shared", "unshared", "lape", "lape_sharing"])
 def test_the_stream_is_the_blocks_with_each_layers_position(joining):
-    """The whole forward pass by hand, from the modules."""
+    """Computes the whole forward pass by hand, from the modules."""
     model = draw(tiny("learnable", spec(joining, layers=2))).double().eval()
     x = images(dtype=torch.float64)
     w = [encoding.pos_embed for encoding in model.position.encodings]
@@ -292,7 +292,7 @@ def test_weights_are_drawn_as_deit_draws_them():
 
 
 def test_a_model_of_ones_own_position_can_be_built():
-    """A backbone takes whatever builds a `Position`, without a name for it."""
+    """A backbone takes any object that builds a `Position`, without a name for it."""
     from graticule.encodings import NoPosition
 
     def build(grid, *, dim, depth, num_heads):

@@ -66,7 +66,7 @@ def test_sizes_are_those_of_the_papers_table_2(name, parameters, macs):
 def test_a_block_has_the_parameters_of_appendix_4(encoding, token_mixing):
     one, two = (full_size("gmlp_s16_224", encoding=encoding, num_blocks=n) for n in (1, 2))
     d, gamma = 256, 6
-    norms = 2 * d + (0 if encoding == "ggqpe" else 2 * (gamma * d // 2))  # which it does not count
+    norms = 2 * d + (0 if encoding == "ggqpe" else 2 * (gamma * d // 2))  # not counted by the paper
     assert count(two) - count(one) - norms == 1.5 * gamma * d * d + (gamma + 1) * d + token_mixing
 
 

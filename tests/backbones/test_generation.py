@@ -1,4 +1,4 @@
-"""Texts a token at a time: the same with and without the cache, and nothing is done before a text is refused."""
+"""Generation token by token: equal with and without the cache, and texts are refused before any work."""
 
 import pytest
 import torch
@@ -125,7 +125,7 @@ def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     model, calls = small(), []
     model.embed.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(
-        ValueError, match=r"cut the text, or call model.set_context\(\d+\).*holds no table, such as sinusoidal_1d"
+        ValueError, match=r"cut the text, or call model.set_context\(\d+\).*without a table, such as sinusoidal_1d"
     ):
         graticule.generate(model, prompt(length), 50)
     assert not calls
@@ -141,7 +141,7 @@ def test_without_a_table_a_text_is_as_long_as_one_likes(encoding):
 
 
 def test_the_work_a_token_does_not_grow_with_the_text():
-    """Each token goes through the layers alone, and where it is was worked out once."""
+    """Each token is computed alone, and its position was computed once."""
     model, seen, asked = small("learnable+relative_bias", "lape"), [], []
     model.blocks[0].mlp.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
     model.position.register_forward_hook(lambda *_: asked.append(1))

@@ -1,4 +1,4 @@
-"""Models in folders and on the hub: what is written is opened again, and nothing in a file is run."""
+"""Models in folders and on the hub: written models can be opened, and no code in a file is executed."""
 
 import json
 import pickle
@@ -53,7 +53,7 @@ def assert_same(one, other):
     torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
 
 
-# There and back
+# Round trips
 
 
 def test_a_saved_model_comes_back_with_its_position_and_its_sizes(model, folder):
@@ -113,7 +113,7 @@ def test_the_card_says_what_was_measured_and_cannot_be_broken_by_names(model, tm
 
 
 class Hub:
-    """What is used of huggingface_hub, with folders for repositories."""
+    """Replaces the used functions of huggingface_hub, with folders as repositories."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -156,7 +156,7 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         start = time.monotonic()
-        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*takes no connection within 3 s"):
+        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*accepts no connection within 3 s"):
             graticule.from_pretrained("me/tiny", cache_dir=tmp_path)
         with pytest.raises(ConnectionError, match="the file is not in the cache"):
             graticule.create_model("deit_tiny_patch16_224", pretrained=True, depth=1, cache_dir=tmp_path)
@@ -177,7 +177,7 @@ def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
     assert not can_connect("https://hub.invalid")
 
 
-# What is refused
+# Refusals
 
 
 def test_what_a_config_must_not_say_is_refused(changed):
@@ -239,7 +239,7 @@ def test_files_outside_of_the_folder_are_refused(changed, tmp_path):
     copy = changed()
     shutil.move(copy / "model.safetensors", tmp_path / "elsewhere.safetensors")
     (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    with pytest.raises(ValueError, match="a link out of the folder"):
+    with pytest.raises(ValueError, match="a link to outside the folder"):
         graticule.from_pretrained(copy)
 
 

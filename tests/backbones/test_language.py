@@ -1,4 +1,4 @@
-"""The language model: nobody sees ahead, a short text begins a long one, tables end where they end."""
+"""The language model is causal, a short text equals the start of a long one, and tables limit the length."""
 
 import copy
 
@@ -16,10 +16,10 @@ from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields, without_memory
 
 WORDS, CONTEXT, DIM, DEPTH, HEADS = 11, 10, 24, 3, 3
 SIZE = {"vocab_size": WORDS, "context": CONTEXT, "embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS}
-#: Those that see the tokens around a token, and those of gated MLPs.
+#: Encodings that use the tokens around a token, and those of gated MLPs.
 CONDITIONAL = [name for name in ENCODERS if not fields(name) <= LanguageModel.takes]
 MIXING = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
-#: Every encoding with every joining that a text takes, and some at once.
+#: Every encoding with every joining that supports texts, and some combinations.
 TEXTS = [
     *[(encoding, joining) for encoding, joining in CHOICES if not {*encoding.split("+")} & {*CONDITIONAL}],
     ("learnable+shaw", "lape"),
@@ -43,7 +43,7 @@ def texts(length=CONTEXT, batch=2):
 
 
 def has_table(encoding, joining):
-    """Whether it holds values for its grid; the norm of a bias does, one per key."""
+    """Return whether it has parameters for its grid; the norm of a bias has one per key."""
     return bool(small(encoding, joining).position.resampled_encodings())
 
 
@@ -60,7 +60,9 @@ def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(enc
 
 @pytest.mark.parametrize("encoding", [*CONDITIONAL, *MIXING, "learnable+peg"])
 def test_what_looks_ahead_is_refused_with_the_reason(encoding):
-    with pytest.raises(ValueError, match=r"`encoding` must be one that LanguageModel can use, .* look at those ahead"):
+    with pytest.raises(
+        ValueError, match=r"`encoding` must be one that LanguageModel can use, .* would use later tokens"
+    ):
         small(encoding)
 
 
@@ -104,7 +106,7 @@ def test_tokens_keep_their_coordinates_as_a_text_grows_beyond_the_context(encodi
     for length in (1, CONTEXT, CONTEXT + 1, 2 * CONTEXT):
         torch.testing.assert_close(model(tokens[:, :length]), longer[:, :length], rtol=0, atol=1e-12)
     model.set_context(2 * CONTEXT)
-    # now measured by the new context; the shorter side is one token in any
+    # now relative to the new context; the shorter side is always one token
     assert torch.allclose(model(tokens), longer) == (coordinates == "min")
 
 
@@ -121,7 +123,7 @@ def test_a_text_longer_than_the_context_is_computed_or_refused_with_the_choices(
     with torch.no_grad():
         longer = model(tokens)
         assert longer.shape == (2, 21, WORDS) and longer.isfinite().all()
-        # a fixed table was rounded to float32 when it was made, and is computed in float64 past its end
+        # a fixed table was rounded to float32 when it was built, and is computed in float64 beyond its end
         torch.testing.assert_close(model(tokens[:, :CONTEXT]), longer[:, :CONTEXT], rtol=0, atol=1e-6)
         cache = model.new_cache(21)
         torch.testing.assert_close(model(tokens, cache), longer, rtol=0, atol=1e-10)
@@ -195,8 +197,8 @@ def test_without_an_encoding_the_mask_alone_tells_the_order():
     assert all(given == LayerPosition() for given in model.position(model.grid))
     tokens[:, 0] = (tokens[:, 1] + 1) % WORDS
     swapped = tokens[:, [1, 0, *range(2, CONTEXT)]]
-    assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, seen from later
-    one_layer = drawn("none", depth=1)  # whose later tokens see the words before them as a set
+    assert (model(swapped)[:, 1] - model(tokens)[:, 0]).abs().amax(-1).min() > 1e-3  # the same word, one token later
+    one_layer = drawn("none", depth=1)  # in which later tokens attend to the words before them as a set
     torch.testing.assert_close(one_layer(swapped)[:, 2:], one_layer(tokens)[:, 2:], rtol=0, atol=1e-12)
 
 
@@ -228,7 +230,7 @@ def test_tied_weights_are_one_parameter_and_untied_ones_two():
     assert torch.equal(untied.forward_head(x), untied.head(x))
     tokens = torch.zeros(1, 3, dtype=torch.long)
     tied(tokens)[..., 5].sum().backward()
-    assert tied.embed.weight.grad[5].any()  # as a word of the head: it is not in the text
+    assert tied.embed.weight.grad[5].any()  # through the head only: it is not in the text
 
 
 def test_the_parameters_are_counted():

@@ -1,4 +1,4 @@
-"""Lists of images of any sizes: each output is that of the image alone."""
+"""Lists of images of any sizes: each output equals that of the image alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""MLP-Mixer, ResMLP, gMLP-Ti and Swin-MLP: timm's numbers, the authors' names, counts, any size."""
+"""MLP-Mixer, ResMLP, gMLP-Ti and Swin-MLP: timm's outputs, the authors' names, counts, any size."""
 
 import pytest
 import timm
@@ -73,7 +73,7 @@ def test_full_sizes_have_timms_parameters_and_names():
 
 @pytest.mark.parametrize("name", ["mixer_s16_224", "resmlp_12_224"])
 def test_a_whole_model_of_timms_gives_timms_outputs(name):
-    """At its own size, in float32."""
+    """At its default size, in float32."""
     theirs = draw_small(timm.create_model(name)).eval()
     ours = graticule.create_model(name).eval()
     ours.load_state_dict(theirs.state_dict())
@@ -86,7 +86,7 @@ def test_a_whole_model_of_timms_gives_timms_outputs(name):
 
 @torch.no_grad()
 def draw_small(model):
-    """Draw the head, which starts at zero, and keep the rest as timm starts it."""
+    """Draw the head, which starts at zero, and keep timm's initial values of the others."""
     torch.nn.init.normal_(model.head.weight, std=0.1)
     return model
 

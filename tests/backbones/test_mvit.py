@@ -1,4 +1,4 @@
-"""MViTv2: queries and keys are pooled, so what a layer gets for pairs is a part of what the finer grid gets."""
+"""MViTv2: queries and keys are pooled, so the bias of a layer is a part of that of the finer grid."""
 
 import copy
 import re
@@ -108,7 +108,7 @@ def test_a_table_reaches_the_next_stage_along_the_residual_connection():
     model = mvit("sinusoidal_2d", "shared", class_token=True)
     given, block = model.position(model.grid), model.block(1, 0)
     table, grid = given[0].pre, model.grid
-    assert torch.equal(given[1].pre, table) and given[1].pre.shape == (grid.tokens, 8)  # of the block that pools
+    assert torch.equal(given[1].pre, table) and given[1].pre.shape == (grid.tokens, 8)  # of the pooling block
     residual = block.shortcut_proj_attn(block.norm1(table))
     expected = block.shortcut_pool_attn(grid.to_map(residual[None])).flatten(2).transpose(1, 2)[0]
     torch.testing.assert_close(given[2].pre[1:], expected)
@@ -136,7 +136,7 @@ REFUSED = {
     "keys by three": ({"key_stride": 3}, "`key_stride` must be a power of 2, got 3"),
     "a bias from the keys": ({"encoding": "irpe(on='q')"}, "Queries and keys are pooled to different grids."),
     "a bias from a table": ({"encoding": "learnable", "joining": "tupe"}, "`joining` must be one that adds the table"),
-    "a PEG where tokens are pooled": ({"encoding": "peg(places=1)"}, "`encoding` must not act on what leaves layer 1"),
+    "a PEG where tokens are pooled": ({"encoding": "peg(places=1)"}, "must not act on the output of layer 1"),
     "a class token that does not exist": ({"global_pool": "token"}, "`global_pool` must be 'avg' or ''"),
 }
 

@@ -1,4 +1,4 @@
-"""Parameters of the full-size models, held against the references and the papers without drawing a weight."""
+"""Parameters of the full-size models, compared with references and papers without initializing weights."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_every_row_of_pvt_is_there():
     "row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found]
 )
 def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
-    """In whole millions; PVT-Small's 24.5 and 24.1 M are printed as 25."""
+    """Rounded to millions; PVT-Small's 24.5 and 24.1 M are printed as 25."""
     printed = FIGURES["pyramid_table13"][row]["cls"][0]
     assert abs(count(full_size(row)) / 1e6 - printed) < 1
 
@@ -88,7 +88,7 @@ def test_one_peg_has_the_parameters_of_cpvts_table_16_without_bias_and_of_table_
 
 
 def test_le_and_rpe_have_the_positional_parameters_of_cpvts_table_8():
-    """With one table for all layers; one per layer, as Swin has it, would be 64,068."""
+    """With one table for all layers; one per layer, as in Swin, would be 64,068."""
     shared = full_size("deit_tiny_patch16_224", encoding="learnable+shared_relative_bias")
     assert count(shared.position) == TABLE + 3 * 27 * 27 == 40_011
     every = full_size("deit_tiny_patch16_224", encoding="learnable+relative_bias")
@@ -112,7 +112,7 @@ def test_convolutional_projections_have_the_parameters_of_cpvts_table_16():
 
 
 def millions(name, **peg):
-    """Parameters in millions, to one decimal, as printed."""
+    """Return the parameters in millions, to one decimal, as printed."""
     return round(count(full_size(name, encoding=spec("peg", **peg))) / 1e6, 1)
 
 
@@ -121,7 +121,7 @@ def millions(name, **peg):
     [("tiny", (5.9, 6.1), (5.69, 5.70)), ("small", (22.9, 23.8), (21.99, 22.02))],
 )
 def test_cpvts_table_12_has_separable_pegs_at_6_and_12_places(size, printed, told):
-    """And not depth-wise ones at 5 and 11, as its text says, which come to `told`."""
+    """Not depth-wise ones at 5 and 11, as its text says, which would be `told`."""
     name = f"cpvt_{size}_patch16_224"
     assert tuple(millions(name, convolution="separable", places=[*range(places)]) for places in (6, 12)) == printed
     counts = [count(full_size(name, encoding=spec("peg", places=[*range(places)]))) for places in (5, 11)]

@@ -1,4 +1,4 @@
-"""Checkpoints of PVT's and Twins' code go in under their own names, and come out under them."""
+"""Checkpoints of PVT's and Twins' code are loaded and saved under their published names."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ SIZE = {
     "num_classes": 5,
 }
 NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
-#: Recorded case -> the model of ours.
+#: Recorded case -> our model.
 RECORDED = {"pvt": "pvt_tiny", "pvt_peg_gap": "pvt_tiny_peg_gap"}
 recorded = pytest.mark.parametrize("case", RECORDED)
 names = pytest.mark.parametrize("name", NAMES)
@@ -32,7 +32,7 @@ def pvt(name="pvt_tiny", **kwargs):
 
 
 def reference(case):
-    """State dict, input and output of a public code, as recorded."""
+    """Return the recorded state dict, input and output of the public code."""
     tensors = load_file(GOLDEN / f"{case}.safetensors")
     state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
     return state, tensors["input"].double(), tensors["output"].double()
@@ -43,7 +43,7 @@ def wide(*size):
 
 
 def write(state, folder, kind):
-    """Write a checkpoint as it may be found."""
+    """Write a checkpoint in one of the usual formats."""
     if kind == "safetensors":
         save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
         return folder / "model.safetensors"
@@ -51,7 +51,7 @@ def write(state, folder, kind):
     return folder / "model.pth"
 
 
-# What the public codes call their parameters
+# Names of parameters in the public codes
 
 
 PVT_NAMES = {
@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_into_a_folded_model(case, tmp_path):
     assert graticule.published_state_dict(model).keys() == state.keys()
 
 
-# Twins' published weights, which timm's hub has
+# Twins' published weights, on timm's hub
 
 TWINS = [("pvt_small_peg_gap", "twins_pcpvt_small"), ("pvt_medium_peg_gap", "twins_pcpvt_base")]
 THIN = {"img_size": 64, "embed_dims": [4, 4, 6, 8], "num_heads": [1, 1, 2, 2], "mlp_ratios": [2, 2, 1, 1]}
@@ -156,7 +156,7 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path)
     for field in ("hf_hub_id", "input_size", "mean", "std", "crop_pct", "interpolation", "first_conv", "classifier"):
         assert getattr(config, field) == getattr(published, field), field
     twins = draw(timm.create_model(theirs, **THIN)).eval()
-    save_file(twins.state_dict(), tmp_path / "model.safetensors")  # as the hub has it
+    save_file(twins.state_dict(), tmp_path / "model.safetensors")  # as on the hub
     file = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "model.safetensors")}}
     model = graticule.create_model(name, **THIN, **file).double().eval()
     x = wide(64, 96)
@@ -167,7 +167,7 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path)
     torch.testing.assert_close(other.patch_embeds[0].proj.weight, gray)
 
 
-# Out and in again
+# Save and load
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_several_pegs_a_stage_go_round_under_published_names():
     ],
 )
 def test_a_name_of_the_public_codes_stands_for_the_stage_that_it_has_there(name, kwargs):
-    """`pos_embed1` is the first stage's in PVT's code, `pos_block.0` the first stage's in Twins'."""
+    """`pos_embed1` belongs to the first stage in PVT's code, `pos_block.0` to the first stage in Twins'."""
     known = pvt(name, depths=[2, 2, 2, 2], **kwargs).position.published_names()
     for theirs, own in known.items():
         stage = int(own.split(".")[1])
@@ -271,11 +271,11 @@ def test_a_model_with_pegs_takes_a_checkpoint_of_any_size_as_it_is(tmp_path):
     assert torch.equal(second(x), first(x))
 
 
-# What does not fit
+# Checkpoints that do not fit
 
 
 def refusal(model, state, folder):
-    """Load what must be refused: nothing in the model changes; returns what was said."""
+    """Load a checkpoint that must be refused without changing the model; returns the message."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"model\.pth does not fit PyramidVisionTransformer") as error:
         load_checkpoint(model, write(state, folder, "model"))

@@ -1,4 +1,4 @@
-"""Pyramids: sizes, stages, what they take of position, and all that timm's tools and torch's compilers ask of them."""
+"""Pyramids: sizes, stages, supported positions, and support of timm's tools and torch's compilers."""
 
 import copy
 import pickle
@@ -31,7 +31,7 @@ SIZE = {
 DIMS = SIZE["embed_dims"]
 NAMES = ["pvt_tiny", "pvt_tiny_peg", "pvt_tiny_gap", "pvt_tiny_peg_gap"]
 JOININGS = ["default", "shared", "unshared", "lape_sharing", "lape"]
-#: Built with what, by name.
+#: Name -> arguments.
 FORMS = {
     **{name: {"name": name} for name in NAMES},
     **{f"pvt_tiny {joining}": {"name": "pvt_tiny", "joining": joining} for joining in JOININGS[1:]},
@@ -48,7 +48,7 @@ def pvt(name="pvt_tiny", **kwargs):
 
 
 def exact(form, **kwargs):
-    """A form with every weight drawn, in float64 and evaluation mode."""
+    """Return a form with every weight drawn, in float64 and evaluation mode."""
     return draw(pvt(**FORMS[form], **kwargs)).double().eval()
 
 
@@ -112,12 +112,12 @@ def test_channels_of_the_image_and_the_patch_can_be_others():
     assert [info["reduction"] for info in model.feature_info] == [2, 4, 8, 16]
 
 
-# What it computes
+# Computation
 
 
 @names
 def test_the_stream_is_the_stages_with_each_ones_position(name):
-    """The whole forward pass by hand, from the modules."""
+    """Computes the whole forward pass by hand, from the modules."""
     model = draw(pvt(name)).double().eval()
     pixels = x = wide(64, 64)
     for s in range(4):
@@ -144,7 +144,7 @@ def test_the_stream_is_the_stages_with_each_ones_position(name):
     assert_same(model(pixels), model.head(end.mean(1) if "gap" in name else end[:, 0]))
 
 
-# What goes together
+# Combinations
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -210,7 +210,7 @@ def test_what_cannot_be_built_is_refused_by_name(kwargs, message):
 def test_a_reduction_larger_than_the_grid_of_its_stage_is_refused_with_the_grid():
     model = pvt(sr_ratios=[8, 4, 4, 1]).eval()
     assert model(images(64, 64)).shape == (2, 5)
-    with pytest.raises(ValueError, match=r"at least 4 patches a side, .* got 2 x 4"):
+    with pytest.raises(ValueError, match=r"at least 4 patches per side, .* got 2 x 4"):
         model(images(32, 64))
 
 
@@ -244,7 +244,7 @@ def test_a_gradient_reaches_every_parameter_with_every_joining(name, joining):
 
 @pytest.mark.parametrize("name", ["pvt_tiny_peg", "pvt_tiny_peg_gap"])
 def test_a_gradient_reaches_every_peg(name):
-    """Behind the only block of the last stage none would reach a class token, so there are two."""
+    """After the only block of the last stage none would reach a class token, so there are two blocks."""
     model = draw(pvt(name, depths=[1, 2, 1, 2])).double()
     assert sum("pegs" in key for key in gradients(model)) == 8
     model(wide()).square().sum().backward()
@@ -264,7 +264,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(form):
     runs = []
     model.blocks[1][1].register_forward_pre_hook(lambda *_: runs.append(1))
     model(x).square().sum().backward()
-    assert len(runs) == 2  # once forward, once again for the gradient
+    assert len(runs) == 2  # once in the forward pass, once recomputed for the gradient
     for key, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, kept[key], rtol=1e-12, atol=1e-12, msg=key)
 
@@ -507,7 +507,7 @@ def test_a_folded_model_computes_the_same_at_the_built_size_and_at_another(form)
 
 
 def two_stages(name, **kwargs):
-    """A pyramid of one block in each of two stages, every weight drawn, in float64."""
+    """Return a pyramid of two stages of one block, with every weight drawn, in float64."""
     return draw(graticule.create_model(name, **{**SMALL["PVT"][1], "depths": (1, 1), **kwargs})).double().eval()
 
 

@@ -1,4 +1,4 @@
-"""A change that is refused leaves the model as it was."""
+"""A refused change does not change the model."""
 
 import pytest
 import torch

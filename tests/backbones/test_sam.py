@@ -1,4 +1,4 @@
-"""Segment Anything's image encoder: layers of windows beside layers of the whole grid."""
+"""Segment Anything's image encoder, with layers of windows and layers of the whole grid."""
 
 import math
 

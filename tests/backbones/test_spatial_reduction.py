@@ -1,4 +1,4 @@
-"""Attention with keys on a coarser grid against the formula written out."""
+"""Attention with keys on a coarser grid, compared with the formula."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def tokens(grid):
 
 
 def keys_of(module, x, grid):
-    """What keys and values are made from, (B, M, D): the strided convolution as a product, then the norm."""
+    """Compute the inputs of keys and values, (B, M, D): the strided convolution as a product, then the norm."""
     if module.reduction == 1:
         return x
     r = module.reduction
@@ -40,7 +40,7 @@ def keys_of(module, x, grid):
 
 
 def naive(module, x, grid):
-    """The formula, head by head: softmax(q k^T / sqrt(d)) v; also the weights, (B, h, N, M)."""
+    """Compute softmax(q k^T / sqrt(d)) v head by head; also returns the weights, (B, h, N, M)."""
     q = x @ module.q.weight.T + module.q.bias
     k, v = (keys_of(module, x, grid) @ module.kv.weight.T + module.kv.bias).split(D, -1)
     mixed, weights = [], []
@@ -149,6 +149,6 @@ def test_a_reduction_below_one_is_refused(reduction):
 @pytest.mark.parametrize("grid", [Grid(3, 8), Grid(8, 3)])
 @pytest.mark.parametrize("method", ["forward", "weights"])
 def test_a_grid_smaller_than_the_reduction_is_refused_with_its_sides(grid, method):
-    message = f"`img_size` must give this stage at least 4 patches a side.* got {grid.height} x {grid.width}"
+    message = f"`img_size` must give this stage at least 4 patches per side.* got {grid.height} x {grid.width}"
     with pytest.raises(ValueError, match=message):
         getattr(attention(4), method)(tokens(grid), NOWHERE, grid)

@@ -1,4 +1,4 @@
-"""Swin: timm's at any size, windows that see what they should, and tables that reach the later stages by merging."""
+"""Swin: equality with timm's at any size, masks of windows, and tables that reach later stages by merging."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from tiny import count, draw, full_size, gradients, images, without_memory
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
-#: Built with what, looked at with images of which sizes; windows tile few of them.
+#: Arguments, and sizes of images; windows tile few of them.
 BUILT = {
     "64, window 4": (TWO, [(64, 64), (96, 64), (80, 112), (36, 44), (52, 60)]),
     "64, window 4, four blocks": ({**TWO, "depths": (1, 4)}, [(64, 64), (52, 60)]),
@@ -47,21 +47,21 @@ JOININGS = [
     ("relative_bias+peg", "default"),
     ("none", "default"),
 ]
-#: Those that tell a table to every layer, by way of the merging.
+#: Joinings that pass a table to every layer, through the patch merging.
 MERGED = [(e, j) for e, j in JOININGS if "learnable" in e and j in ("shared", "lape_sharing", "lape")]
 joinings = pytest.mark.parametrize(("encoding", "joining"), JOININGS)
 merged = pytest.mark.parametrize(("encoding", "joining"), MERGED)
 
 
 def swin(encoding="relative_bias", joining="default", **kwargs):
-    """A small Swin with every weight drawn, in float64 and evaluation mode."""
+    """Return a small Swin with every weight drawn, in float64 and evaluation mode."""
     position = partial(build_position, encoding=encoding, joining=joining)
     sizes = {"embed_dim": 8, "num_classes": 5, **TWO, **kwargs}
     return draw(SwinTransformer(position, **sizes)).double().eval()
 
 
 def timms(**kwargs):
-    """timm's, likewise."""
+    """Return timm's model in the same way."""
     sizes = {"embed_dim": 8, "num_classes": 5, "drop_path_rate": 0.0, "strict_img_size": False, **TWO, **kwargs}
     return draw(timm.models.swin_transformer.SwinTransformer(**sizes)).double().eval()
 
@@ -104,7 +104,7 @@ def test_its_published_names_are_timms_and_timm_takes_them(built):
 
 
 def resampled(table, old, new):
-    """A bias table of windows of `old` for windows of `new`, by PyTorch's bicubic interpolation with antialias."""
+    """Resample a bias table from windows `old` to `new`, by PyTorch's bicubic interpolation with antialias."""
     maps = table.T.unflatten(1, [2 * side - 1 for side in old])
     maps = F.interpolate(maps[None], [2 * side - 1 for side in new], mode="bicubic", antialias=True)[0]
     return maps.flatten(1).T
@@ -193,7 +193,7 @@ def test_other_weights_of_position_make_another_output(encoding, joining):
 
 
 class Shapes(TorchDispatchMode):
-    """Keeps the shape of every tensor that operations make."""
+    """Records the shape of the result of every operation."""
 
     def __init__(self):
         super().__init__()
@@ -216,7 +216,7 @@ def test_no_mask_is_written_down_for_every_window():
 
 
 def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
-    """Attention in windows with a bias, and what it is called with: tokens, position and windows."""
+    """Return attention in windows with a bias, and its arguments: tokens, position and windows."""
     attention = draw(WindowAttention(dim, heads)).double().eval()
     area = window[0] * window[1]
     bias = torch.randn(heads, area, area, dtype=torch.float64)
@@ -225,7 +225,7 @@ def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
 
 
 def windows_by_kind(grid, window, shift):
-    """The flattened places of the tokens of every window of the rolled map, in the order of `weights`."""
+    """Return the flat indices of the tokens of every window of the rolled map, in the order of `weights`."""
     places = torch.arange(grid.patches).view(grid.shape).roll((-shift[0], -shift[1]), (0, 1))
     rows, columns = grid.height // window[0], grid.width // window[1]
     every = [(row, column) for row in range(rows) for column in range(columns)]
@@ -252,7 +252,7 @@ TILED = pytest.mark.parametrize(
 @TILED
 @torch.no_grad()
 def test_tokens_that_were_no_neighbors_before_the_roll_do_not_see_each_other(grid, window, shift):
-    """Two tokens of a window see each other exactly if a window at their place in the image would hold both."""
+    """Two tokens of a window attend to each other exactly if a window at their position in the image contains both."""
     attention, x, position, windows = window_attention(grid, window, shift)
     weights = attention.weights(x, position, windows)
     groups = windows_by_kind(grid, window, shift)
@@ -276,7 +276,7 @@ def test_on_a_grid_that_windows_do_not_tile_opposite_borders_meet_as_in_timm():
 @TILED
 @torch.no_grad()
 def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, shift):
-    """Attention among all tokens, with the weights of the windows put where they belong and zeros elsewhere."""
+    """Attention among all tokens has the weights of the windows, and zeros elsewhere."""
     attention, x, position, windows = window_attention(grid, window, shift)
     weights = attention.weights(x, position, windows).unflatten(0, (2, -1))
     dense = torch.zeros(2, 2, grid.patches, grid.patches, dtype=torch.float64)
@@ -326,7 +326,7 @@ def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_sh
 
 @torch.no_grad()
 def test_one_window_is_attention_among_all():
-    """Without a bias a stage of one window sees no places: permuted patches give permuted tokens."""
+    """Without a bias a stage of one window ignores positions: permuted patches give permuted tokens."""
     model = swin("none", img_size=16, window_size=4, depths=(2,), num_heads=(2,))
     x = wide(16, 16)
     tokens = model.forward_features(x)
@@ -363,7 +363,7 @@ def by_hand(merging, table, grid):
 
 
 def given_to(model, grid):
-    """What every layer gets of the table, on the residual stream or after the norm."""
+    """Return the table that every layer receives, on the residual stream or after the norm."""
     return [p.inner if p.pre is None else p.pre for p in model.position(grid)]
 
 
@@ -416,7 +416,7 @@ def test_a_copy_merges_with_its_own_merging(encoding, joining):
     assert all(torch.equal(a, b) for a, b in zip(moved[:2], tables[:2], strict=True))
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(moved[2:], tables[2:], strict=True))
     assert_same(model(x), before, atol=0)
-    # and so with the table of the first stage
+    # and equals that with the table of the first stage
     next(p for name, p in model.named_parameters() if name.endswith("pos_embed")).mul_(3)
     assert all(torch.equal(a, b) for a, b in zip(given_to(other, other.grid), moved, strict=True))
 
@@ -493,7 +493,7 @@ def test_a_folded_swin_folds_again_when_weights_are_loaded(encoding, joining):
     assert_same(model(x), other(x))
 
 
-# Beside a PEG
+# With a PEG
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Swin V2: timm's with its weights at any size, what its masks let through, and windows of a pretraining."""
+"""Swin V2: equality with timm's at any size, leaking masks, and windows of pretraining."""
 
 import math
 
@@ -17,7 +17,7 @@ SIZE = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), 
 
 
 def coordinates(module):
-    """Compute the table of coordinates of timm's module anew in float64, where it uses float32."""
+    """Compute the table of coordinates of timm's module in float64, where it uses float32."""
     sides = []
     for side, trained in zip(module.window_size, module.pretrained_window_size, strict=True):
         t = torch.arange(1 - side, side, dtype=torch.float64) / max((trained or side) - 1, 1) * 8
@@ -43,7 +43,7 @@ def drawn(model):
 
 
 def both(**kwargs):
-    # its masks are made in the forward pass, since those that it holds do not fit a padded map before timm 1.0.31
+    # its masks are computed in the forward pass, since the stored ones do not fit a padded map before timm 1.0.31
     theirs = exact(drawn(TimmSwinV2(**{**SIZE, **kwargs}, strict_img_size=False)).double().eval())
     ours = graticule.create_model("swinv2_tiny_window8_256", **{**SIZE, **kwargs}).double().eval()
     ours.load_state_dict(theirs.state_dict())
@@ -88,7 +88,7 @@ def test_at_another_size_it_is_timms_set_to_it_where_that_keeps_the_coordinates(
 @pytest.mark.parametrize(("mask", "sign"), [(-100.0, -1.0), (None, 1.0)])
 @torch.no_grad()
 def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_alone(mask, sign):
-    """Tokens are a on the left and -a on the right, and q = -k, so the logits are -100 of the same side and 100."""
+    """Tokens are a on the left and -a on the right, q = -k: logits are -100 on the same side, 100 on the other."""
     attention = CosineWindowAttention(2, 1, qkv_bias=False, mask=mask).double()
     one = torch.eye(2)
     attention.qkv.weight.copy_(torch.cat([one, -one, one]))
@@ -99,7 +99,7 @@ def test_tokens_attend_across_the_border_of_the_image_with_the_released_masks_al
     a = torch.tensor([3.0, 4.0], dtype=torch.float64)
     tokens = a * torch.where(grid.coordinates()[:, 1:] < 4, 1.0, -1.0)
     y = attention(tokens[None], LayerPosition(), Windows(grid, Grid(4, 4), (0, 2)))[0].unflatten(0, grid.shape)
-    # a window of columns 6, 7 and, of the opposite border, 0, 1: 100 - 100 of these outweighs -100 of its own side
+    # a window of columns 6, 7 and, at the opposite border, 0, 1, whose 100 - 100 outweighs -100 of the same side
     torch.testing.assert_close(y[:, :2], (sign * a).expand(4, 2, 2))
     torch.testing.assert_close(y[:, 2:4], (-a).expand(4, 2, 2))  # within a whole window the other side has 100
 

@@ -1,4 +1,4 @@
-"""On the same weights, the same numbers as timm's, to the last digits of float64."""
+"""With the same weights, outputs equal timm's, up to the last digits of float64."""
 
 import pytest
 import timm

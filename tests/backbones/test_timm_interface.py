@@ -1,4 +1,4 @@
-"""What timm's tools ask of a model: registry, configuration, groups of parameters, checkpointing, sizes."""
+"""timm's interface of models: registry, configuration, parameter groups, checkpointing, sizes."""
 
 import re
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_fresh_classifiers_of_a_distilled_model():
 def test_gradient_checkpointing_gives_the_same_gradients(encoding, joining):
     model = draw(tiny(encoding, joining)).double()
     x = images(dtype=torch.float64)
-    torch.manual_seed(5)  # for what is drawn in training, such as coordinates
+    torch.manual_seed(5)  # for random draws in training, such as coordinates
     model(x).square().sum().backward()
     kept = {name: gradient.clone() for name, gradient in gradients(model).items()}
     model.zero_grad()
@@ -126,7 +126,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(encoding, joining):
     model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
     torch.manual_seed(5)
     model(x).square().sum().backward()
-    assert len(runs) == 2  # once forward, once again for the gradient
+    assert len(runs) == 2  # once in the forward pass, once recomputed for the gradient
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, kept[name], rtol=1e-12, atol=1e-12, msg=name)
 
@@ -146,7 +146,7 @@ def test_gradient_checkpointing_draws_the_same_dropout_again():
 
 
 def decaying(model):
-    """Names of the parameters that timm's groups make decay."""
+    """Return the names of the parameters with weight decay in timm's groups."""
     groups = param_groups_weight_decay(model, 0.05, no_weight_decay_list=model.no_weight_decay())
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names[id(p)] for group in groups for p in group["params"] if group["weight_decay"]}
@@ -280,7 +280,7 @@ def test_one_initialisation_is_taken_by_timms_name():
 
 
 def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
-    """timm's own `checkpoint_path` goes through the filter of published names."""
+    """timm's `checkpoint_path` uses the filter of published names."""
     path = tmp_path / "deit.pth"
     published = timm.create_model("deit_tiny_patch16_224", **SIZE).eval()
     torch.save({"model": published.state_dict()}, path)
@@ -308,7 +308,7 @@ def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
     ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_2d", "default"), ("relative_bias", "lape")]
 )
 def test_a_model_can_be_laid_out_on_the_meta_device(name, encoding, joining):
-    """As timm's can: so large ones are counted and filled without being drawn first."""
+    """Like timm's, so large models are counted and loaded without being initialized first."""
     with torch.device("meta"):
         model = tiny(encoding, joining, name, drop_path_rate=0.1)
     real = tiny(encoding, joining, name, drop_path_rate=0.1)

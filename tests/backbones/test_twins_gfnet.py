@@ -1,4 +1,4 @@
-"""Twins-SVT is timm's with its weights; GFNet is the formula of its paper."""
+"""Twins-SVT equals timm's with its weights; GFNet equals the formula of its paper."""
 
 import pytest
 import torch

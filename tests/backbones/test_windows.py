@@ -1,4 +1,4 @@
-"""Windows of a trained PosMLP: changed in place, by a checkpoint of others, folded or not."""
+"""Windows of a trained PosMLP: changed in place or by a checkpoint with other windows, folded or not."""
 
 import copy
 
@@ -14,7 +14,7 @@ from graticule.layers import mix_tokens
 from tiny import count, draw, spec, without_memory
 
 SIZES = {
-    "img_size": 64,  # grids of 16, 8, 4 and 2 patches a side
+    "img_size": 64,  # grids of 16, 8, 4 and 2 patches per side
     "embed_dim": 16,
     "depths": (2, 1, 2, 1),
     "windows": (4, 4, 4, 2),
@@ -22,29 +22,29 @@ SIZES = {
     "num_classes": 5,
 }
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
-RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has the bias of a place
+RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has a bias per position
 NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
 changes = pytest.mark.parametrize("windows", [LARGER, SMALLER, UNTILED], ids=["larger", "smaller", "untiled"])
 
 
 def posmlp(encoding="ggqpe", **kwargs):
-    """A small PosMLP in float64 and evaluation mode, all its parameters drawn."""
+    """Return a small PosMLP in float64 and evaluation mode, with all parameters drawn."""
     return draw(graticule.create_model("posmlp_tiny_224", encoding=encoding, **SIZES | kwargs)).double().eval()
 
 
 def image(*size):
-    """Images of 64 pixels, or of (height, width)."""
+    """Return images of 64 pixels, or of (height, width)."""
     return torch.randn(2, 3, *(size or (64, 64)), dtype=torch.float64)
 
 
 def state_of(model):
-    """A copy of the state dict."""
+    """Return a copy of the state dict."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def mixing_of(model):
-    """The mixing position of every stage."""
+    """Return the mixing position of every stage."""
     return [part for part in model.position.modules() if isinstance(part, MixingPosition)]
 
 
@@ -55,7 +55,7 @@ def assert_same_state(model, state):
 
 
 def assert_windows(model, windows, grids=(16, 8, 4, 2)):
-    """The model, its blocks and its positions have the same windows."""
+    """Check that the model, its blocks and its positions have the same windows."""
     assert model.windows == tuple(windows)
     for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
         window = model.grid.pyramid(4)[stage].within
@@ -140,7 +140,7 @@ def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
 
 
 def reached(model, stage, index, place):
-    """Which tokens of a 16 x 16 grid of the first stage a change of the token at `place` reaches, (16, 16)."""
+    """Return which tokens of a 16 x 16 grid of the first stage a change of the token at `place` affects, (16, 16)."""
     block, grid, (row, column) = model.block(stage, index), model.grid, place
     tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64), stage)
     changed = tokens.clone()
@@ -151,7 +151,7 @@ def reached(model, stage, index, place):
 
 @pytest.mark.parametrize("window", [2, 4, 8])
 def test_shifted_windows_are_shifted_by_half_the_new_side(window):
-    """The second block's windows begin at half a side; before them are parts of windows."""
+    """The second block's windows start at half a side; before them are parts of windows."""
     model = posmlp(NO_BIAS, shift="swin")
     model.set_input_size(windows=(window, 4, 4, 2))
     half = window // 2
@@ -176,17 +176,17 @@ def test_shifted_windows_follow_with_every_encoding(encoding):
 # The border of the image
 
 BORDERS = [
-    ((4, 4, 4, 2), None),  # tiles that need no part
+    ((4, 4, 4, 2), None),  # tiled without parts
     ((4, 4, 4, 2), "swin"),
     ((6, 3, 3, 2), None),
     ((6, 3, 3, 2), "swin"),
-    ((5, 8, 4, 2), "released"),  # stages that one window covers are shifted too
+    ((5, 8, 4, 2), "released"),  # stages covered by one window are also shifted
 ]
 borders = pytest.mark.parametrize(("windows", "shift"), BORDERS)
 
 
 def cut(grid, window, index, shift):
-    """Say by hand which tokens share a window of a block, (N, N), and where in a whole window each is, (N,)."""
+    """Compute by hand which tokens share a window of a block, (N, N), and their index in a whole window, (N,)."""
     move = [step // 2 for step in window.shape]
     if shift is None or index % 2 == 0:
         move = [0, 0]
@@ -201,7 +201,7 @@ def cut(grid, window, index, shift):
 @pytest.mark.parametrize("product", ["matrix", "displacement"])
 @pytest.mark.parametrize("encoding", MIXING)
 def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, product, windows, shift):
-    """Weights are those of a whole window, cut, and normalized again after a softmax; beyond, gradients are zeros."""
+    """Weights are cut from those of a whole window and, after a softmax, renormalized; beyond, gradients are zero."""
     model = posmlp(spec(encoding, product=product), windows=windows, shift=shift)
     layers, layer = model.position(model.grid), 0
     for stage, grid in enumerate(model.grid.pyramid(4)):
@@ -241,7 +241,7 @@ def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift)
 
 @pytest.mark.parametrize("encoding", MIXING)
 def test_layers_work_on_the_tokens_of_the_image_alone(encoding):
-    """Where windows do not tile the grid, no token of padding goes through a linear layer."""
+    """If windows do not tile the grid, no padding token passes through a linear layer."""
     model = posmlp(encoding, windows=(6, 3, 3, 2), shift="swin")
     seen = []
     for blocks in model.blocks:
@@ -267,7 +267,7 @@ def test_stochastic_depth_drops_samples_and_not_windows():
 @pytest.mark.parametrize("encoding", RESAMPLED)
 @changes
 def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_windows(encoding, windows, tmp_path):
-    """Both ways: from the windows that it was trained with to others, and back to them."""
+    """In both directions: from the windows of training to others, and back."""
     model, x = posmlp(encoding), image()
     for given in (windows, SIZES["windows"]):
         torch.save(model.state_dict(), tmp_path / "model.pth")
@@ -431,7 +431,7 @@ def test_a_folded_position_is_refused_for_other_windows():
         model.position(Grid(16, 16))
 
 
-# What cannot be
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_what_cannot_be_is_refused_before_anything_is_changed(encoding, folded, 
     assert torch.equal(model(x), before)
 
 
-# An absolute encoding beside
+# With an absolute encoding
 
 
 @pytest.mark.parametrize("absolute", ["learnable", "sinusoidal_2d"])

@@ -1,4 +1,4 @@
-"""Checkpoints of several families go in whole; anything else is refused by name and changes nothing."""
+"""Checkpoints of several families are loaded completely; others are refused by name without changing the model."""
 
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ def timms(name="deit_tiny_patch16_224", **kwargs):
 
 
 def assert_refused(model, path, kind=ValueError):
-    """Load a file that must be refused: nothing in the model changes and the message names the file."""
+    """Load a file that must be refused: the model does not change and the message names the file."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(kind) as error:
         load_checkpoint(model, path)
@@ -39,7 +39,7 @@ def assert_refused(model, path, kind=ValueError):
 
 @contextlib.contextmanager
 def case(what):
-    """Say which case failed."""
+    """Name the case in errors."""
     try:
         yield
     except BaseException as error:
@@ -49,7 +49,7 @@ def case(what):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Save anything; returns where."""
+    """Save an object; returns the path."""
 
     def save(found, name="checkpoint.pth", **options):
         torch.save(found, tmp_path / name, **options)
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_deit_and_timm_goes_in_however_it_is_wrapped(wrapper, na
 
 
 def lapes(case):
-    """State dict of LaPE's code as recorded, in its own names."""
+    """Return the recorded state dict of LaPE's code, under its names."""
     tensors = load_file(GOLDEN / f"{case}.safetensors")
     state = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
     return state, tensors["input"], tensors["output"]
@@ -292,7 +292,7 @@ def test_random_bytes_and_text_are_refused(suffix, tmp_path):
 
 @pytest.mark.parametrize("start", range(5))
 def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
-    """Any byte of the directory of names may be wrong: the one exception is a ValueError that names the file."""
+    """For any wrong byte in the directory of names, the only exception is a ValueError that names the file."""
     path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
     whole = path.read_bytes()
     model = tiny(depth=1)
@@ -306,7 +306,7 @@ def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
 
 
 class Hostile:
-    """Writes a file when it is unpickled by a reader that runs what it reads."""
+    """Writes a file when it is unpickled by a reader that executes code."""
 
     def __init__(self, target):
         self.target = target
@@ -361,7 +361,7 @@ def test_what_is_no_state_dict_is_refused(found, saved):
 
 @pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d"])
 def test_a_table_of_another_shape_is_resampled_or_refused(encoding, saved):
-    """None of these shapes may break the loader; where it fits, the table has the shape of the model's."""
+    """No shape may break the loader; a table that fits gets the shape of the model's."""
     model, state = tiny(encoding), timms().state_dict()
     for shape in ((), (0,), (24,), (17, 23), (1, 1, 17, 24), (2, 17, 24), (1, 5, 24)):
         with case(shape):
@@ -411,7 +411,7 @@ def test_loading_keeps_dtype_and_what_is_trained(saved):
 
 def quantized(value):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch is about to drop them
+        warnings.simplefilter("ignore")  # PyTorch has deprecated them
         return torch.quantize_per_tensor(value, 0.1, 0, torch.qint8)
 
 
@@ -445,7 +445,7 @@ def test_a_tensor_that_is_no_weight_is_refused_by_name(said, saved):
     state, model = draw(tiny()).state_dict(), tiny()
     for name in ("head.weight", "position.encodings.0.pos_embed"):
         with warnings.catch_warnings(), case(name):
-            warnings.simplefilter("ignore")  # PyTorch is about to drop quantized tensors
+            warnings.simplefilter("ignore")  # PyTorch has deprecated quantized tensors
             message = assert_refused(model, saved({**state, name: STRANGE[said](state[name])}))
             assert said in message and name in message
 
@@ -497,7 +497,7 @@ def test_a_checkpoint_that_a_model_is_created_with_is_refused_as_by_the_loader(k
 UNKNOWN = [None, [4], [0, 16], [-4, -4], ["a", "b"], [True, 16], [4.0, 4.0], [3, 5], [10**30, 1]]
 
 
-# Tables of a grid with as many patches and other sides
+# Tables of a grid with as many patches and different sides
 
 SAVED = {
     "own": lambda model, folder: torch.save(model.state_dict(), folder / "a.pth"),
@@ -539,7 +539,7 @@ def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_sh
 @pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
 def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(how, encoding, joining, tmp_path):
     first = draw(tiny(encoding, joining, img_size=(16, 64)))
-    if how == "safetensors":  # which keeps tensors alone
+    if how == "safetensors":  # which stores only tensors
         save_file(first.state_dict(), tmp_path / "a.safetensors")
     path = tmp_path / "a.safetensors" if how == "safetensors" else stored(first, how, tmp_path)
     model = load_checkpoint(tiny(encoding, joining, img_size=(16, 64)), path)

@@ -1,4 +1,4 @@
-"""A model starts from the checkpoint of another: what fits is taken, everything is reported, or nothing is touched."""
+"""Transfer from the checkpoint of another model: fitting tensors are loaded, and all reported, or nothing changes."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from graticule import Grid, fold, load_checkpoint, transfer, unfold
 from graticule.checkpoints import Transferred
 from tiny import COVER, DEPTH, SIZE, draw, images, tiny
 
-#: Small models of every family, by what makes them; images of 32 pixels, 64 for pyramids.
+#: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.
 FAMILIES = {
     "vit": ("vit_tiny_patch16_224", SIZE),
     "distilled": ("deit_tiny_distilled_patch16_224", SIZE),
@@ -66,7 +66,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 @contextlib.contextmanager
 def case(what):
-    """Say which case failed."""
+    """Name the case in errors."""
     try:
         yield
     except BaseException as error:
@@ -75,7 +75,7 @@ def case(what):
 
 
 def small(family, **kwargs):
-    """A small model of a family, every parameter drawn, in evaluation mode."""
+    """Return a small model of a family with every parameter drawn, in evaluation mode."""
     name, sizes = FAMILIES[family]
     return draw(graticule.create_model(name, **{**sizes, **kwargs})).eval()
 
@@ -85,7 +85,7 @@ def drawn(*args, **kwargs):
 
 
 def saved(model, folder, published=False):
-    """Save the weights of a model; returns where."""
+    """Save the weights of a model; returns the path."""
     path = folder / "model.safetensors"
     state = graticule.published_state_dict(model) if published else model.state_dict()
     save_file({name: value.contiguous() for name, value in state.items()}, path)
@@ -111,7 +111,7 @@ def with_status(found, *statuses):
 
 
 def assert_complete(found, model, before, keys):
-    """Every tensor of the model is reported once, every key is used or unused once, and what is new is as it was."""
+    """Check that each tensor is reported once, each key is used or unused once, and new tensors are unchanged."""
     own = model.state_dict()
     rows = [row for row in found.rows if row.status != "unused"]
     assert [row.name for row in rows] == list(own)
@@ -229,7 +229,7 @@ def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
 
 @pytest.mark.parametrize(("encoding", "joining"), COVER)
 def test_another_image_size_gives_what_the_loader_gives(encoding, joining, tmp_path):
-    formula = "sinusoidal" in encoding  # which the loader leaves to itself under published names alone
+    formula = "sinusoidal" in encoding  # which the loader ignores only under published names
     path = saved(drawn(encoding, joining), tmp_path, published=formula)
     for size in (48, (24, 40)):
         with case(size):
@@ -673,7 +673,7 @@ def test_names_that_start_other_names_and_names_of_any_form_have_a_line():
     assert str(found).count("unused") > 5
 
 
-# What is refused
+# Refusals
 
 
 def assert_refused(model, source, match, kind=(ValueError, TypeError)):
@@ -726,7 +726,7 @@ def test_a_truncated_file_is_refused(suffix, kept, tmp_path):
 
 
 class Hostile:
-    """Writes a file when it is unpickled by a reader that runs what it reads."""
+    """Writes a file when it is unpickled by a reader that executes code."""
 
     def __init__(self, target):
         self.target = target
@@ -779,7 +779,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d", "relative_bias"])
 def test_a_tensor_of_a_strange_kind_is_left_and_the_rest_is_taken(encoding):
-    """No shape, layout or dtype breaks the transfer, wherever it stands."""
+    """No shape, layout or dtype of any tensor breaks the transfer."""
     model = drawn(encoding)
     state = dict(drawn(encoding).state_dict())
     table = next(name for name in state if name.startswith("position."))

@@ -9,7 +9,7 @@ def picture(seed, height=40, width=56):
 
 
 def write_folder(root, classes=("cat", "dog"), each=3, val="val"):
-    """Write `each` JPEGs a class; that of class c, number n holds `picture(10 * c + n)`."""
+    """Write `each` JPEGs per class; number n of class c is `picture(10 * c + n)`."""
     for split in ("train", val):
         for label, name in enumerate(classes):
             (root / split / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Small folders of images that can be told apart, and tars made by hand."""
+"""Small folders of distinct images, and tars made by hand."""
 
 import io
 import tarfile
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def numbered(number):
-    """A PNG of one colour that says which it is: its first channel is the low byte of the number."""
+    """Return a PNG of one color that identifies it: its first channel is the low byte of the number."""
     content = io.BytesIO()
     Image.new("RGB", (6, 4), (number % 256, number // 256, 7)).save(content, "PNG")
     return content.getvalue()
@@ -31,7 +31,7 @@ def write_numbered(root, classes=2, train=37, val=3):
 
 
 def write_tar(path, members, mode="w"):
-    """Write a tar of (name, content); a content that is None makes the member that `name`, a TarInfo, says."""
+    """Write a tar of (name, content); if content is None, `name` is a TarInfo that defines the member."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as tar:
         for name, content in members:
@@ -45,7 +45,7 @@ def write_tar(path, members, mode="w"):
 
 
 def samples(labels, first=0):
-    """Members of a shard: an image and the number of its class for every label."""
+    """Return the members of a shard: an image and the number of its class for every label."""
     for number, label in enumerate(labels, start=first):
         yield f"{number:03d}.png", numbered(number)
         yield f"{number:03d}.cls", str(label).encode()

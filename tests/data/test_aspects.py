@@ -1,4 +1,4 @@
-"""Batches of one aspect ratio: every image at the nearest of the training sizes."""
+"""Batches of one aspect ratio, with every image at the nearest of the training sizes."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_all_processes_and_micro_batches_of_a_step_have_one_size():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images that are red on the left half and blue on the right, wide, square and tall."""
+    """Write images that are red on the left half and blue on the right, wide, square and tall."""
     root = tmp_path_factory.mktemp("shapes")
     for split, count in (("train", 6), ("val", 1)):
         for label in ("a", "b"):
@@ -78,7 +78,7 @@ def test_images_of_the_shape_of_their_batch_are_whole(folder):
         shapes.add(tuple(images.shape[-2:]))
         red, blue = images[:, 0] > images[:, 2], images[:, 2] > images[:, 0]
         middle = images.shape[-1] // 2
-        assert red[..., :middle].all() and blue[..., middle:].all()  # nothing is cut off
+        assert red[..., :middle].all() and blue[..., middle:].all()  # nothing is cropped
     assert shapes == set(SIZES[:3])
 
 
@@ -103,7 +103,7 @@ def test_a_share_of_the_images_and_a_broken_one_are_grouped(folder, tmp_path):
 
 
 def test_what_cannot_be_grouped_is_refused():
-    with pytest.raises(ValueError, match=r"two aspect ratios or more where `group_by_aspect` is on.*got 16 24"):
+    with pytest.raises(ValueError, match=r"two aspect ratios or more if `group_by_aspect` is on.*got 16 24"):
         Recipe(train_sizes=("16", "24"), group_by_aspect=True)
     with pytest.raises(ValueError, match="`aug_repeats` must be 1"):
         Recipe(train_sizes=("16", "16x24"), group_by_aspect=True, aug_repeats=3)

@@ -40,7 +40,7 @@ def write(root, name, protocol=2):
 def test_batches_give_the_images_in_order_row_by_row(tmp_path, name, protocol):
     folder = write(tmp_path, name, protocol)
     train, info = load_dataset(name, "train", tmp_path)
-    test, _ = load_dataset(name, "test", folder)  # the folder itself will do as well
+    test, _ = load_dataset(name, "test", folder)  # the folder itself works as well
     assert (len(train), len(test)) == (4 * (len(PARTS[name]) - 1), 4)
     assert (info.size, info.channels, info.num_classes) == ((32, 32), 3, 10 if name == "cifar10" else 100)
     assert info.class_names[3] == "class 3"

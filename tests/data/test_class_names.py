@@ -1,4 +1,4 @@
-"""A run keeps the names of its classes: data in which an output would stand for another class are refused."""
+"""A run stores the names of its classes: data in which an output would mean another class are refused."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def renamed(tmp_path):
-    """The same images, the first class of which is called zcat, and so is the last."""
+    """Write the same images with the first class named zcat, so that it is the last."""
     root = write_folder(tmp_path / "images")
     for split in ("train", "val"):
         (root / split / "cat").rename(root / split / "zcat")
@@ -34,7 +34,7 @@ def renamed(tmp_path):
 
 
 def moved(run, root, folder):
-    """Copy a run to `folder`, as if its data were in `root`."""
+    """Copy a run to `folder` with `root` as its data folder."""
     shutil.copytree(run.folder, folder)
     described = json.loads((folder / "recipe.json").read_text())
     described["recipe"]["data_root"] = str(root)
@@ -56,13 +56,15 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
         assert cli.main(command) == 1
         said = capsys.readouterr().err
         assert said.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in said.strip()
-        assert "in the data alone: 'zcat'; " in said and "alone: 'cat'" in said
+        assert "only in the data: 'zcat'; " in said and "only in " in said and "/run: 'cat'" in said
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_class_more_than_the_run_knows_is_refused_by_name(trained, tmp_path):
     root = write_folder(tmp_path / "images", ("cat", "cow", "dog"))
-    with pytest.raises(ValueError, match=r"`data_root` must have the classes of .* \(2\), got 3.*alone: 'cow'"):
+    with pytest.raises(
+        ValueError, match=r"`data_root` must have the classes of .* \(2\), got 3; only in the data: 'cow'"
+    ):
         Run.open(moved(trained, root, tmp_path / "run")).data()
 
 
@@ -79,7 +81,7 @@ def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(tra
     options = {"start_from": trained.folder, "lr": 1e-9, "min_lr": 0.0}
     same = train(recipe(trained.recipe().data_root, **options), tmp_path / "same", progress=False)
     other = train(recipe(renamed, **options), tmp_path / "other", progress=False)
-    assert "other classes there" in capsys.readouterr().out
+    assert "other classes" in capsys.readouterr().out
     theirs, same, other = (load_file(run.weights) for run in (trained, same, other))
     for name in ("blocks.0.attn.qkv.weight", "head.weight"):
         assert (same[name] - theirs[name]).abs().max() < 1e-6

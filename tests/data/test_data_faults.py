@@ -1,4 +1,4 @@
-"""What data must not be able to do, and what an option must not be: accepted and ignored."""
+"""Malicious and broken data have no effect, and no option is accepted and ignored."""
 
 import gzip
 
@@ -34,7 +34,7 @@ def test_a_file_is_opened_as_the_image_formats_it_may_be_and_no_other(tmp_path):
 def test_an_archive_damaged_in_its_middle_is_refused_by_name(tmp_path):
     write(tmp_path, packed=True)
     content = bytearray(gzip.compress(idx(TRAIN)))
-    content[10:20] = b"\xff" * 10  # the header still holds, the compressed data do not
+    content[10:20] = b"\xff" * 10  # the header stays valid, the compressed data do not
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bytes(content))
     with pytest.raises(ValueError, match="train-images-idx3-ubyte"):
         load_dataset("fashion_mnist", "train", tmp_path)

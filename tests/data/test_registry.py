@@ -106,6 +106,6 @@ def test_a_plugin_that_takes_the_name_of_ours_is_refused_even_if_it_comes_first(
         with pytest.raises(ValueError, match=f"`name` must be new, got '{name}'"):
             importlib.reload(module)
 
-    process = forked(import_after_the_plugin)  # where nothing else holds what was in the module
+    process = forked(import_after_the_plugin)  # where nothing else references objects of the module
     process.join()
     assert process.exitcode == 0

@@ -22,7 +22,7 @@ from in_turn import in_turn
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
 AUGMENTATION = Augmentation(
     random_crop_padding=2, hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1", erasing=0.5
-)  # torch's, Python's and numpy's generators all take part
+)  # torch's, Python's and numpy's generators are all used
 
 
 def images(seed=0):
@@ -113,7 +113,7 @@ def test_an_epoch_holds_every_index_once_and_names_itself(shuffle):
     assert (orders[0] == list(range(50))) != shuffle
 
 
-SHARES = [(1, 1), (2, 1), (1, 3), (3, 2)]  # processes, and parts of a step in each
+SHARES = [(1, 1), (2, 1), (1, 3), (3, 2)]  # processes, and micro-batches of a step in each
 
 
 def orders(length, batch_size, world_size, parts, **options):
@@ -127,7 +127,7 @@ def orders(length, batch_size, world_size, parts, **options):
 
 
 def steps_of(processes):
-    """The keys of every step, over all processes and parts."""
+    """Return the keys of every step, over all processes and micro-batches."""
     batches = [list(one) for one in processes]
     parts = processes[0].parts
     return [
@@ -143,8 +143,8 @@ def test_a_step_has_the_same_images_however_many_share_it(length, world_size, pa
     (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
     together = orders(length, 12, world_size, parts, drop_last=drop_last)
     single, shared = steps_of([alone]), steps_of(together)
-    assert all(len(one) == len(together[0]) for one in together)  # else one would wait for ever
-    # a rest that is not one image for each is left out
+    assert all(len(one) == len(together[0]) for one in together)  # otherwise one would wait forever
+    # a rest with less than one image for each is left out
     assert len(single) - len(shared) == (not drop_last and 0 < length % 12 < world_size * parts)
     assert [sorted(step) for step in shared] == [sorted(step) for step in single][: len(shared)]
     assert len({key for step in shared for key in step}) == sum(map(len, shared))

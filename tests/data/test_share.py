@@ -1,4 +1,4 @@
-"""A share of the training images: as much of every class, the same for all runs, and the test images as they are."""
+"""A share of the training images: equal for every class, the same for all runs, with unchanged test images."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ LABELS = [2, 0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 2]
 
 
 def counts(labels, share, seed=0):
-    """How many of each class are chosen."""
+    """Count the chosen images of each class."""
     labels = np.asarray(labels)
     return np.bincount(labels[class_share(labels, share, seed)], minlength=labels.max() + 1).tolist()
 
@@ -32,8 +32,8 @@ def counts(labels, share, seed=0):
         ((4, 10, 6), 0.5, [2, 5, 3]),
         ((10, 10, 10), 0.26, [3, 3, 3]),  # 2.6
         ((10, 10, 10), 0.24, [2, 2, 2]),  # 2.4
-        ((3, 5, 7), 0.5, [2, 3, 4]),  # a half goes up
-        ((100, 10, 1), 0.07, [7, 1, 1]),  # 7, 0.7, 0.07: none is left without
+        ((3, 5, 7), 0.5, [2, 3, 4]),  # a half is rounded up
+        ((100, 10, 1), 0.07, [7, 1, 1]),  # 7, 0.7, 0.07: each class has at least one
         ((1, 2, 300), 0.001, [1, 1, 1]),
         ((1, 2, 3), 0.999, [1, 2, 3]),
         ((1300, 732, 1000), 0.5, [650, 366, 500]),  # the largest and the smallest class of ImageNet
@@ -77,7 +77,7 @@ def test_the_choice_leaves_the_generators_of_the_process_alone():
 
 
 def test_the_choice_never_changes():
-    """From here on it must not, or a run on a share could not be repeated: NumPy's `RandomState` is frozen."""
+    """It must not change, or a run on a share could not be repeated: NumPy's `RandomState` is frozen."""
     assert class_share(LABELS, 0.5, 0) == [2, 3, 4, 5, 8, 9, 11]
     assert class_share(LABELS, 0.5, 1) == [1, 4, 7, 8, 9, 10, 11]
     assert class_share(LABELS, 0.3, 0) == [2, 4, 9, 11]
@@ -123,7 +123,7 @@ def module(dataset="digits", **options):
 
 
 def contents(loader):
-    """Every image and its label, in an order that does not depend on the loader's."""
+    """Return every image and its label, in an order independent of the loader."""
     rows = [(image.numpy().tobytes(), int(label)) for x, y in loader for image, label in zip(x, y, strict=True)]
     return sorted(rows)
 
@@ -189,7 +189,7 @@ def folder_module(root, **options):
 def test_a_share_of_an_image_folder_is_a_share_of_every_class(tmp_path):
     write_folder(tmp_path, classes=("cat", "dog", "wolf"), each=5)
     data = folder_module(tmp_path, train_share=0.5)
-    assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 goes up
+    assert classes(data.train_dataloader()) == [3, 3, 3]  # 2.5 is rounded up
     assert classes(data.val_dataloader()) == [5, 5, 5]
     other = folder_module(tmp_path, train_share=0.5, seed=9)
     assert contents(other.train_dataloader()) == contents(data.train_dataloader())
@@ -215,7 +215,7 @@ def test_a_share_and_a_limit_of_an_image_folder_name_the_broken_files(tmp_path):
     broken = root / "train" / "cat" / f"{first}.JPEG"
     broken.write_bytes(b"no image")
     data = folder_module(tmp_path, train_share=0.5, limit_train=4)
-    assert classes(data.train_dataloader()) == [2, 2]  # another cat in its place
+    assert classes(data.train_dataloader()) == [2, 2]  # replaced by another cat
     assert data.skipped == [broken]
 
 

@@ -23,7 +23,7 @@ def shifted(augmentation=None, seed=0):
 
 
 def all_crops(image):
-    """What torchvision can make of an image, by offset and flip."""
+    """Return all crops that torchvision can make of an image, by offset and flip."""
     bring = evaluation_transform(INFO, (8, 12), Augmentation())
     padded = T.Pad(PADDING)(Image.fromarray(image))
     found = {}

@@ -31,15 +31,15 @@ def test_the_images_of_a_tar_are_where_it_says_and_other_members_are_ignored(tmp
 def test_a_tar_that_is_cut_damaged_or_none_is_refused_by_name(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples([0, 1] * 40))
     content = path.read_bytes()
-    end = len(content.rstrip(b"\0"))  # the zeros after it are the end of the tar
+    end = len(content.rstrip(b"\0"))  # the zeros after it mark the end of the tar
     with tarfile.open(path) as tar:
         border = tar.getmembers()[4].offset
     damaged = bytearray(content)
     damaged[border + 100 : border + 300] = b"\xff" * 200
-    cases = {f"cut at {share}": (content[: int(end * share)], "cut|damaged") for share in (0.1, 0.5, 0.9, 0.999)}
+    cases = {f"cut at {share}": (content[: int(end * share)], "truncated|damaged") for share in (0.1, 0.5, 0.9, 0.999)}
     cases |= {
-        "cut between members": (content[:border], "is cut"),
-        "damaged header": (bytes(damaged), "is cut or damaged"),
+        "cut between members": (content[:border], "is truncated"),
+        "damaged header": (bytes(damaged), "is truncated or damaged"),
         "two tars": (content * 2, "lost"),
         "empty": (b"", ""),
         "no tar": (b"no tar at all", ""),
@@ -108,13 +108,17 @@ def test_folders_of_tars_that_are_refused_are_named_with_the_reason(tmp_path):
         return lambda root: write_tar(root / "train" / name, samples([0, 1]), mode="w:gz")
 
     cases = {
-        "negative": ({"train": (0, -1)}, None, r"a\.tar.*classes from 0 to 999999, got -1 of 001\.png"),
+        "negative": ({"train": (0, -1)}, None, r"a\.tar.*classes from 0 to 999999, got -1 for 001\.png"),
         "absurd": ({"train": (0, 99999999)}, None, r"a\.tar.*classes from 0 to 999999, got 99999999"),
-        "no name": ({"train": (0, 1, 2)}, names("cat\ndog\n"), r"a\.tar.*from 0 to 1, got 2 of 002\.png"),
+        "no name": ({"train": (0, 1, 2)}, names("cat\ndog\n"), r"a\.tar.*from 0 to 1, got 2 for 002\.png"),
         "same names": ({}, names("cat\ncat\n"), r"classes\.txt"),
         "empty name": ({}, names("cat\n\ndog\n"), r"classes\.txt"),
         "no names": ({}, names("\n"), r"classes\.txt"),
-        "many names": ({}, names("\n".join(map(str, range(1_000_001)))), "1,000,000 at most, got 1000001"),
+        "many names": (
+            {},
+            names("\n".join(map(str, range(1_000_001)))),
+            "1,000,000 different names at most, .* got 1000001",
+        ),
         "classes differ": ({"train": (0, 1, 2)}, names("cat\r\ndog\r\nwolf"), "wolf"),
         "one class": ({"train": (0, 0), "val": (0,)}, None, "two classes"),
         "gzipped": ({}, compressed("a.tar"), r"a\.tar must be a tar that is not compressed"),

@@ -145,7 +145,7 @@ def test_a_folder_that_is_not_there_or_has_no_text_is_an_error_that_names_it(tmp
     with pytest.raises(ValueError, match="got 2 empty ones"):
         load_text("text_folder", tmp_path)
     write(tmp_path, {"a.txt": "text"})
-    with pytest.raises(ValueError, match=r"two text files or more, or folders train and val, got a\.txt"):
+    with pytest.raises(ValueError, match=r"two text files or more, or folders train and val, got only a\.txt"):
         load_text("text_folder", tmp_path)
 
 

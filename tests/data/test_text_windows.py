@@ -21,7 +21,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 
 
 def counted(n=1000):
-    """Tokens that are their own places."""
+    """Return tokens equal to their positions."""
     return np.arange(n, dtype=np.uint16)
 
 
@@ -45,7 +45,7 @@ def test_what_an_epoch_leaves_out_is_another_part_each_time():
     for epoch in range(500):
         left_out += torch.bincount(epoch_of(windows, epoch)[1].flatten(), minlength=1000) == 0
     assert left_out.sum() == 500 * 104
-    assert left_out.min() > 20 and left_out.max() < 110  # 52 on average: no place is favoured
+    assert left_out.min() > 20 and left_out.max() < 110  # 52 on average: no position is preferred
 
 
 def test_a_window_depends_on_seed_epoch_and_index_alone():
@@ -90,7 +90,7 @@ def test_evaluation_has_every_token_as_a_target_once_and_the_same_bytes_at_any_l
     assert inputs.shape == targets.shape == (math.ceil(len(tokens) / length), length)
     assert targets[targets != PADDING].tolist() == tokens.tolist()
     assert inputs.flatten()[: len(tokens)].tolist() == [tokenizer.end, *tokens[:-1].tolist()]
-    assert ((inputs >= 0) & (inputs < tokenizer.vocab_size)).all()  # an embedding takes what fills up, too
+    assert ((inputs >= 0) & (inputs < tokenizer.vocab_size)).all()  # padding is also a valid index of the embedding
     assert windows.num_bytes == len("".join(documents).encode()) + len(documents)
     for index in range(len(windows)):
         assert torch.equal(windows[index][1], targets[index])

@@ -23,7 +23,7 @@ def tokenizer(request):
 
 
 def random_texts(count=300):
-    """Strings of any characters: letters, spaces, controls, marks, other scripts, the highest; often repeated."""
+    """Return strings of letters, spaces, controls, marks, other scripts and the highest characters, often repeated."""
     source = random.Random(0)
     kinds = [(0, 0x20), (0x20, 0x7F), (0x20, 0x21), (0x80, 0x800), (0x300, 0x370), (0x800, 0xD800), (0xE000, 0x110000)]
     for length in range(count):
@@ -134,10 +134,10 @@ def test_a_file_that_is_missing_damaged_or_of_another_kind_is_an_error_that_name
     BytePairTokenizer([(97, 98)]).save(path)
     good = json.loads(path.read_text())
     bad = {
-        "must be a saved one": '{"format": ',
+        "must be a saved tokenizer": '{"format": ',
         "of another kind": json.dumps({"model": {"type": "BPE"}}),
         "pairs of whole numbers": json.dumps(good | {"merges": [[97, "b"]]}),
-        "pairs of the tokens before": json.dumps(good | {"merges": [[97, 256]]}),
+        "pairs of earlier tokens": json.dumps(good | {"merges": [[97, 256]]}),
         "different pairs": json.dumps(good | {"merges": [[97, 98]] * 2}),
         "must have the vocabulary of": json.dumps(good | {"merges": [[97, 99]]}),
     }

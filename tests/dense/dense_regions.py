@@ -6,7 +6,7 @@ import torch
 
 
 def published_heads(model, classes, channels, hidden=1024, inner=256):
-    """Return the state dict of a model with random heads of so many classes, as mmdetection names them."""
+    """Return the state dict of a model with random heads of `classes` classes, under mmdetection's names."""
     generator = torch.Generator().manual_seed(classes)
 
     box, mask = "roi_head.bbox_head", "roi_head.mask_head"

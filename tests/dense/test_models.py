@@ -1,4 +1,4 @@
-"""Detectors and segmentation models: what they take and return, and the laws of their parts."""
+"""Detectors and segmentation models: their inputs and outputs, and the laws of their parts."""
 
 import math
 from functools import partial
@@ -55,7 +55,7 @@ def seeded():
 
 
 def targets(masks=True):
-    """Targets of two images of 60 x 90 and 64 x 50, one without objects."""
+    """Return targets of two images of 60 x 90 and 64 x 50, one without objects."""
     some = {"boxes": torch.tensor([[5.0, 6.0, 45.0, 50.0], [50.0, 8.0, 80.0, 30.0]]), "labels": torch.tensor([3, 1])}
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
     shapes = (2, 60, 90), (0, 64, 50)
@@ -67,7 +67,7 @@ IMAGES = [torch.rand(3, 60, 90), torch.rand(3, 64, 50)]
 
 
 def naive(value, shapes, locations, weights):
-    """Deformable sampling by `grid_sample`, level by level."""
+    """Compute deformable sampling by `grid_sample`, level by level."""
     batch, _, heads, dim = value.shape
     out = 0
     for level, part in enumerate(value.split([h * w for h, w in shapes], 1)):
@@ -79,7 +79,7 @@ def naive(value, shapes, locations, weights):
 
 
 def sampling(shapes=((3, 5), (2, 1)), batch=2, queries=3, heads=2, points=3, dim=4):
-    """Random arguments of `deformable_sample`, some locations outside of the maps."""
+    """Return random arguments of `deformable_sample`, with some locations outside of the maps."""
     cells = sum(height * width for height, width in shapes)
     value = torch.randn(batch, cells, heads, dim, dtype=torch.float64, requires_grad=True)
     locations = torch.rand(batch, queries, heads, len(shapes), points, 2, dtype=torch.float64) * 1.6 - 0.3
@@ -173,7 +173,7 @@ def test_every_parameter_of_an_adapter_learns_and_checkpointing_changes_no_gradi
 
 
 def in_windows(grid, window):
-    """0 for pairs of tokens in the same window, -inf for others."""
+    """Return 0 for pairs of tokens in the same window, -inf for others."""
     y, x = grid.coordinates().unbind(-1)
     label = y // window * 1000 + x // window
     return torch.zeros(grid.tokens, grid.tokens).masked_fill(label[:, None] != label, -math.inf).double()
@@ -238,7 +238,7 @@ def test_a_head_of_one_stage_has_as_many_convolutions_as_it_is_asked_for(head):
 
 @pytest.fixture(scope="module")
 def detectors():
-    """A detector per head, with a pyramid, a plain ViT and an adapter in turn."""
+    """Return a detector per head, alternating between a pyramid, a plain ViT and an adapter."""
     torch.manual_seed(0)
     small = {"retinanet": "retinanet(convs=1)", "mask_rcnn": "mask_rcnn(most=5)", "faster_rcnn": "faster_rcnn(most=5)"}
     kinds = {
@@ -284,7 +284,7 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
         model.train().zero_grad()
         sum(model(IMAGES, given).values()).backward()
         gradient = layer.bias.grad.reshape(-1, classes).sum(0)[model.first_class :]
-        assert gradient.argmin() == label - 1  # the loss falls with the logit of this class alone
+        assert gradient.argmin() == label - 1  # the loss falls only with the logit of this class
         raised = torch.full((classes,), -50.0)
         raised[label - 1 + model.first_class] = 50
         layer.bias.data.copy_(raised.repeat(len(before) // classes))
@@ -501,7 +501,7 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         (partial(segmenter, **PVT, num_classes=2, decoder="fcn(level=7)"), "`level` must be the index"),
         (partial(segment_in_windows, model, image[None], 40), "multiples of 16 pixels"),
         (partial(segment_in_windows, model, image[None], 32, 40), "`stride` must be from 1"),
-        (partial(model, image[None, :, :40], graticule.Crop((4, 4), (0, 0, 2, 4))), "multiples of 16 where `crop`"),
+        (partial(model, image[None, :, :40], graticule.Crop((4, 4), (0, 0, 2, 4))), "multiples of 16 if `crop`"),
         (partial(trained, [image]), "one entry per image in training, got none"),
         (partial(trained, [image], [box]), "positive width and height"),
         (partial(trained, [image], [some]), "`labels` must be from 1 to 2"),
@@ -513,8 +513,8 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         assert message in str(caught.value), (message, str(caught.value))
 
 
-#: Parameters in millions as printed: LaPE's Tables 3 and 4, CPVT's Table 13, PosMLP's Table 8; and how closely we
-#: meet them. UperNet's include the auxiliary decoder.
+#: Parameters in millions as printed (LaPE's Tables 3 and 4, CPVT's Table 13, PosMLP's Table 8), and the tolerance.
+#: UperNet's include the auxiliary decoder.
 PRINTED = [
     ("deit_tiny_patch16_224", {"head": "mask_rcnn", "neck": "adapter + fpn", "joining": "lape"}, 28, 0.5),
     ("deit_small_patch16_224", {"head": "mask_rcnn", "neck": "adapter + fpn", "joining": "lape"}, 48, 0.5),

@@ -1,4 +1,4 @@
-"""What docs/dense_models.md shows is what happens."""
+"""The examples of docs/dense_models.md work as shown."""
 
 import re
 from pathlib import Path

@@ -43,7 +43,7 @@ def float64():
 
 
 def read(case):
-    """The tensors of a case, its weights under their published names, and its keyword arguments."""
+    """Return the tensors of a case, its weights under their published names, and its keyword arguments."""
     tensors = {
         name: value.double() if value.is_floating_point() else value
         for name, value in load_file(GOLDEN / f"{case}.safetensors").items()
@@ -57,14 +57,14 @@ def inputs(tensors):
 
 
 def assert_recorded(tensors, **found):
-    """Every recorded tensor but the inputs is among those found, to 1e-9."""
+    """Check that every recorded tensor except the inputs equals that in `found`, to 1e-9."""
     assert {name for name in tensors if not name.startswith("input")} <= found.keys()
     for name, value in found.items():
         torch.testing.assert_close(value.to(tensors[name].dtype), tensors[name], rtol=0, atol=1e-9, msg=name)
 
 
 class Given(Features):
-    """Feature maps that are given, as the backbone of a case that records a neck or a head alone."""
+    """Backbone with given feature maps, for a case that records only a neck or a head."""
 
     def __init__(self, channels, strides, necks=()):
         nn.Module.__init__(self)

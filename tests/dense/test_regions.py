@@ -1,4 +1,4 @@
-"""Two-stage detectors: what they read of regions, which regions they learn from, and mmdetection's weights."""
+"""Two-stage detectors: sampling of regions, choice of training regions, and mmdetection's weights."""
 
 import copy
 
@@ -53,7 +53,7 @@ def test_a_region_of_a_map_that_is_linear_in_pixels_has_the_values_at_the_center
 
 def test_a_region_of_224_pixels_is_read_at_stride_16_as_in_the_paper():
     sides = torch.tensor([1.0, 55, 56, 111, 112, 223, 224, 447, 448, 5000])
-    boxes = torch.stack([0 * sides, 0 * sides, sides / 2, 2 * sides], 1)  # of this area, not square
+    boxes = torch.stack([0 * sides, 0 * sides, sides / 2, 2 * sides], 1)  # boxes of this area, not square
     assert RegionPool((4, 8, 16, 32), 7).levels(boxes).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -125,7 +125,7 @@ def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mas
     assert torch.equal(whole[0], first[0]) and torch.equal(whole[1], second[0])
     assert torch.equal(second[0], again[0]) and not torch.equal(second[0], later[0])
     assert [len(one) for one in drawn] == [2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
-    whole, first, second, again, later = drawn[1::2]  # of the second, whose proposals may differ by rounding
+    whole, first, second, again, later = drawn[1::2]  # of the second stage, whose proposals may differ by rounding
     assert torch.equal(second[0], again[0])
     assert len({image_seed(*key) for key in ((5, 3, 40), (5, 3, 41), (5, 4, 40), (6, 3, 40))}) == 4
 
@@ -174,7 +174,7 @@ def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
     for name in ("shared_fcs.0", "shared_fcs.1"):
         x = layer(f"roi_head.bbox_head.{name}", x).relu()
     logits, moves = heads.box_predictor(heads.box_head(regions))
-    expected = layer("roi_head.bbox_head.fc_cls", x).softmax(1)  # of three classes and the background
+    expected = layer("roi_head.bbox_head.fc_cls", x).softmax(1)  # three classes and the background
     torch.testing.assert_close(logits.softmax(1)[:, 1:], expected[:, :3], rtol=0, atol=1e-12)
     torch.testing.assert_close(logits.softmax(1)[:, 0], expected[:, 3], rtol=0, atol=1e-12)
     torch.testing.assert_close(moves[:, 4:], layer("roi_head.bbox_head.fc_reg", x), rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Laws of the absolute encodings, and what they have in common with the tables of two references."""
+"""Laws of the absolute encodings, and parity with the tables of two references."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
 
 def table_of(encoding):
-    """The formula in float64, not rounded to the dtype of the module."""
+    """Compute the formula in float64, not rounded to the dtype of the module."""
     return encoding.formula(encoding.grid)
 
 
 def assert_depends_only_on(offsets, similarity):
-    """Pairs (P, P) of one offset have one similarity."""
+    """Check that all pairs (P, P) with the same offset have the same similarity."""
     groups = torch.unique(offsets.flatten(0, 1), dim=0, return_inverse=True)[1]
     values = similarity.flatten()
     first = torch.stack([values[groups == group][0] for group in range(int(groups.max()) + 1)])
@@ -82,7 +82,7 @@ def test_every_pair_of_sine_and_cosine_is_on_the_unit_circle(kind):
 
 @pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
 def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
-    """A formula has no resampling: the same place has the same row, whatever the grid it was built for."""
+    """A formula is not resampled: the same position has the same row, whatever the grid of construction."""
     long, short = Grid(1, 9, prefix=1), Grid(1, 4, prefix=1)
     assert torch.equal(kind(short, 8)(long)[:5], kind(long, 8)(short))
 
@@ -157,7 +157,7 @@ def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shap
     name = f"grid_{height}x{width}_dim_{dim}"
     theirs = load_file(GOLDEN / "sincos2d_timm_float64.safetensors")[name]
     ours = table_of(Sinusoidal2d(Grid(height, width), dim))
-    # timm: the sines of y, the sines of x, then the cosines; ours: x then y, a sine and a cosine in turns
+    # timm: the sines of y, the sines of x, then the cosines; ours: x then y, sine and cosine interleaved
     y, x = theirs.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
     reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
     torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-12)

@@ -55,7 +55,7 @@ def test_a_text_loses_the_slope_times_the_number_of_tokens_between():
 
 
 def of_pairs(grid, slopes, distances):
-    """Return -slope * distance of every head and pair of patches, prefix tokens with zeros, by hand."""
+    """Return -slope * distance of every head and pair of patches, and zeros for prefix tokens, by hand."""
     place, prefix = grid.coordinates().tolist(), grid.prefix
     bias = torch.zeros(len(slopes), grid.tokens, grid.tokens, dtype=torch.float64)
     for head, (slope, distance) in enumerate(zip(slopes, distances, strict=True)):
@@ -70,7 +70,7 @@ def test_the_bias_is_the_slope_times_the_distance_and_prefix_tokens_are_left_out
     for name, distance in DISTANCES.items():
         bias = Alibi(BUILT, 3, distance=name).double()(grid)
         expected = of_pairs(grid, slopes(3), [distance] * 3)
-        torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0, msg=name)  # slopes are kept in float32
+        torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0, msg=name)  # slopes are stored in float32
     rows, columns = lambda dy, dx: abs(dy), lambda dy, dx: abs(dx)
     bias = Alibi(BUILT, 3, distance="axes").double()(grid)
     expected = of_pairs(grid, [*slopes(2), *slopes(1)], [rows, rows, columns])

@@ -1,4 +1,4 @@
-"""Laws of T5's buckets: the formula of the paper's code, its edges in exact arithmetic, an axis each."""
+"""Laws of T5's buckets: the formula of the paper's code, its edges in exact arithmetic, one table per axis."""
 
 import math
 from fractions import Fraction
@@ -52,7 +52,7 @@ def test_the_buckets_are_those_of_the_formula(causal, buckets, max_distance):
 
 def test_a_few_buckets_by_hand():
     both, past = BucketedBias(TEXT, HEADS), BucketedBias(TEXT, HEADS, causal=True)
-    # 16 a side, 8 of them exact; from 8 on they are 8 + floor(8 ln(n / 8) / ln 16), one more for every factor of 2^0.5
+    # 16 per side, 8 exact; from 8 on they are 8 + floor(8 ln(n / 8) / ln 16), one more for every factor of 2^0.5
     distances = torch.tensor([0, 1, 7, 8, 11, 12, 15, 16, 23, 32, 64, 90, 91, 127, 128, 1000])
     expected = [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 14, 15, 15, 15, 15]
     assert both.bucket(-distances).tolist() == expected
@@ -68,7 +68,7 @@ def test_the_edges_are_where_the_logarithm_of_the_code_has_them():
         exact, whole = buckets // 2, edges(buckets, max_distance)
         for distance in range(exact, 2 * max_distance):
             real = math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact)
-            if abs(real - round(real)) > 1e-9:  # at an edge the logarithm may be rounded to either side
+            if abs(real - round(real)) > 1e-9:  # at an edge the logarithm may be rounded up or down
                 found = sum(edge <= distance for edge in whole)
                 assert found == min(exact + math.floor(real), buckets - 1)
 
@@ -103,7 +103,7 @@ def test_a_gradient_reaches_every_bucket_that_has_an_offset():
     encoding = drawn(Grid(1, 200))
     (encoding(Grid(1, 200)) * torch.randn(HEADS, 200, 200)).sum().backward()
     reached = encoding.relative_attention_bias.grad.abs().sum(1) > 0
-    assert reached.tolist() == [bucket != 16 for bucket in range(32)]  # distance 0 is of the other side
+    assert reached.tolist() == [bucket != 16 for bucket in range(32)]  # distance 0 belongs to the other side
     past = drawn(Grid(1, 200), causal=True)
     (past(Grid(1, 200)) * torch.randn(HEADS, 200, 200)).sum().backward()
     assert (past.relative_attention_bias.grad.abs().sum(1) > 0).all()
@@ -133,7 +133,7 @@ def test_all_layers_share_one_table():
         (TEXT, {"buckets": 0}, "`buckets` must be a multiple of 4, got 0"),
         (TEXT, {"buckets": 5, "causal": True}, "`buckets` must be a multiple of 2, got 5"),
         (TEXT, {"max_distance": 8}, "`max_distance` must be more than the 8 exact buckets, got 8"),
-        (Grid(2, 3), {"causal": True}, "`grid` must be of height 1"),
+        (Grid(2, 3), {"causal": True}, "`grid` must have height 1"),
     ],
 )
 def test_what_cannot_be_is_refused(grid, kwargs, message):
@@ -144,5 +144,5 @@ def test_what_cannot_be_is_refused(grid, kwargs, message):
 def test_one_built_for_a_text_refuses_a_grid_of_rows():
     encoding = BucketedBias(TEXT, HEADS)
     for act in (encoding, encoding.set_grid):
-        with pytest.raises(ValueError, match="`grid` must be of height 1, which the bias is built for, got 2 rows"):
+        with pytest.raises(ValueError, match="`grid` must have height 1, for which the bias is built, got 2 rows"):
             act(Grid(2, 3))

@@ -27,7 +27,7 @@ def _float64_and_seed():
 
 
 def test_fourier_features_by_hand():
-    """One wave along the columns: two columns lie at -1/2 and 1/2."""
+    """One wave along the columns, with two columns at -1/2 and 1/2."""
     encoding = Fourier(Grid(1, 2, prefix=1), dim=2, frequencies=1, hidden=None)
     with torch.no_grad():
         encoding.directions.copy_(torch.tensor([[0.0, math.pi]]))
@@ -104,7 +104,7 @@ def test_the_mlp_of_coordinates_by_hand():
 
 
 def drawn(grid=None, count=200, **kwargs):
-    """Coordinates of the patches in evaluation, and `count` draws of them in training."""
+    """Return the coordinates of the patches in evaluation, and `count` draws of them in training."""
     grid = grid or Grid(4, 6)
     encoding = CoordinateMlp(grid, dim=4, **kwargs)
     return encoding.coordinates(grid), torch.stack([encoding.augmented(grid) for _ in range(count)])
@@ -115,7 +115,7 @@ def test_a_global_shift_moves_all_patches_alike_within_its_range():
     moved = found - places
     torch.testing.assert_close(moved, moved[:, :1].expand_as(moved), rtol=0, atol=1e-12)
     assert 0.45 < moved.abs().max() <= 0.5
-    assert (moved[:, 0, 0] - moved[:, 0, 1]).abs().max() > 0.5  # each axis its own
+    assert (moved[:, 0, 0] - moved[:, 0, 1]).abs().max() > 0.5  # independent per axis
 
 
 def test_a_local_shift_moves_each_patch_within_its_cell():
@@ -123,7 +123,7 @@ def test_a_local_shift_moves_each_patch_within_its_cell():
     moved = (found - places) * torch.tensor([4, 6]) / 2  # in patches
     assert 0.49 < moved.abs().max() <= 0.5
     assert moved.std(0).min() > 0.2
-    assert (moved[:, 0] - moved[:, 1]).abs().max() > 0.5  # each patch its own
+    assert (moved[:, 0] - moved[:, 1]).abs().max() > 0.5  # independent per patch
 
 
 def test_a_global_scale_multiplies_all_coordinates_by_one_number_within_its_range():
@@ -152,7 +152,7 @@ def test_coordinates_are_augmented_in_training_alone():
 
 @pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
 def test_a_larger_grid_over_the_same_image_has_the_same_rows_at_the_same_coordinates(encoding):
-    """Patch (i, j) of a grid has the center of patch (3 i + 1, 3 j + 1) of one with three times the sides."""
+    """Patch (i, j) of a grid has the same center as patch (3 i + 1, 3 j + 1) of a grid of three times the sides."""
     position = graticule.build_position(Grid(3, 5), dim=8, depth=1, num_heads=2, encoding=encoding).eval()
     small, large = (position(Grid(*shape))[0].pre.unflatten(0, shape) for shape in ((3, 5), (9, 15)))
     torch.testing.assert_close(large[1::3, 1::3], small, rtol=0, atol=1e-12)
@@ -203,7 +203,7 @@ def test_checkpoints_of_factorized_tables_are_resampled_for_another_grid():
     large.load_state_dict(small.state_dict())
     expected = small.position(large.grid)[0].pre
     torch.testing.assert_close(large.position(large.grid)[0].pre, expected, rtol=0, atol=1e-12)
-    bare = dict(small.state_dict())  # which does not say the grid
+    bare = dict(small.state_dict())  # without the grid
     large.load_state_dict(bare)
     torch.testing.assert_close(large.position(large.grid)[0].pre, expected, rtol=0, atol=1e-12)
 

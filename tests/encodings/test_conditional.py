@@ -1,4 +1,4 @@
-"""Laws of the conditional encodings: a convolution over the grid, around which the tokens are kept, or not."""
+"""Laws of the conditional encodings: a convolution over the grid, with or without a residual connection."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ forms = in_turn("convolution", ["depthwise", "separable", "dense"])
 
 @torch.no_grad()
 def drawn(module, scale=0.3):
-    """Draw every parameter and running statistic anew, so that each one matters."""
+    """Draw every parameter and running statistic, so that each one has an effect."""
     for parameter in module.parameters():
         parameter.normal_(0, scale)
     for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
@@ -37,7 +37,7 @@ def tokens(grid, dtype=torch.float64, dim=DIM):
 
 
 def as_map(x, grid):
-    """Lay the patches out one by one: (B, D, H, W)."""
+    """Return the patches as a map (B, D, H, W), in a loop."""
     features = x.new_zeros(len(x), x.shape[-1], grid.height, grid.width)
     for row in range(grid.height):
         for column in range(grid.width):
@@ -46,7 +46,7 @@ def as_map(x, grid):
 
 
 def as_tokens(features, x, grid):
-    """Put a map back behind the prefix tokens of x."""
+    """Append a map to the prefix tokens of x."""
     return torch.cat([x[:, : grid.prefix], features.permute(0, 2, 3, 1).reshape(len(x), -1, features.shape[1])], 1)
 
 
@@ -59,7 +59,7 @@ def convolve(features, convolution, padding):
 
 
 def naive(peg, x, grid, padding):
-    """x + F(x) over (B, D, H, W), written down step by step."""
+    """Compute x + F(x) over (B, D, H, W) step by step."""
     features = y = as_map(x, grid)
     for step in peg.proj:
         if isinstance(step, nn.Conv2d):
@@ -127,7 +127,7 @@ def test_a_stack_ends_with_a_relu_so_that_it_only_adds():
 def test_in_training_a_stack_normalises_over_the_batch_and_the_patches_alone():
     peg, grid = Peg(DIM, layers=2).double().train(), Grid(3, 5, prefix=2)
     x = tokens(grid)
-    x[:, :2] = 1e6  # prefix tokens that would spoil any statistic they were part of
+    x[:, :2] = 1e6  # prefix tokens that would change any statistic that included them
     peg(x, grid)
     first = convolve(as_map(x, grid), peg.proj[0], "zeros")
     assert_near(peg.proj[1].running_mean, 0.1 * first.mean((0, 2, 3)))
@@ -140,7 +140,7 @@ def test_a_grid_of_two_by_three_by_hand():
         peg.proj[0].weight.copy_(torch.arange(1.0, 10).view(1, 1, 3, 3))  # 1 2 3 / 4 5 6 / 7 8 9
         peg.proj[0].bias.fill_(100)
     x = torch.tensor([7.0, 0, 1, 0, 0, 0, 2], dtype=torch.float64).view(1, 7, 1)  # 7 | 0 1 0 / 0 0 2
-    # a one at (0, 1): what lies left of it has it at its right, with weight 6; the two at (1, 2): its own is 5
+    # a one at (0, 1): its left neighbor has it at its right, with weight 6; the two at (1, 2) has its own weight, 5
     by_hand = [7, 100 + 6, 101 + 5 + 2 * 9, 100 + 4 + 2 * 8, 100 + 3, 100 + 2 + 2 * 6, 102 + 1 + 2 * 5]
     assert peg(x, Grid(2, 3, prefix=1)).flatten().tolist() == by_hand
 
@@ -337,7 +337,7 @@ def test_bfloat16_stays_close_to_float32(padding, convolution):
 
 
 def test_in_bfloat16_a_tiny_weight_is_not_lost_beside_the_one_of_the_identity():
-    """1 + 0.003 is 1 in bfloat16, but 1.5 + 0.003 * 1.5 is the number behind 1.5, which is 1.5 + 2^-7."""
+    """1 + 0.003 is 1 in bfloat16, but 1.5 + 0.003 * 1.5 is the next number after 1.5, which is 1.5 + 2^-7."""
     peg, grid = Peg(1, bias=False), Grid(2, 3, prefix=1)
     nn.init.zeros_(peg.proj[0].weight)
     with torch.no_grad():
@@ -405,7 +405,7 @@ def test_a_hook_on_the_convolution_fires_and_its_output_is_what_is_added(convolu
 
 def test_a_module_that_replaces_the_convolution_takes_effect():
     class WithAdapter(nn.Module):
-        """A convolution and a low-rank map beside it, with no weight of its own, as adapters and quantization do."""
+        """A convolution plus a low-rank map, without an attribute `weight`, like adapters and quantization."""
 
         def __init__(self, base):
             super().__init__()
@@ -427,7 +427,7 @@ def test_a_pruned_convolution_adds_what_is_left_of_it():
     x = tokens(grid)
     prune.custom_from_mask(peg.proj[0], "weight", torch.zeros_like(peg.proj[0].weight))
     with torch.no_grad():
-        peg.proj[0].weight_orig.add_(1)  # as a step of an optimizer, after which the mask has to be applied again
+        peg.proj[0].weight_orig.add_(1)  # like an optimizer step, after which the mask has to be applied again
     assert_near(peg(x, grid), x + peg.proj[0].bias)
 
 
@@ -573,7 +573,7 @@ def test_a_convolutional_projection_is_one_graph():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"padding": "none"}, "`padding` must keep the grid's size where queries are convolved, got 'none'"),
+        ({"padding": "none"}, "`padding` must keep the grid's size to convolve queries, got 'none'"),
         ({"padding": "same"}, "`padding` must be one of .*got 'same'"),
         ({"kernel": 4}, "`kernel` must be odd.*got 4"),
     ],

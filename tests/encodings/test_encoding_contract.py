@@ -1,4 +1,4 @@
-"""What every encoding keeps to, whichever it is."""
+"""The contract of every encoding."""
 
 import copy
 
@@ -66,7 +66,7 @@ def test_bfloat16_stays_bfloat16_and_agrees_with_float32(name, grid):
     rounded = encoding.bfloat16()(grid)
     assert exact.dtype == torch.float32
     assert rounded.dtype == torch.bfloat16
-    # bfloat16 keeps 8 bits; a norm divides by a standard deviation of about one, and its scale is below 4
+    # bfloat16 has 8 bits; a norm divides by a standard deviation of about one, and its scale is below 4
     torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=2**-4)
 
 
@@ -110,7 +110,7 @@ def test_a_gradient_reaches_every_learnable_parameter(name, grid):
     for parameter_name, parameter in encoding.named_parameters():
         assert parameter.grad is not None, parameter_name
         reached = parameter.grad.abs().flatten() > 0
-        # the offsets that a grid does not have are read by no pair of it
+        # offsets that do not occur in a grid are used by none of its pairs
         assert reached.all() or grid != BUILT, parameter_name
         assert reached.any(), parameter_name
 

@@ -19,9 +19,9 @@ KINDS = {
     "kerple, power": lambda grid: Kerple(grid, HEADS, kernel="power"),
     "sandwich": lambda grid: Sandwich(grid, HEADS, channels=8),
 }
-#: Those that no pair of patches gains by.
+#: Biases that are never positive.
 DECAYING = [name for name in KINDS if not name.startswith("fire")]
-#: Those whose bias is the same in both directions and on both axes.
+#: Biases that are equal in both directions and on both axes.
 ISOTROPIC = [name for name in KINDS if "axes" not in name]
 every = in_turn("name", KINDS)
 
@@ -189,7 +189,7 @@ def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper(
         for j in range(i + 1):
             share = math.log(1 + 0.1 * (i - j)) / math.log(1 + 0.1 * max(3, i))
             expected = encoding.mlp(torch.tensor([share], dtype=torch.float64))
-            torch.testing.assert_close(bias[:, i, j], expected, rtol=0, atol=1e-6)  # 0.1 is kept in float32
+            torch.testing.assert_close(bias[:, i, j], expected, rtol=0, atol=1e-6)  # 0.1 is stored in float32
 
 
 def test_the_first_tokens_of_a_text_do_not_depend_on_its_length():

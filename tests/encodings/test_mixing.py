@@ -1,4 +1,4 @@
-"""Mixing encodings: weights by displacement, as the formulas say, on any grid."""
+"""Mixing encodings: weights by displacement equal the formulas, on any grid."""
 
 import copy
 from functools import partial
@@ -15,7 +15,7 @@ from in_turn import in_turn
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]
 FORMS = ["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
-#: Those that Eq. 5 gives.
+#: The encodings of Eq. 5.
 PRINTED = ["alpha", "gamma", "gamma_gamma_t"]
 grids = in_turn("grid", GRIDS)
 BUILDERS = {
@@ -29,7 +29,7 @@ every = in_turn("name", BUILDERS)
 
 
 def drawn(encoding):
-    """The encoding in float64, all its parameters moved."""
+    """Return the encoding in float64 with all parameters perturbed."""
     with torch.no_grad():
         for parameter in encoding.double().parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -63,7 +63,7 @@ def test_weights_have_a_row_a_query_and_depend_on_displacement_alone(name, grid)
         for row in range(int(index.max()) + 1):
             seen = weights[:, index == row]
             assert torch.equal(seen, seen[:, :1].expand_as(seen))
-    if name in FORMS:  # up to the normaliser of its row
+    if name in FORMS:  # up to the normalizer of its row
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
         table = encoding.logits(grid).flatten(1)[:, displacement_index(grid)].exp()
         torch.testing.assert_close(weights * table.sum(-1, keepdim=True), table, rtol=1e-12, atol=1e-12)
@@ -97,7 +97,7 @@ def test_spread_starts_local_with_groups_in_all_directions_and_widths():
     near = (x.square() + y.square()).sqrt()
     reach = (row * near).sum((-2, -1))
     assert (reach < 0.75 * near.mean()).all() and reach[0] < 1.5
-    assert reach[-1] > 2 * reach[0]  # widths spread
+    assert reach[-1] > 2 * reach[0]  # different widths
     angles = torch.atan2(encoding.center[:, 1], encoding.center[:, 0])
     assert torch.cdist(angles[:, None], angles[:, None])[~torch.eye(8, dtype=bool)].min() > 0.1
     alone = QuadraticMixing(grid, start="spread")
@@ -137,7 +137,7 @@ def test_the_released_form_alpha_scales_the_center_alone():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dtype, autocast):
-    """Parameters of many sizes, nearly singular ones among them; float16 overflows if it squares them."""
+    """Parameters of many magnitudes, some nearly singular; float16 overflows if it squares them."""
     grid, groups = Grid(14, 14), 60
     encoding = QuadraticMixing(grid, groups).requires_grad_(False)
     angle = torch.linspace(0, torch.pi, groups)
@@ -159,13 +159,13 @@ def test_every_group_stays_positive_semidefinite_and_finite_with_fewer_digits(dt
     form = (away @ exact.matrix).square().sum(-1) / 2
     best = (exact.center[:, None] @ exact.matrix).square().sum(-1) / 2
     scale = torch.linalg.matrix_norm(exact.matrix)[:, None] * (20 + exact.center.norm(dim=-1))[:, None]
-    # -1/2 |Gamma^T (delta - Delta)|^2 up to the rounding of Gamma^T delta: what is flat along one direction stays so
+    # -1/2 |Gamma^T (delta - Delta)|^2 up to the rounding of Gamma^T delta: a flat direction stays flat
     error = (logits.flatten(1) - (best - form)).abs()
     assert (error <= 1e-6 * scale * (1 + form.sqrt() + best.sqrt())).all()
 
 
 def grid_of(logits):
-    """The displacements (x, y) of a table, (displacements, 2)."""
+    """Return the displacements (x, y) of a table, (displacements, 2)."""
     sides = [torch.arange(1 - (side + 1) // 2, (side + 1) // 2) for side in logits.shape[1:]]
     y, x = torch.meshgrid(*sides, indexing="ij")
     return torch.stack([x, y], -1).flatten(0, 1).double()
@@ -174,7 +174,7 @@ def grid_of(logits):
 @pytest.mark.parametrize("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
 @pytest.mark.parametrize(("old", "new"), [((7, 7), (14, 14)), ((6, 9), (5, 12)), ((8, 8), (4, 4)), ((4, 6), (9, 5))])
 def test_a_row_keeps_its_sum_when_what_it_is_made_of_is_resampled(name, old, new):
-    """Exactly for equal numbers, and nearly for what varies over several patches."""
+    """Exactly for constant values, and approximately for values that vary over several patches."""
     old, new = Grid(*old), Grid(*new)
     encoding = BUILDERS[name](old).double().requires_grad_(False)
     for parameter in encoding.parameters():

@@ -1,4 +1,4 @@
-"""Laws of mixing by displacement: what moves with the image, what is a distribution, what looks wide."""
+"""Laws of mixing by displacement: translation, normalization, and width."""
 
 import math
 
@@ -21,7 +21,7 @@ SHIFTS = [(0, 0), (2, 0), (0, -3), (-1, 2), (2, 3), (-2, -3)]
 
 
 def drawn(encoding):
-    """The encoding in float64, all its parameters moved, frozen ones apart."""
+    """Return the encoding in float64 with all parameters perturbed except frozen ones."""
     with torch.no_grad():
         for parameter in encoding.double().parameters():
             if parameter.requires_grad:
@@ -30,12 +30,12 @@ def drawn(encoding):
 
 
 def mixed(encoding, grid, x, road):
-    """Tokens x: (B, N, C) mixed by the matrix or by displacement."""
+    """Mix tokens x: (B, N, C) by the matrix or by displacement."""
     return mix_tokens(x, encoding(grid) if road == "matrix" else encoding.displacements(grid))
 
 
 def quadratic(encoding):
-    """The matrix of each form, (groups, 2, 2), as Table 6 says: alpha I, Gamma, Gamma Gamma^T."""
+    """Return the matrix of each form, (groups, 2, 2), as in Table 6: alpha I, Gamma, Gamma Gamma^T."""
     learned = encoding.matrix.detach()
     if encoding.form == "alpha":
         return torch.stack([alpha * torch.eye(2, dtype=learned.dtype) for alpha in learned])
@@ -43,7 +43,7 @@ def quadratic(encoding):
 
 
 def set_forms(encoding, matrices):
-    """Make the encoding's quadratic forms `matrices`, (groups, 2, 2), symmetric and positive definite."""
+    """Set the encoding's quadratic forms to `matrices`, (groups, 2, 2), symmetric and positive definite."""
     with torch.no_grad():
         if encoding.form == "alpha":
             encoding.matrix.copy_(matrices[:, 0, 0])
@@ -52,7 +52,7 @@ def set_forms(encoding, matrices):
 
 
 def object_and_shifted(grid, inner, shift, channels):
-    """Tokens that vanish outside an inner region of a grid, and the same moved by `shift` = (rows, columns)."""
+    """Return tokens that are zero outside an inner region of a grid, and the same shifted by (rows, columns)."""
     (top, left), (height, width) = inner, (3, 4)
     content = torch.randn(2, channels, height, width, dtype=torch.float64)
     maps = []
@@ -63,7 +63,7 @@ def object_and_shifted(grid, inner, shift, channels):
 
 
 def assert_moved(first, second, grid, shift, atol=1e-12):
-    """What stands at p in the first map (B, N, C) stands at p + shift in the second, wherever both are."""
+    """Check that the first map (B, N, C) at p equals the second at p + shift, for all p where both exist."""
     dy, dx = shift
     first, second = first.unflatten(1, grid.shape), second.unflatten(1, grid.shape)
     here = first[:, max(-dy, 0) : grid.height - max(dy, 0), max(-dx, 0) : grid.width - max(dx, 0)]
@@ -76,7 +76,7 @@ def assert_moved(first, second, grid, shift, atol=1e-12):
 
 
 def equation_5(encoding, grid, g):
-    """The weights of a group, sums and exponentials written out: x is the column, y the row."""
+    """Compute the weights of a group by explicit sums and exponentials: x is the column, y the row."""
     (a, b), (c, d) = quadratic(encoding)[g].tolist()
     delta_x, delta_y = encoding.center[g].tolist()
     places = [(column, row) for row in range(grid.height) for column in range(grid.width)]
@@ -164,7 +164,7 @@ def test_behind_a_softmax_the_output_moves_once_the_normaliser_is_taken_out(form
 
 @forms
 def test_behind_a_softmax_the_output_itself_does_not_move(form):
-    """A row near the edge has fewer tokens to share its weights between."""
+    """A row near the edge distributes its weights over fewer tokens."""
     grid = Grid(7, 10)
     encoding = QuadraticMixing(grid, 3, form).double()
     first, second = object_and_shifted(grid, (2, 3), (2, 3), 6)
@@ -272,11 +272,11 @@ def test_a_centre_that_is_not_learned_gets_no_gradient_and_stays_at_zero(form, r
     assert not encoding.center.any() and not encoding.center.requires_grad
 
 
-# Where a row is largest, and how wide it is
+# Maximum and width of a row
 
 
 def random_forms(groups, least=0.05):
-    """Symmetric matrices of random directions and eigenvalues from `least` to 2 more, (groups, 2, 2)."""
+    """Return symmetric matrices of random directions with eigenvalues in [least, least + 2], (groups, 2, 2)."""
     angle, values = 2 * torch.pi * torch.rand(groups, dtype=torch.float64), torch.rand(groups, 2, dtype=torch.float64)
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).unflatten(-1, (2, 2))
     return turn @ torch.diag_embed(least + 2 * values) @ turn.mT
@@ -301,7 +301,7 @@ def test_a_row_of_the_positive_form_is_largest_exactly_at_an_integer_centre(grid
 
 
 def test_a_row_of_the_positive_form_is_largest_at_the_token_nearest_to_the_centre():
-    """Nearest in the ordinary sense if M is a multiple of I, which a rotation times a number makes it."""
+    """Nearest in the Euclidean sense if M is a multiple of I, as for a multiple of a rotation."""
     grid = Grid(7, 9)
     encoding = QuadraticMixing(grid, 6).double().requires_grad_(False)
     encoding.center.copy_(3 * torch.rand(6, 2) - 1.5)
@@ -353,7 +353,7 @@ def test_smaller_eigenvalues_look_wider_from_every_token(form):
 @pytest.mark.parametrize("form", ["gamma", "gamma_gamma_t"])
 @pytest.mark.parametrize("angle", [0.0, 0.4, 0.8, 1.2, 2.0])
 def test_a_row_is_wide_along_the_eigenvector_of_the_smaller_eigenvalue(form, angle):
-    """On a grid much wider than both, the covariance of where it looks is the inverse of M."""
+    """On a grid much wider than both, the covariance of the weights is the inverse of M."""
     grid = Grid(41, 43)
     encoding = QuadraticMixing(grid, 1, form).double().requires_grad_(False)
     encoding.center.zero_()

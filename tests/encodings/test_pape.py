@@ -1,4 +1,4 @@
-"""Laws of PaPE: its polynomial is the sum of its parabolas, and depends on displacements alone."""
+"""Laws of PaPE: its polynomial is the sum of its parabolas, and depends only on displacements."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def built(**options):
 
 
 def sum_of_parabolas(encoding, x, grid):
-    """Compute the bias pair by pair, as the formula says."""
+    """Compute the bias pair by pair by the formula."""
     displacement = -grid.offsets().double()  # p_j - p_i
     x = x[:, grid.prefix :]
     if encoding.rotation_invariant:

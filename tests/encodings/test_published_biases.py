@@ -29,7 +29,7 @@ SQUARE, WIDE = Grid(4, 4), Grid(3, 5)
 
 @torch.no_grad()
 def drawn(module):
-    """The module in float64 and evaluation mode, its parameters drawn so that each one matters."""
+    """Return the module in float64 and evaluation mode, with parameters drawn so that each one has an effect."""
     for parameter in module.double().eval().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return module
@@ -40,7 +40,7 @@ def tokens(grid, batch=2):
 
 
 def attention(theirs, **kwargs):
-    """Our attention with the projections of a module of timm's."""
+    """Return our attention with the projections of a module of timm."""
     ours = Attention(DIM, HEADS, qkv_bias=theirs.qkv.bias is not None, **kwargs).double().eval()
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -198,7 +198,7 @@ def test_attention_with_decomposed_positions_is_that_of_mvitv2(shape, prefix):
     )
     encoding = Decomposed(Grid(side, side, prefix), HEADS, HEAD_DIM).double()
     encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
-    # timm slices its square tables where a side is shorter; there only the middle of a table is for the offsets
+    # timm slices its square tables if a side is shorter; then only the middle of a table is used for the offsets
     for name, length in zip(("rel_pos_h", "rel_pos_w"), shape, strict=True):
         setattr(encoding, name, torch.nn.Parameter(theirs.get_parameter(name)[: 2 * length - 1]))
     encoding.grid = grid
@@ -322,7 +322,7 @@ def test_a_gaussian_bias_by_hand():
         encoding.gaussian.matrix.copy_(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))  # M = diag(4, 1) over (x, y)
     bias = encoding(Grid(2, 3, 1))[0]
     by_hand = [[4 * dx - 2 * dx * dx - 0.5 * dy * dy for dy in (0, 1) for dx in (-1, 0, 1)]]
-    assert bias[2, 1:].tolist() == by_hand[0]  # of the middle patch of the first row
+    assert bias[2, 1:].tolist() == by_hand[0]  # middle patch of the first row
     assert not bias[0].any() and not bias[:, 0].any()
 
 
@@ -369,11 +369,11 @@ def test_cosine_attention_with_a_scale_is_refused():
         Attention(DIM, HEADS, scale=1.0, cosine=True)
 
 
-# iRPE, all of it
+# iRPE, complete
 
 
 def bucket(t, ratio):
-    """iRPE's piecewise rule."""
+    """Compute iRPE's piecewise rule."""
     alpha, beta, gamma = ratio, 2 * ratio, 8 * ratio
     if abs(t) <= alpha:
         return round(t)
@@ -382,7 +382,7 @@ def bucket(t, ratio):
 
 
 def buckets(method, dy, dx, ratio):
-    """Bucket of a displacement in each table."""
+    """Return the bucket of a displacement in each table."""
     middle = int(2 * ratio)
     if method == "product":
         return [(bucket(dy, ratio) + middle) * (2 * middle + 1) + bucket(dx, ratio) + middle]
@@ -393,7 +393,7 @@ def buckets(method, dy, dx, ratio):
 
 
 def vector(encoding, letter, i, j, head):
-    """The vector, or number, of the displacement i minus j, by the formula."""
+    """Compute the vector, or number, of the displacement i minus j, by the formula."""
     places, prefix = encoding.grid.coordinates().tolist(), encoding.grid.prefix
     each = list(getattr(encoding, f"rpe_{letter}"))
     if encoding.mode == "contextual" and letter != "v":

@@ -1,4 +1,4 @@
-"""Laws of the relative bias, plain and normalised."""
+"""Laws of the relative bias, plain and normalized."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_the_bias_of_a_row_of_three_by_hand():
     encoding = RelativeBias(Grid(1, 3, prefix=1), 1)
     with torch.no_grad():
         encoding.relative_position_bias_table.copy_(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None])
-    by_hand = [[0, 0, 0, 0], [0, 0, -1, -2], [0, 1, 0, -1], [0, 2, 1, 0]]  # the query's place minus the key's
+    by_hand = [[0, 0, 0, 0], [0, 0, -1, -2], [0, 1, 0, -1], [0, 2, 1, 0]]  # position of the query minus that of the key
     assert encoding(Grid(1, 3, prefix=1))[0].tolist() == by_hand
 
 
@@ -63,7 +63,7 @@ def test_at_another_grid_the_bias_still_depends_only_on_the_offset():
 
 @pytest.mark.parametrize("new", [Grid(6, 6), Grid(2, 4)])
 def test_an_even_table_stays_even_at_another_grid(new):
-    """Resampling keeps the zero offset in the middle: b(p - q) = b(q - p) survives."""
+    """Resampling keeps the zero offset in the middle, so b(p - q) = b(q - p) is preserved."""
     encoding = RelativeBias(Grid(3, 5), 1).double()
     with torch.no_grad():
         table = encoding.relative_position_bias_table

@@ -1,4 +1,4 @@
-"""Laws of the continuous bias, of iRPE by default, and of the norms of a bias over keys and over heads."""
+"""Laws of the continuous bias, of iRPE with default options, and of norms of a bias over keys and over heads."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
 def drawn(encoding):
-    """The encoding in float64, its parameters drawn so that each one matters."""
+    """Return the encoding in float64, with parameters drawn so that each one has an effect."""
     for parameter in encoding.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding
@@ -48,13 +48,13 @@ def queries_on(grid, batch=2):
 
 
 def displacements(grid):
-    """(i, j, dy, dx) of every pair of patches, by loops: the query's place minus the key's."""
+    """Return (i, j, dy, dx) of every pair of patches, by loops: position of the query minus that of the key."""
     places = [(y, x) for y in range(grid.height) for x in range(grid.width)]
     return [(i, j, a[0] - b[0], a[1] - b[1]) for i, a in enumerate(places) for j, b in enumerate(places)]
 
 
 def by_displacement(bias, grid):
-    """The values of every displacement, {(dy, dx): [(heads,), ...]}, of a bias of the patches."""
+    """Return the values of every displacement, {(dy, dx): [(heads,), ...]}, of a bias of the patches."""
     found = {}
     for i, j, dy, dx in displacements(grid):
         found.setdefault((dy, dx), []).append(bias[:, i, j])
@@ -114,7 +114,7 @@ def test_the_relative_bias_has_the_dtype_of_its_table_and_none_on_prefix_tokens(
 
 
 def naive_continuous(encoding, grid, reference):
-    """The formula, a pair at a time: 16 sigmoid(W_2 relu(W_1 s + b))."""
+    """Compute 16 sigmoid(W_2 relu(W_1 s + b)) pair by pair."""
 
     def scaled(t, side):
         return math.copysign(math.log(1 + 8 * abs(t) / max(side - 1, 1), 8), t) if t else 0.0
@@ -167,7 +167,7 @@ def test_the_continuous_bias_is_that_of_timms_swin_v2(window):
     bias = 16 * table.sigmoid()[theirs.relative_position_index.flatten()]
     bias = bias.unflatten(0, (window[0] * window[1], -1)).permute(2, 0, 1)
     torch.testing.assert_close(ours(Grid(*window)), bias)
-    # the order of the offsets matters: swapped, or turned round, it is another bias
+    # the order of the offsets matters: swapped or negated, it is another bias
     assert not torch.allclose(ours(Grid(*window)).transpose(1, 2), bias)
     places = Grid(*window).coordinates()
     for i, j in ((0, 1), (0, window[1]), (1, window[1])):
@@ -228,7 +228,7 @@ def test_the_state_of_a_continuous_bias_is_the_whole_function_whatever_grid_it_i
 
 
 def published_bucket(t, ratio):
-    """iRPE's piecewise rule as it is published: rounded near, by the logarithm further away, cut to whole numbers."""
+    """Compute iRPE's published piecewise rule: rounded if near, else by the logarithm, truncated to integers."""
     alpha, beta, gamma = ratio, 2 * ratio, 8 * ratio
     if abs(t) <= alpha:
         return round(t)
@@ -339,7 +339,7 @@ def test_a_ratio_that_is_not_positive_is_refused():
 
 
 def test_a_model_gives_the_irpe_its_scaled_queries():
-    """A vector the same in every bucket adds one number to all logits of a query, which a softmax does not feel."""
+    """An equal vector in every bucket adds a constant to all logits of a query, which does not change the softmax."""
     model = draw(tiny("irpe")).double().eval()
     x = images(dtype=torch.float64)
     for encoding in model.position.encodings:
@@ -422,7 +422,7 @@ def test_normalised_over_the_heads_a_bias_stays_a_function_of_the_displacement(k
     assert_depends_on_the_displacement_alone(encoding(at)[:, 1:, 1:], at)
     over_keys = by_displacement(NormalizedBias(BIASES[kind]()).double().forward(at)[:, 1:, 1:], at)
     spread = max((torch.stack(values) - values[0]).abs().max().item() for values in over_keys.values())
-    assert spread > 1e-2  # which a norm over the keys does not leave it
+    assert spread > 1e-2  # which a norm over the keys would remove
 
 
 @torch.no_grad()
@@ -436,7 +436,7 @@ def test_what_is_the_same_for_all_heads_is_lost_in_a_norm_over_them():
 @biases
 def test_a_norm_over_one_head_is_refused(kind):
     one = RelativeBias(BUILT, 1) if kind == "relative" else ContinuousBias(BUILT, 1)
-    with pytest.raises(ValueError, match="`over` must be 'keys' where there is one head"):
+    with pytest.raises(ValueError, match="`over` must be 'keys' with one head"):
         HeadNormalizedBias(one)
 
 
@@ -503,7 +503,7 @@ def test_an_unknown_norm_of_a_bias_is_answered_with_the_known_ones():
 
 
 def test_a_model_of_one_head_is_told_to_norm_over_the_keys():
-    with pytest.raises(ValueError, match="`over` must be 'keys' where there is one head"):
+    with pytest.raises(ValueError, match="`over` must be 'keys' with one head"):
         tiny("relative_bias", "lape(over='heads')", num_heads=1)
     assert isinstance(tiny("relative_bias", "lape", num_heads=1).position.encodings[0], NormalizedBias)
 
@@ -537,7 +537,7 @@ def test_a_shared_table_of_another_size_is_resampled_when_it_is_loaded(tmp_path)
 
 
 def swin(**kwargs):
-    """Two stages of 8 x 8 and 4 x 4 patches in windows of 4."""
+    """Return a Swin with two stages of 8 x 8 and 4 x 4 patches in windows of 4."""
     small = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
     return graticule.create_model("swin_tiny_patch4_window7_224", **{**small, **kwargs})
 

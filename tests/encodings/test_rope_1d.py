@@ -15,7 +15,7 @@ HEAD_DIM = 6
 
 
 def naive(grid, head_dim=HEAD_DIM, temperature=10_000.0):
-    """Sines, then cosines, each for both channels of a pair, of the place in the sequence."""
+    """Return sines, then cosines, each for both channels of a pair, of the position in the sequence."""
     rows = []
     for token in range(grid.tokens):
         place = token - grid.prefix if token >= grid.prefix else 0

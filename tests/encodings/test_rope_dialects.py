@@ -1,4 +1,4 @@
-"""The dialects of rotary encodings next to timm's, in float64; presets; noise of the coordinates in training."""
+"""The dialects of rotary encodings against timm's, in float64; presets; noise of the coordinates in training."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ HEAD_DIM = 16
 
 
 class InFloat64(TorchFunctionMode):
-    """Answers requests for float32 in float64, so that timm's tables are not rounded."""
+    """Replaces float32 by float64, so that timm's tables are not rounded."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -35,7 +35,7 @@ class InFloat64(TorchFunctionMode):
 
 @pytest.fixture
 def in_float64():
-    """Make float64 the default dtype, and compute in float64 what timm computes in float32."""
+    """Make float64 the default dtype, and compute timm's float32 tables in float64."""
     torch.set_default_dtype(torch.float64)
     try:
         with InFloat64():
@@ -49,11 +49,11 @@ def build(text, grid, depth=2):
 
 
 def patches(layer, grid):
-    """The table of the patches of a layer."""
+    """Return the table of the patches of a layer."""
     return layer.rotary.table[..., grid.prefix :, :]
 
 
-#: timm's class, its arguments, and what that is called here.
+#: timm's class, its arguments, and our encoding.
 DIALECTS = [
     (RotaryEmbeddingCat, {"temperature": 100.0}, "rope"),
     (RotaryEmbeddingCat, {"temperature": 100.0, "grid_indexing": "xy"}, "rope(preset='rope_vit')"),
@@ -235,10 +235,10 @@ EVERY = ["rope", "rope(preset='dinov3')", "rope_1d", "rope_mixed", "rope_golden_
 
 @pytest.mark.parametrize("encoding", EVERY)
 def test_autocast_and_low_precision_do_not_merge_positions(encoding):
-    """200 patches in a row have 200 tables, also where bfloat16 would round 129 to 128."""
+    """200 patches in a row have 200 different rows, although bfloat16 would round 129 to 128."""
     grid = Grid(1, 200)
     position = build_position(grid, dim=32, depth=1, num_heads=2, encoding=encoding).eval()
-    for built in (grid, Grid(1, 199)):  # the grid that is kept, and one that is computed
+    for built in (grid, Grid(1, 199)):  # the stored grid, and a computed one
         exact = [t.clone() for t in position(built)[0].rotary if isinstance(t, torch.Tensor)]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             cast = position(built)[0].rotary
@@ -251,7 +251,7 @@ def test_autocast_and_low_precision_do_not_merge_positions(encoding):
             assert len(rows.unique(dim=0)) == built.patches, encoding
 
 
-# What is refused
+# Refusals
 
 
 REFUSED = {
@@ -263,7 +263,7 @@ REFUSED = {
     "rope(offset=1.0, coordinates='corners')": "`offset` must be 0 with coordinates 'corners', got 1.0",
     "rope(reference=(3, 3))": "`reference` must be left out without `scaling`",
     "rope(scaling='ntk', ramp=(1, 2))": "`ramp` must be left out with scaling 'ntk'",
-    "rope(scaling='yarn', ramp=(2, 1))": "`ramp` must be two growing numbers of turns",
+    "rope(scaling='yarn', ramp=(2, 1))": "`ramp` must be two increasing numbers of turns",
     "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches'.*'separate'",
     "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",
     "rope(shift=-1.0)": "`shift`.*greater than or equal to 0",

@@ -18,14 +18,14 @@ GOLDEN = math.pi * (math.sqrt(5) - 1) / 2
 
 
 def logits(rotation, q, k, grid=GRID):
-    """Logits between the patches, for one query and one key at every token, (h, H, W, H, W)."""
+    """Return the logits between the patches, for one query and one key at every token, (h, H, W, H, W)."""
     turned = rotation(*(t[None, :, None].expand(1, -1, grid.tokens, -1) for t in (q, k)))
     queries, keys = (t[0, :, grid.prefix :] for t in turned)
     return (queries @ keys.mT).unflatten(2, grid.shape).unflatten(1, grid.shape)
 
 
 def spread_over_displacements(found):
-    """The largest difference of two logits of one displacement, and the range of all."""
+    """Return the largest difference of two logits of one displacement, and the range of all."""
     _, height, width, _, _ = found.shape
     worst = 0.0
     for dy in range(height):
@@ -132,7 +132,7 @@ def test_liere_is_the_exponential_of_the_skew_matrix_of_the_position():
                 for j in range(i + 1, 4):
                     matrix[i, j] = next(entries)
                     matrix[j, i] = -matrix[i, j]
-            values, vectors = torch.linalg.eig(matrix)  # an exponential by another way than ours
+            values, vectors = torch.linalg.eig(matrix)  # another algorithm for the exponential
             expected = (vectors @ torch.diag(values.exp()) @ torch.linalg.inv(vectors)).real
             torch.testing.assert_close(found[layer, head, 2 + patch, block], expected, rtol=0, atol=1e-10)
 

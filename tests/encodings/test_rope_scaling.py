@@ -1,4 +1,4 @@
-"""Rotary frequencies at grids that are larger than those of training: interpolation, NTK and YaRN on two axes."""
+"""Rotary frequencies on grids larger than in training: interpolation, NTK and YaRN on two axes."""
 
 import math
 
@@ -23,13 +23,13 @@ BUILD = {
 
 
 def bands(encoding, grid):
-    """The frequencies of (rows, columns) at a grid, in radians per patch, read from the angles."""
+    """Return the frequencies of (rows, columns) at a grid, in radians per patch, read from the angles."""
     angles = encoding.angles(grid).unflatten(0, grid.shape)
     return angles[1, 0, : HEAD_DIM // 4].tolist(), angles[0, 1, HEAD_DIM // 4 :].tolist()
 
 
 def formula(kind, s, length, k, n=HEAD_DIM // 4):
-    """The scaled frequency by the formulas of the papers, for one axis."""
+    """Compute the scaled frequency by the formulas of the papers, for one axis."""
     omega = BASE ** (-k / n)
     if kind == "interpolation":
         return omega / s

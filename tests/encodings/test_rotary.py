@@ -1,4 +1,4 @@
-"""Laws of the rotary encodings: the angles, the displacement that two of them leave, and which layers get them."""
+"""Laws of the rotary encodings: angles, dependence of logits on the displacement, and layers that use them."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ grids = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
 def rotary(name, grid=BUILT, **kwargs):
-    """An encoding in float64; a mixed one of two layers whose frequencies are drawn."""
+    """Return an encoding in float64; a mixed one has two layers with drawn frequencies."""
     if name == "axial":
         return Rope(grid, HEAD_DIM, **kwargs).double()
     encoding = MixedRope(grid, 2, HEADS, HEAD_DIM, **kwargs).double()
@@ -30,13 +30,13 @@ def rotary(name, grid=BUILT, **kwargs):
 
 
 def tables(name, encoding, grid):
-    """The table of every layer, each (heads, N, 2d)."""
+    """Return the table of every layer, each (heads, N, 2d)."""
     found = encoding(grid).detach()
     return [found.expand(HEADS, -1, -1)] if name == "axial" else list(found)
 
 
 def axial_angle(y, x, pair, head_dim=HEAD_DIM, temperature=100.0):
-    """Angle of a pair of channels by the formula: a quarter of the channels rotates with y, then one with x."""
+    """Compute the angle of a pair of channels by the formula: a quarter of the channels rotates with y, then x."""
     quarter = head_dim // 4
     return (y if pair < quarter else x) * temperature ** (-4 * (pair % quarter) / head_dim)
 
@@ -46,7 +46,7 @@ def mixed_angle(freqs, layer, head, y, x, pair):
 
 
 def naive_row(angles):
-    """Sines, then cosines, each for both channels of a pair."""
+    """Return sines, then cosines, each for both channels of a pair."""
     twice = [angle for angle in angles for _ in range(2)]
     return [math.sin(angle) for angle in twice] + [math.cos(angle) for angle in twice]
 
@@ -61,14 +61,14 @@ def naive_axial(grid, head_dim=HEAD_DIM, temperature=100.0, step=(1.0, 1.0)):
 
 
 def logits_of(table, q, k):
-    """Logits of one query and one key per head, (heads, d), put in every place, (heads, N, N)."""
+    """Return the logits of one query and one key per head, (heads, d), at all positions, (heads, N, N)."""
     tokens = table.shape[1]
     turned = [apply_rot_embed_cat(t[:, None].expand(-1, tokens, -1), table) for t in (q, k)]
     return turned[0] @ turned[1].transpose(-2, -1)
 
 
 def assert_depends_on_the_displacement_alone(logits, grid):
-    """For logits of the patches, (heads, H * W, H * W): one value per displacement, and not one for all of them."""
+    """Check that logits of patches, (heads, H * W, H * W), are a non-constant function of the displacement."""
     found = {}
     for displacement, value in zip(grid.offsets().flatten(0, 1).tolist(), logits.flatten(1).T, strict=True):
         torch.testing.assert_close(value, found.setdefault(tuple(displacement), value), rtol=0, atol=1e-10)
@@ -77,7 +77,7 @@ def assert_depends_on_the_displacement_alone(logits, grid):
     assert (values.std(0) > 0.1).all()
 
 
-# The table, by the formula and beside timm's
+# The table, by the formula and against timm's
 
 
 @grids
@@ -95,7 +95,7 @@ def test_the_axial_table_is_timms(grid, head_dim):
     theirs = RotaryEmbeddingCat(head_dim, temperature=100.0, in_pixels=False, feat_shape=[*grid.shape]).get_embed()
     ours = Rope(grid, head_dim)(grid)[grid.prefix :]
     assert ours.dtype == theirs.dtype == torch.float32
-    # an angle of timm's, below 8, is rounded at a few places to 2^-22
+    # an angle of timm, below 8, is rounded a few times to 2^-22
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2**-20)
 
 
@@ -137,7 +137,7 @@ def test_two_temperatures_give_two_tables(name):
     assert not torch.equal(first(BUILT), second(BUILT))
 
 
-# What queries and keys make of it
+# Rotated queries and keys
 
 
 @both
@@ -237,7 +237,7 @@ def test_interpolated_logits_depend_on_the_displacement_alone():
     assert_depends_on_the_displacement_alone(logits_of(encoding(OTHER)[None], q, k)[:, 1:, 1:], OTHER)
 
 
-# What is refused
+# Refusals
 
 
 @both
@@ -293,7 +293,7 @@ def test_the_output_of_a_bfloat16_model_is_bfloat16(encoding):
     exact = model(x := images())
     rounded = model.bfloat16()(x.bfloat16())
     assert rounded.dtype == torch.bfloat16
-    # a rounding is 2^-9 of the number; some tens of them follow one another
+    # a rounding is 2^-9 of the number; some tens of them accumulate
     assert (rounded.float() - exact).norm() < 0.1 * exact.norm()
 
 
@@ -394,7 +394,7 @@ def test_two_rotary_encodings_are_refused():
 
 
 def swin(encoding, **kwargs):
-    """Two stages of 8 x 8 and 4 x 4 patches in windows of 4, heads of 8 channels."""
+    """Return a Swin with two stages of 8 x 8 and 4 x 4 patches in windows of 4, with heads of 8 channels."""
     small = {"img_size": 32, "embed_dim": 24, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
     return graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **{**small, **kwargs})
 
@@ -466,7 +466,7 @@ def test_setting_the_input_size_is_setting_the_grid():
     assert torch.equal(model(x), before)
 
 
-# How the mixed encoding starts
+# Initialization of the mixed encoding
 
 
 @pytest.mark.parametrize(("head_dim", "temperature"), [(8, 10.0), (16, 100.0)])

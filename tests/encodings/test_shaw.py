@@ -1,4 +1,4 @@
-"""Laws of Shaw's relative encoding in two dimensions: what a key's offset adds depends on the query's content."""
+"""Laws of Shaw's relative encoding in two dimensions: the bias of an offset depends on the query's content."""
 
 import copy
 
@@ -25,7 +25,7 @@ def queries(grid=GRID, heads=HEADS, dim=DIM):
 
 
 def naive(encoding, q, grid):
-    """q_i . (u[clip(dy)] + v[clip(dx)]), batch by head by query by key."""
+    """Compute q_i . (u[clip(dy)] + v[clip(dx)]) in loops over batch, head, query and key."""
     k = encoding.clip
     bias = q.new_zeros(len(q), q.shape[1], grid.tokens, grid.tokens)
     places = list(enumerate(grid.coordinates().tolist(), start=grid.prefix))
@@ -88,8 +88,8 @@ def test_offsets_beyond_the_clip_count_as_the_clip():
         nearer = bias[query, : max(query - clip, 0) + 1]
         for side in (farther, nearer):
             assert_near(side, side[:1].expand_as(side))
-    assert (bias[0, 2] - bias[0, 3]).abs() > 1e-3  # within the clip offsets differ
-    assert (bias[8, 0] - bias[0, 8]).abs() > 1e-3  # and so do the two ends
+    assert (bias[0, 2] - bias[0, 3]).abs() > 1e-3  # offsets within the clip differ
+    assert (bias[8, 0] - bias[0, 8]).abs() > 1e-3  # and so do the clipped ends
 
 
 def test_a_clip_beyond_the_grid_reads_the_middle_of_the_tables():
@@ -161,7 +161,7 @@ def test_a_gradient_reaches_every_offset_of_both_tables_and_the_queries(clip):
     expected = torch.autograd.grad((naive(encoding, q, grid) * weight).sum(), inputs)
     for actual, by_hand in zip(found, expected, strict=True):
         assert_near(actual, by_hand, atol=1e-10)
-    assert not found[0][:, :, 0].any()  # a prefix query is not read
+    assert not found[0][:, :, 0].any()  # prefix queries are not used
     assert all(gradient.all() for gradient in (found[0][:, :, 1:], *found[1:]))
 
 
@@ -197,7 +197,7 @@ def test_a_larger_grid_holds_the_smaller_one_in_its_corner():
 def test_bfloat16_queries_get_a_bfloat16_bias_close_to_the_exact_one():
     encoding, q = drawn().float(), queries().bfloat16()
     exact = encoding(GRID)(q.float())
-    rounded = encoding(GRID)(q)  # tables of float32 beside queries of bfloat16, as under autocast
+    rounded = encoding(GRID)(q)  # tables in float32 and queries in bfloat16, as under autocast
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=2**-4)
     assert encoding.bfloat16()(GRID)(q).dtype == torch.bfloat16
@@ -212,7 +212,7 @@ def test_a_state_dict_goes_round():
 
 
 def explicit(attention, encoding, x, grid):
-    """softmax(q (k + a)^T / sqrt(d)) v, with a vector of its own for every pair of tokens."""
+    """Compute softmax(q (k + a)^T / sqrt(d)) v, with a separate vector for every pair of tokens."""
     heads, d = attention.num_heads, attention.head_dim
     q, k, v = (part.unflatten(-1, (heads, d)) for part in attention.qkv(x).chunk(3, -1))  # (B, N, h, d)
     a = torch.zeros(grid.tokens, grid.tokens, d, dtype=x.dtype)
@@ -277,7 +277,7 @@ def test_clip_is_eight_unless_said():
 
 
 def test_a_training_step_changes_both_tables_of_every_layer():
-    # the patches are pooled: what the last layer gives to the class token is made without a bias
+    # the patches are pooled: the class token in the last layer is computed without a bias
     model = draw(tiny("shaw", global_pool="avg", class_token=False)).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = {name: value.detach().clone() for name, value in model.position.named_parameters()}

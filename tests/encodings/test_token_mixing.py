@@ -118,7 +118,7 @@ def drawn_filter(grid, groups=3):
 
 
 def filtered(x, weight, grid):
-    """GFNet's layer: a product with each frequency."""
+    """Compute GFNet's layer: a product with each frequency."""
     maps = torch.fft.rfft2(x.unflatten(1, grid.shape), dim=(1, 2), norm="ortho")
     weight = torch.view_as_complex(weight).repeat_interleave(x.shape[-1] // weight.shape[2], 2)
     return torch.fft.irfft2(maps * weight, s=grid.shape, dim=(1, 2), norm="ortho").flatten(1, 2)
@@ -201,7 +201,7 @@ def test_in_part_of_a_window_the_missing_tokens_are_zeros():
     grid, window = Grid(4, 5), Grid(3, 3)
     made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)
     found = mix_tokens(x, made, None, Windows(grid, window, (1, 2)))
-    padded = F.pad(x.unflatten(1, grid.shape), (0, 0, 1, 0, 2, 0))  # windows begin at the padding
+    padded = F.pad(x.unflatten(1, grid.shape), (0, 0, 1, 0, 2, 0))  # windows start at the padding
     parts = padded.unflatten(2, (2, 3)).unflatten(1, (2, 3)).transpose(2, 3).flatten(3, 4).flatten(0, 2)
     whole = (
         mix_tokens(parts, made).unflatten(1, (3, 3)).unflatten(0, (2, 2, 2)).transpose(2, 3).flatten(3, 4).flatten(1, 2)

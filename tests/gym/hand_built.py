@@ -1,4 +1,4 @@
-"""A model without weights: it reads the marks off the patches, and computes answers from their coordinates."""
+"""A model without weights: it recognizes the marks in the patches, and computes answers from their coordinates."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from graticule.studies.gym.marks import CELL, A, B, glyphs
 
 
 def read_marks(images: Tensor) -> dict[int, Tensor]:
-    """Return where each mark is, symbol -> (count, N), 0 or 1, by correlation of the patches with its glyph."""
+    """Return the cells of each mark, symbol -> (count, N), 0 or 1, by correlation of the patches with its glyph."""
     patches = F.unfold(images, CELL, stride=CELL)  # (count, 16, N)
     return {
         mark: torch.einsum("bpn,p->bn", patches, glyphs()[mark].flatten().to(images.dtype)) / CELL**2 for mark in (A, B)
@@ -16,7 +16,7 @@ def read_marks(images: Tensor) -> dict[int, Tensor]:
 
 
 class HandBuilt:
-    """Answers each task from the coordinates of the cells, without the code of the task."""
+    """Answers each task from the coordinates of the cells, independent of the code of the task."""
 
     def __init__(self, task: str, grid: tuple[int, int], torus: bool) -> None:
         self.answer = getattr(self, task)
@@ -28,11 +28,11 @@ class HandBuilt:
         return self.answer(marks[A].round(), marks[B].round())
 
     def mean(self, mark: Tensor) -> tuple[Tensor, Tensor]:
-        """The coordinates of the one cell of a mark."""
+        """Return the coordinates of the single cell of a mark."""
         return mark @ self.y, mark @ self.x
 
     def between(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The displacement from the cell of one mark to that of another, the shortest on a torus."""
+        """Return the displacement from the cell of one mark to that of another, the shortest on a torus."""
         ways = [end - start for start, end in zip(self.mean(a), self.mean(b), strict=True)]
         if self.torus:
             ways = [
@@ -97,7 +97,7 @@ class HandBuilt:
     def scale(self, a, b):
         picture = a.view(-1, *self.grid)
         found = []
-        for side in (1, 2, 3):  # rolling finds squares across the seams as well
+        for side in (1, 2, 3):  # rolling also finds squares across the seams
             corners = [picture.roll((-down, -right), (1, 2)) for down in (0, side) for right in (0, side)]
             found.append(torch.stack(corners).prod(0).flatten(1).amax(1))
         return torch.stack(found, 1)
@@ -110,5 +110,5 @@ class HandBuilt:
 
 
 def one_hot(number: Tensor, classes: int) -> Tensor:
-    """Logits of a number that is the class."""
+    """Return logits for a number that is the class."""
     return F.one_hot(number.long(), classes).double()

@@ -32,7 +32,9 @@ def test_a_gym_prints_a_table_per_size_and_what_it_wrote(tmp_path, capsys):
 def test_the_list_names_every_task(capsys):
     assert main(["gym", "--list"]) == 0
     out = capsys.readouterr().out
-    assert all(f"{name}: " in out for name in TASKS) and "absolute place (absolute), on plane, torus, chance 1/9" in out
+    assert (
+        all(f"{name}: " in out for name in TASKS) and "absolute position (absolute), on plane, torus, chance 1/9" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_help_needs_no_pytorch():
     code += "try: main(['gym', '--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "one kind of knowledge of position" in " ".join(done.stdout.split())
+    assert "one kind of position information" in " ".join(done.stdout.split())
 
 
 def test_the_page_is_rebuilt_from_the_kept_scores():

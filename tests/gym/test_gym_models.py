@@ -1,4 +1,4 @@
-"""What models can know: without position nothing, and of a torus no place if shifts leave them as they are."""
+"""Limits of models: chance without position, and on a torus for absolute tasks if they are shift-invariant."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from graticule.studies.gym.marks import CELL, paint
 from graticule.studies.gym.training import build_model, evaluate, train
 
 LISTED = [name for name, kind in TASKS.items() if issubclass(kind, ListedTask)]
-#: Encodings without a border or any other mark of place, and the model that takes them.
+#: Encodings without a border or any other absolute position, and a model that supports them.
 WRAPPED = [
     GymRecipe(encoding="none"),
     GymRecipe(encoding="peg(padding='circular')"),
@@ -22,7 +22,7 @@ WRAPPED = [
 
 
 def drawn(recipe, task):
-    """A model in float64 whose parameters, norms and biases included, are drawn anew."""
+    """Return a model in float64 with all parameters drawn, including norms and biases."""
     model = build_model(recipe, task, 0).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -31,7 +31,7 @@ def drawn(recipe, task):
 
 
 def all_pictures(task):
-    """The pictures of all arrangements, without distractors."""
+    """Return the images of all arrangements, without distractors."""
     cells, target, weights = task.arrangements()
     symbols = torch.zeros(len(cells), task.cells, dtype=torch.long)
     symbols.scatter_(1, cells, torch.tensor(task.symbols).expand(len(cells), -1))
@@ -40,7 +40,7 @@ def all_pictures(task):
 
 @torch.no_grad()
 def answers_of(model, images):
-    """The answers to eleven digits: what is equal but for rounding is then equal."""
+    """Return the answers rounded to eleven digits, so that rounding errors vanish."""
     return torch.cat([model(part) for part in images.split(400)]).round(decimals=11)
 
 
@@ -62,7 +62,7 @@ def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(nam
     images, target, weights = all_pictures(task)
     given = answers_of(drawn(GymRecipe(encoding="none"), task), images)
     score = expected_score(task, given, target, weights)
-    if name == "shift":  # one sign has the logit of the mark's own cell lowest, which is never the right one
+    if name == "shift":  # with one sign, the lowest logit is that of the mark's cell, which is never correct
         score = max(score, expected_score(task, -given, target, weights))
     if task.answer.measure == "accuracy":
         assert score == pytest.approx(task.answer.chance, abs=1e-7)
@@ -71,7 +71,7 @@ def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(nam
 
 
 def expected_score(task, given, target, weights):
-    """The mean score over arrangements with their probabilities."""
+    """Return the mean score over arrangements, weighted by their probabilities."""
     scores = [task.answer.score(given[i : i + 1], target[i : i + 1]) for i in range(len(given))]
     return float(torch.tensor(scores, dtype=torch.float64) @ weights)
 
@@ -112,7 +112,7 @@ def test_scores_by_hand():
     assert cell.chance == 1 / 35
     mask = build_task("column", (6, 6)).answer
     target = torch.tensor([[1, 0, -1]])
-    error = ((1 - 0.5) ** 2 + 0.5**2) / 2  # the third cell is not asked for
+    error = ((1 - 0.5) ** 2 + 0.5**2) / 2  # the third cell is not part of the question
     assert mask.score(torch.zeros(1, 3), target) == pytest.approx(1 - error / (5 / 35 * 30 / 35))
     box = build_task("box", (6, 6)).answer
     target = torch.tensor([[0.0, 0.0, 0.5, 0.5]])
@@ -163,5 +163,5 @@ def test_a_seed_repeats_a_training():
 
 def test_models_that_cannot_answer_per_cell_are_refused():
     recipe = GymRecipe(model="swin_tiny_patch4_window7_224", model_kwargs=("window_size=3", "embed_dim=12"), side=12)
-    with pytest.raises(ValueError, match="`model` must have a token for each cell where cells are asked for"):
+    with pytest.raises(ValueError, match="`model` must have a token for each cell for tasks on cells"):
         build_model(recipe, build_task("shift", (12, 12)), 0)

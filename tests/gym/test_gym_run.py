@@ -1,4 +1,4 @@
-"""A gym keeps what is finished, and writes a profile that says what was measured."""
+"""A gym stores finished trainings, and writes a profile of the measurements."""
 
 import csv
 import dataclasses
@@ -33,7 +33,7 @@ def row(choice="a", task="place", seed=0, side=6, normalized=0.5):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A gym of two choices, two tasks, one seed and two sizes."""
+    """Run a gym of two choices, two tasks, one seed and two sizes."""
     folder = tmp_path_factory.mktemp("gym")
     profile = gym(
         CHOICES, folder, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False, command="the command"
@@ -73,7 +73,7 @@ def test_what_is_finished_is_not_trained_again(finished, monkeypatch):
 
 
 class Carried:
-    """Calls at once, and raises what is in `script` first."""
+    """Calls immediately, after raising the errors in `script`."""
 
     def __init__(self, *script):
         self.script, self.calls = list(script), []
@@ -136,7 +136,7 @@ def test_what_cannot_be_run_is_refused_before_any_training(tmp_path, monkeypatch
     peg = CHOICES["peg"]
     cases = [
         ({}, {}, "`choices` must not be empty"),
-        ({"peg": peg}, {"seeds": [0, 0]}, "`seeds` must not be empty, nor have anything twice, got [0, 0]."),
+        ({"peg": peg}, {"seeds": [0, 0]}, "`seeds` must not be empty or have duplicates, got [0, 0]."),
         ({"peg": peg}, {"tasks": ["plaice"]}, "did you mean 'place'"),
         ({"peg": peg}, {"sides": [5]}, "`sizes` must be at least 6, got 5."),
         ({"a": dataclasses.replace(peg, side=4)}, {}, "`side` must be at least 6, got 4."),
@@ -161,7 +161,7 @@ def test_the_table_has_means_and_deviations_over_seeds():
     rows = [row(seed=seed, normalized=value) for seed, value in enumerate((0.5, 0.7, 0.9))]
     profile = Profile((*rows, row(choice="b", seed=0, normalized=math.nan)))
     assert profile.table(6) == [
-        ("choice", "parameters, at most", "place"),
+        ("choice", "parameters (maximum)", "place"),
         ("a", "1,234", "70 ± 20"),
         ("b", "1,234", "-"),
     ]
@@ -173,7 +173,7 @@ def test_the_table_has_means_and_deviations_over_seeds():
 def test_profiles_are_drawn_as_bars_or_as_a_map():
     few = Profile(tuple(row(choice, task, seed) for seed in (0, 1) for choice in "ab" for task in ("place", "order")))
     bars = profile_picture(few).axes
-    assert len(bars) == 1 and len(bars[0].patches) == 4 and len(bars[0].collections) == 2  # bars, and their errors
+    assert len(bars) == 1 and len(bars[0].patches) == 4 and len(bars[0].collections) == 2  # bars and error bars
     many = Profile(tuple(row(str(number), side=side) for number in range(9) for side in (6, 9)))
     maps = profile_picture(many).axes
     assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells", "9 × 9 cells, trained on 6 × 6"]

@@ -1,4 +1,4 @@
-"""The tasks of the gym: what their answers depend on, exactly, over all arrangements."""
+"""The tasks of the gym: exact dependence of their answers on position, over all arrangements."""
 
 import itertools
 
@@ -18,7 +18,7 @@ GRIDS = [(6, 6), (6, 9), (9, 7)]
 
 
 def shares(labels, weights):
-    """The probability of each label."""
+    """Return the probability of each label."""
     return torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add(0, labels, weights)
 
 
@@ -63,7 +63,7 @@ def test_the_multiset_of_patches_is_independent_of_the_arrangement(name, surface
 
 
 def orbits(cells, grid, alike):
-    """A number per arrangement that all its shifts around the torus share; `alike` marks can change places."""
+    """Return a number per arrangement, equal for all its shifts on the torus; marks in `alike` are interchangeable."""
     every = torch.stack([shifted(cells, by, grid) for by in itertools.product(*map(range, grid))])  # (N, P, marks)
     every = every.sort(2).values if alike else every
     return (every * (grid[0] * grid[1]) ** torch.arange(cells.shape[1])).sum(2).amin(0)
@@ -145,7 +145,7 @@ def test_what_a_task_refuses_says_the_rule():
         ("place", (5, 6), "plane", "`grid` must have sides of at least 6 cells, got 5 x 6."),
         ("border", (6, 6), "torus", "`surface` must be plane for the task Border, got 'torus'."),
         ("shift(steps=6)", (6, 6), "plane", "`steps` must be from 1 to 5"),
-        ("place + border", (6, 6), "plane", "`tasks` must be names, one by one"),
+        ("place + border", (6, 6), "plane", "`tasks` must be single names, not combined"),
     ]
     for name, grid, surface, message in cases:
         with pytest.raises(ValueError) as refused:

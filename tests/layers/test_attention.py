@@ -1,4 +1,4 @@
-"""Attention against the formula written out, with every form of position that it takes."""
+"""Attention compared with the formula, with every form of position that it supports."""
 
 import copy
 
@@ -29,7 +29,7 @@ def x():
 
 
 def naive(attention, x, bias=0.0, turn=lambda t: t):
-    """The formula, head by head: softmax(q k^T / sqrt(d) + bias) v."""
+    """Compute softmax(q k^T / sqrt(d) + bias) v head by head."""
     q, k, v = attention.qkv(x).split(D, -1)
     heads = []
     for head in range(HEADS):
@@ -72,7 +72,7 @@ def test_a_bias_in_another_dtype_is_taken(attention, x):
 
 
 class FromQueries(nn.Module):
-    """A bias that depends on content: every query against one embedding a pair of tokens."""
+    """A bias that depends on content: every query times one embedding per pair of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def rotation(angle):
 
 
 def by_complex_numbers(angle):
-    """The same turn, as a product of complex numbers."""
+    """Compute the same rotation as a product of complex numbers."""
 
     def turn(t):
         pairs = torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous())
@@ -170,7 +170,7 @@ def test_heads_that_do_not_divide_the_channels_are_refused(heads):
 
 
 def positions():
-    """A position of every form that attention takes, by name."""
+    """Return a position of every form that attention supports, by name."""
     first, second, third = (torch.randn(D, D, dtype=torch.float64) for _ in range(3))
     angle = torch.randn(N, HEAD // 2, dtype=torch.float64)
     bias = torch.randn(HEADS, N, N, dtype=torch.float64)
@@ -218,7 +218,7 @@ def test_queries_keys_and_values_can_each_have_inputs_of_their_own(qkv_bias, x):
 
 
 class Wrapped(nn.Module):
-    """A projection that another module stands in for, with no weight of its own, as adapters and quantization do."""
+    """A module that wraps a projection, without an attribute `weight`, like adapters and quantization."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Wrapped(nn.Module):
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs of which queries and keys share one, as a PEG on queries and keys gives them."""
+    """Return inputs in which queries and keys share one tensor, as from a PEG on queries and keys."""
     return (y := x / 2), y, x
 
 

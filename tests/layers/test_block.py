@@ -1,4 +1,4 @@
-"""The pre-norm block: shortcuts, norms and where position comes in."""
+"""The pre-norm block: residual connections, norms and the use of position."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Causal attention: nobody sees what comes after, with and without a bias, at once and a token at a time."""
+"""Causal attention: no token attends to later ones, with and without a bias, at once and token by token."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ F64 = torch.float64
 
 
 def scores(queries, start=0, stop=None):
-    """A bias that depends on the queries: the bias of key j is a channel of the query."""
+    """Return a bias that depends on the queries: the bias of key j is a channel of the query."""
     table = torch.linspace(-2, 2, N * D // HEADS, dtype=F64).view(D // HEADS, N)
     return (queries @ table)[..., :stop]
 
@@ -97,7 +97,7 @@ def test_a_gradient_reaches_the_bias_below_the_diagonal_and_none_above():
     attention(torch.randn(B, N, D), LayerPosition(bias=bias)).square().sum().backward()
     assert bias.grad.isfinite().all()
     assert not bias.grad.triu(1).any()
-    assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token has no choice
+    assert (bias.grad.tril() != 0).sum() == HEADS * (N * (N + 1) // 2 - 1)  # the first token attends only to itself
 
 
 def test_dropout_is_for_training(x):

@@ -1,4 +1,4 @@
-"""Gating units: what is mixed, by what, and how the halves come together."""
+"""Gating units: mixing of one half, and its combination with the other."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from graticule.layers import GatedBlock, GatingUnit, mix_tokens
 
 
 def naive(x, weights, bias):
-    """The mixed tokens, sums written out."""
+    """Compute the mixed tokens by explicit sums."""
     y = torch.zeros_like(x)
     size = x.shape[-1] // len(weights)
     for g, w in enumerate(weights):
@@ -84,7 +84,7 @@ def test_a_block_trains_every_parameter(combine):
 
 
 def test_a_block_counts_what_the_appendix_counts():
-    """1.5 gamma d^2 + (gamma + 1) d, norms not counted."""
+    """1.5 gamma d^2 + (gamma + 1) d, without norms."""
     d, gamma = 12, 4
     linear = [m for m in GatedBlock(d, gamma, None).modules() if isinstance(m, nn.Linear)]
     assert sum(p.numel() for m in linear for p in m.parameters()) == 1.5 * gamma * d * d + (gamma + 1) * d

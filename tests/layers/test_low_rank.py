@@ -1,4 +1,4 @@
-"""Laws of a bias in two factors: it equals its table, in attention, in sums, in parts, folded and trained."""
+"""Laws of a bias in two factors: it equals its table in attention, in sums, in parts, folded and trained."""
 
 import copy
 
@@ -29,7 +29,7 @@ def random_factors(rank=4, heads=HEADS):
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    """Give every bias that can be given in factors so, on small grids, too."""
+    """Use factors for every bias that supports them, also on small grids."""
     monkeypatch.setattr(biases, "LOW_RANK_TOKENS", 1)
 
 

@@ -1,4 +1,4 @@
-"""Norms, MLPs, projections and blocks of other models, each by its formula."""
+"""Norms, MLPs, projections and blocks of other models, each compared with its formula."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Hold recorded outputs of a reference implementation against this project.
+"""Compare recorded outputs of reference implementations with ours.
 
     python tests/parity/check.py CASE.safetensors [CASE.safetensors ...]
 
@@ -6,7 +6,7 @@ A case is two files: `CASE.safetensors` (input, weights under their published na
 (reference, class, keyword arguments). The model is built in float64 by the class's entry in `BUILDERS`, and
 every recorded output is compared with ours. Prints the largest difference of each tensor; exits 1 above 1e-9.
 
-A family that comes later adds its class to `BUILDERS`.
+A new family adds its class to `BUILDERS`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ JOININGS = {"basic": "default", "share": "shared", "unshare": "unshared", "LaPE"
 
 
 class UnknownClassError(Exception):
-    """The case names a class that nothing here is held against."""
+    """Raised if no model is registered for the class of a case."""
 
 
 def build_lape(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
-    """Build what LaPE's code builds from the same keyword arguments."""
+    """Build our model for keyword arguments of LaPE's code."""
     position = partial(
         build_position,
         encoding=ENCODINGS[kwargs.pop("pe", "learnable")],
@@ -68,31 +68,31 @@ def build_lape(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
 
 
 def build_timm(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
-    """Build what timm builds from the same keyword arguments."""
+    """Build our model for keyword arguments of timm."""
     position = partial(build_position, encoding="none" if kwargs.pop("pos_embed", "learn") == "none" else "learnable")
     return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
 
 
 def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
-    """Build what PVT's code builds from the same keyword arguments, or Twins' with PEG and global average pooling."""
+    """Build our model for keyword arguments of PVT's code, or of Twins' with PEG and global average pooling."""
     position = partial(build_position, encoding="peg" if peg else "learnable(resampler='bilinear')")
     return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
 
 
 def build_gmlp(kwargs: dict[str, Any]) -> nn.Module:
-    """Build what timm's MlpMixer builds as a gMLP."""
+    """Build our model for keyword arguments of timm's MlpMixer as a gMLP."""
     if (kwargs.pop("block_layer"), kwargs.pop("mlp_layer")) != ("SpatialGatingBlock", "GatedMlp"):
         raise UnknownClassError("of MlpMixer there is only gMLP, with SpatialGatingBlock and GatedMlp")
     return GMlp(partial(build_position, encoding="sgu"), **kwargs)
 
 
 def build_swin(kwargs: dict[str, Any]) -> nn.Module:
-    """Build what timm's Swin builds from the same keyword arguments."""
+    """Build our model for keyword arguments of timm's Swin."""
     return SwinTransformer(partial(build_position, encoding="relative_bias"), **kwargs)
 
 
 def build_compact(kwargs: dict[str, Any], family: str) -> nn.Module:
-    """Build what the code of compact transformers builds from the same keyword arguments."""
+    """Build our model for keyword arguments of the code of compact transformers."""
     kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
     position = partial(build_position, encoding=kinds[kwargs.pop("positional_embedding")])
     named = {
@@ -110,12 +110,12 @@ def build_compact(kwargs: dict[str, Any], family: str) -> nn.Module:
 
 
 def build_t2t(kwargs: dict[str, Any]) -> nn.Module:
-    """Build what T2T-ViT's code builds from the same keyword arguments."""
+    """Build our model for keyword arguments of T2T-ViT's code."""
     return T2tVisionTransformer(partial(build_position, encoding="sinusoidal_1d"), **kwargs)
 
 
 def build_ceit(kwargs: dict[str, Any]) -> nn.Module:
-    """Build what CeiT's code builds from the same keyword arguments."""
+    """Build our model for keyword arguments of CeiT's code."""
     if kwargs.pop("hybrid_backbone") != "Image2Tokens()":
         raise UnknownClassError("of CeiT there is the stem Image2Tokens alone")
     return CeitTransformer(partial(build_position, encoding="learnable"), **kwargs)
@@ -135,7 +135,7 @@ class PegAlone(nn.Module):
 
 
 def build_peg(kwargs: dict[str, Any]) -> nn.Module:
-    """Build a PEG on the grid of the case; those of stride 2 are no position encoding and are not ours."""
+    """Build a PEG on the grid of the case; those of stride 2 are no position encoding and are not supported."""
     if kwargs["s"] != 1 or kwargs["in_chans"] != kwargs["embed_dim"]:
         raise UnknownClassError(f"a PEG keeps grid and channels, got {kwargs}")
     return PegAlone(kwargs["embed_dim"], Grid(*kwargs["grid"]))
@@ -159,7 +159,7 @@ BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
 }
 
 
-#: (reference, class) -> what computes the outputs of its cases from their arguments and weights.
+#: (reference, class) -> function that computes the outputs of its cases from their arguments and weights.
 COMPUTE: dict[tuple[str, str], Callable[..., dict[str, Tensor]]] = {
     **{(released_posmlp.SOURCE, kind): compute for kind, compute in released_posmlp.COMPUTE.items()},
     **released_rope.COMPUTE,
@@ -168,7 +168,7 @@ COMPUTE: dict[tuple[str, str], Callable[..., dict[str, Tensor]]] = {
 
 
 def _source(case: dict[str, Any]) -> str:
-    """Return what a case is a recording of, without its version."""
+    """Return the reference of a case, without its version."""
     return str(case["reference"].split("@")[0].split(" ")[0])
 
 
@@ -188,7 +188,7 @@ def build(case: dict[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def outputs(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, Tensor]:
-    """Compute the named outputs: `output`, and `pe_layer_L`, what layer L adds after its norm."""
+    """Compute the named outputs: `output`, and `pe_layer_L`, which layer L adds after its norm."""
     found = {"output": model(images)}
     position_of: Any = getattr(model, "position", lambda grid: [])
     for layer, position in enumerate(position_of(model.grid)):
@@ -198,7 +198,7 @@ def outputs(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, Ten
 
 
 def differences(path: Path) -> dict[str, float]:
-    """Return the largest absolute difference of every recorded output of the case at `path`; inf if we have none."""
+    """Return the largest absolute difference of every recorded output of the case at `path`; inf if ours is missing."""
     case = json.loads(path.with_suffix(".json").read_text())
     tensors = load_file(path)
     weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}

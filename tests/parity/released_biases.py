@@ -21,7 +21,7 @@ METHODS = {"product": "product", "euc": "euclidean", "quant": "quant", "cross": 
 
 
 def irpe_options(config: dict[str, Any]) -> dict[str, Any]:
-    """Return our options of iRPE's configuration."""
+    """Convert iRPE's configuration to our options."""
     mode = {"ctx": "contextual", "bias": "bias"}[config["mode"]]
     names = {"method": METHODS[config["method"]], "on": config["rpe_on"], "mode": mode, "ratio": config["ratio"]}
     return {**names, "shared_heads": config["shared_head"]}
@@ -34,7 +34,7 @@ def buckets(encoding: Any) -> Tensors:
 
 
 def compute_irpe(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
-    """Compute a case of DeiT with iRPE, with what each layer adds to its logits."""
+    """Compute a case of DeiT with iRPE, including the bias of each layer."""
     options = ", ".join(f"{name}={value!r}" for name, value in irpe_options(kwargs.pop("rpe_config")).items())
     norm = partial(nn.LayerNorm, eps=kwargs.pop("norm_eps"))
     model: Any = VisionTransformer(
@@ -56,7 +56,7 @@ def compute_irpe(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Te
 
 
 def compute_irpe_alone(kwargs: dict[str, Any], weights: Tensors, queries: Tensor) -> Tensors:
-    """Compute a case of the module alone, on the keys."""
+    """Compute a case of only the module, on the keys."""
     config = kwargs["rpe_config"]
     grid = Grid(*kwargs["grid"], prefix=config["skip"])
     encoding = Irpe(grid, kwargs["num_heads"], kwargs["head_dim"], **irpe_options(config)).double()
@@ -81,11 +81,11 @@ def compute_relpos(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> 
         return {**found, "coords": first.coordinates(grid), "index": grid.offset_index().double()}
     rows = torch.arange(len(first.relative_position_bias_table), dtype=torch.float64)
     first.relative_position_bias_table.copy_(rows[:, None].expand(-1, first.num_heads))
-    return {**found, "index": first(grid)[0]}  # a table that counts its rows gives the index of each pair
+    return {**found, "index": first(grid)[0]}  # with row numbers as the table, the bias is the index of each pair
 
 
 def compute_swin_ape(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Tensors:
-    """Compute a case of Microsoft's Swin with a learnable table beside its biases."""
+    """Compute a case of Microsoft's Swin with a learnable table in addition to its biases."""
     names = ("img_size", "patch_size", "embed_dim", "depths", "num_heads", "window_size", "mlp_ratio", "num_classes")
     given = {name: kwargs[name] for name in names}
     model: Any = SwinTransformer(partial(build_position, encoding="relative_bias + learnable"), **given)
@@ -93,7 +93,7 @@ def compute_swin_ape(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -
     ours: Tensors = {}
     for name, value in weights.items():
         stage, _, rest = name.removeprefix("layers.").partition(".downsample.")
-        if rest:  # before the stage that it leads to
+        if rest:  # before the next stage
             name = f"layers.{int(stage) + 1}.downsample.{rest}"
         if not name.endswith(("attn_mask", "relative_position_index")):
             ours[table if name == "absolute_pos_embed" else name] = value
@@ -134,7 +134,7 @@ def masks(windows: Any) -> Tensor:
     return torch.cat(strips).flatten(0, 1)
 
 
-#: (reference, class) -> what computes its cases.
+#: (reference, class) -> function that computes its cases.
 COMPUTE: dict[tuple[str, str], Callable[[dict[str, Any], Tensors, Tensor], Tensors]] = {
     ("microsoft/Cream", "iRPE/DeiT-with-iRPE VisionTransformer"): compute_irpe,
     ("microsoft/Cream", "iRPE"): compute_irpe_alone,

@@ -1,7 +1,7 @@
 """Compute the cases of PosMLP's released code with our modules, in the layout of the cases.
 
-Units, gates and blocks stand in a PosMLP of one block, whose weights are loaded under the published names. Hidden
-channels are permuted on the way in and out: the code mixes the first half and interleaves its groups.
+Units, gates and blocks are parts of a PosMLP of one block, whose weights are loaded under the published names. Hidden
+channels are permuted at input and output: the code mixes the first half and interleaves its groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tensors = dict[str, Tensor]
 
 
 def encoding_of(kwargs: dict[str, Any]) -> str:
-    """Name the encoding of a gate."""
+    """Return the name of the encoding of a gate."""
     if kwargs.get("gate_unit") == "SGU":
         return "sgu"
     if kwargs.get("quadratic", True):
@@ -36,7 +36,7 @@ def encoding_of(kwargs: dict[str, Any]) -> str:
 
 
 def spec_of(kwargs: dict[str, Any]) -> str:
-    """Name the encoding of a gate, a quadratic one with its form."""
+    """Return the encoding of a gate with options: a quadratic one has its form."""
     encoding = encoding_of(kwargs)
     if encoding != "ggqpe":
         return encoding
@@ -46,7 +46,7 @@ def spec_of(kwargs: dict[str, Any]) -> str:
 
 
 def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
-    """Return where our channels are among theirs."""
+    """Return the indices of our channels in theirs."""
     order = torch.arange(half).view(-1, groups).T.flatten()
     return torch.cat([order + half * part for part in reversed(range(halves))])
 
@@ -57,7 +57,7 @@ def pairs(mixing: Tensor | Displacements) -> Tensor:
 
 
 class Part:
-    """A PosMLP of one block that holds the weights of a case, which are those below `prefix`."""
+    """A PosMLP of one block with the weights of a case, which are those below `prefix`."""
 
     def __init__(self, kwargs: dict[str, Any], weights: Tensors, dim: int, ratio: float, prefix: str) -> None:
         side, encoding = kwargs["win_size"], encoding_of(kwargs)
@@ -99,7 +99,7 @@ class Part:
         return self.theirs(mixed)
 
     def theirs(self, x: Tensor) -> Tensor:
-        """Bring the channels of one half, or of all if nothing is split, to their order."""
+        """Permute the channels of one half, or all if they are not split, to their order."""
         return x[..., contiguous(x.shape[-1], self.groups).argsort()]
 
 
@@ -141,7 +141,7 @@ def gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
 
 
 def dense_gate(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
-    """Compute SGU: with more than two chunks, a chain of our units, each of what came out and the next chunk."""
+    """Compute SGU: with more than two chunks, a chain of our units, each of the previous output and the next chunk."""
     found: Tensors = {}
     first, *others = x.flatten(0, 1).chunk(kwargs["chunks"], -1)
     for step, chunk in enumerate(others):
@@ -182,7 +182,7 @@ def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
 
 
 def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
-    """Build what the released PosMLP builds from the same keyword arguments."""
+    """Build our model for keyword arguments of the released PosMLP."""
     encoding = encoding_of(kwargs)
     linear = "stem" in kwargs
     merging = "linear" if linear else "conv" if kwargs.get("depth_conv", True) else "dense_conv"
@@ -205,7 +205,7 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
 
 
 def mask(windows: Windows) -> Tensor:
-    """Return what the code adds to the logits of rolled windows, (windows, N, N): -200 where ours are cut apart."""
+    """Return the code's mask of the logits of rolled windows, (windows, N, N): -200 between our separate windows."""
     piece = torch.zeros(windows.grid.shape, dtype=torch.int64)  # every token's window as we cut them
     tiles = [tile for strip in windows.tiles() for tile in strip]
     for number, tile in enumerate(tiles):

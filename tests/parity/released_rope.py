@@ -1,4 +1,4 @@
-"""Compute the cases of rotary models, naver's and timm's, with our backbones; the weights are loaded as released."""
+"""Compute the cases of naver's and timm's rotary models with our backbones and the released weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rotary_of(model: Any) -> list[Tensor]:
 
 
 def layers(model: Any) -> Any:
-    """Return what every layer gets."""
+    """Return the position of every layer."""
     return model.position(model.grid)
 
 
@@ -56,7 +56,7 @@ def compute_rope_swin(kwargs: dict[str, Any], weights: Tensors, images: Tensor) 
     ours: Tensors = {}
     for name, value in weights.items():
         stage, _, rest = name.removeprefix("layers.").partition(".downsample.")
-        if rest:  # before the stage that it leads to
+        if rest:  # before the next stage
             name = f"layers.{int(stage) + 1}.downsample.{rest}"
         ours[name] = value
     for stage, depth in enumerate(kwargs["depths"]):
@@ -101,7 +101,7 @@ def compute_eva(kwargs: dict[str, Any], weights: Tensors, images: Tensor) -> Ten
     return {"output": model(images), "rope": torch.stack(tables) if kind == "mixed" else tables[0]}
 
 
-#: (reference, class) -> what computes its cases.
+#: (reference, class) -> function that computes its cases.
 COMPUTE: dict[tuple[str, str], Callable[[dict[str, Any], Tensors, Tensor], Tensors]] = {
     ("naver-ai/rope-vit", "deit rope_vit_models"): compute_rope_vit,
     ("naver-ai/rope-vit", "RoPESwinTransformer"): compute_rope_swin,

@@ -1,4 +1,4 @@
-"""Recorded outputs of LaPE's code and timm's against ours, and the program that checks them."""
+"""Recorded outputs of LaPE's code and timm compared with ours, and the program that checks them."""
 
 import json
 import runpy

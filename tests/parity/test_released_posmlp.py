@@ -1,4 +1,4 @@
-"""PosMLP beside its released code: sizes, multiply-adds, names, initial values, what decays."""
+"""PosMLP compared with its released code: sizes, multiply-adds, names, initial values, weight decay."""
 
 import json
 from functools import cache
@@ -22,8 +22,8 @@ GOLDEN = Path(__file__).parent / "golden"
 COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
 TRAINING = json.loads((GOLDEN / "posmlp_training.json").read_text())
 TINY, GMLP = "posmlp_tiny_224", "gmlp_s16_224"
-NO_NORM = {"gate_norm": False}  # as the released code, where Eq. 10-11 have one
-#: Row of the counts -> our model and its arguments.
+NO_NORM = {"gate_norm": False}  # as in the released code; Eq. 10-11 have one
+#: Row of the table of counts -> our model and its arguments.
 ROWS = {
     "posmlp_t": (TINY, {}),
     "posmlp_s": ("posmlp_small_224", {}),
@@ -47,10 +47,10 @@ ROWS = {
     "gmlp_s": (GMLP, {"stem_norm": True}),
     "gmlp_s.ggqpe": (GMLP, {"encoding": "ggqpe", "stem_norm": True}),
 }
-#: Parameters that we have more than the code: it keeps a bias that it does not use, and four blocks of its gMLP have
-#: none in their dense layers.
+#: Our parameters minus those of the code: it has an unused bias, and four blocks of its gMLP have none in their dense
+#: layers.
 MORE = {"posmlp_t.no_bias": -COUNTS["posmlp_t.no_bias"]["parameters_never_used"], "gmlp_s": 4 * 196}
-#: What the paper prints, in G: Tables 2, 3, 5 and 10.
+#: Multiply-adds printed in the paper, in G: Tables 2, 3, 5 and 10.
 PRINTED = {
     "posmlp_t": ("5.2", "5.21"),
     "posmlp_s": ("8.7",),
@@ -79,9 +79,9 @@ def mixing_positions(model):
 
 
 def of_logits(model):
-    """Multiply-adds of the logits by the appendix: terms of v r^T for every pair and group, once per block.
+    """Count the multiply-adds of the logits by the appendix: terms of v r^T for every pair and group, once per block.
 
-    They are 5 s N^2, and 3 s N^2 where M is a multiple of the identity; Gamma Gamma^T itself takes 8 s. Ours are those
+    They are 5 s N^2, and 3 s N^2 if M is a multiple of the identity; Gamma Gamma^T itself takes 8 s. Ours are those
     of (2H - 1)(2W - 1) displacements instead.
     """
     total = 0
@@ -95,7 +95,7 @@ def of_logits(model):
 
 
 def multiply_adds(model):
-    """Multiply-adds of an image of 224 pixels without norms, and with norms and pooling as fvcore counts them."""
+    """Count the multiply-adds of an image of 224 pixels without norms, and with norms and pooling like fvcore."""
     norms = []
 
     def hook(norm, _, output):
@@ -121,8 +121,8 @@ def test_parameters_are_those_of_the_released_code_to_the_last(row):
 def test_multiply_adds_with_those_of_the_logits_are_the_codes_and_the_papers(row):
     products, reported = multiply_adds(on_meta(row))
     assert products == pytest.approx(COUNTS[row]["gmacs"], abs=1e-6)
-    assert reported == pytest.approx(COUNTS[row]["fvcore_gmacs"], rel=2e-5)  # fvcore counts einsum by its own path
-    for printed in PRINTED.get(row, ()):  # to half a digit, where there is one, and two units of the second
+    assert reported == pytest.approx(COUNTS[row]["fvcore_gmacs"], rel=2e-5)  # fvcore counts einsum by a different path
+    for printed in PRINTED.get(row, ()):  # to half a unit of the last digit, or two units of the second
         assert abs(reported - float(printed)) < (0.05 if len(printed.partition(".")[2]) == 1 else 0.02)
 
 

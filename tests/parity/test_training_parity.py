@@ -1,4 +1,4 @@
-"""Recorded losses, learning rates and drop path rates of DeiT's, timm's, PVT's and Twins' code against ours."""
+"""Recorded losses, learning rates and drop path rates of DeiT, timm, PVT and Twins compared with ours."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def teacher(**options):
 
 @pytest.mark.parametrize("form", ["hard", "soft", "none"])
 def test_distillation_is_that_of_deits_code_with_gradients(form):
-    """DeiT's soft loss is divided by the number of logits, ours by that of images: alpha takes the difference up."""
+    """DeiT's soft loss is divided by the number of logits, ours by that of images: alpha compensates the difference."""
     case = load_file(GOLDEN / "deit_distillation.safetensors")
     outputs = case["input_outputs"].double().requires_grad_()
     outputs_kd = case["input_outputs_kd"].double().requires_grad_()
@@ -51,7 +51,7 @@ def test_distillation_is_that_of_deits_code_with_gradients(form):
 
 
 def rates(epochs: int, **options: Any) -> torch.Tensor:
-    """Return the learning rate of a training of one step per epoch, for each of its epochs and three beyond."""
+    """Return the learning rate of a training of one step per epoch, for each epoch and three more."""
     recipe = Recipe(epochs=epochs, lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, **options)
     batches: Any = SimpleNamespace(steps=1)
     model = torch.nn.Linear(2, 2)
@@ -66,7 +66,7 @@ def rates(epochs: int, **options: Any) -> torch.Tensor:
 
 
 def test_the_learning_rates_are_those_of_timms_cosine_schedule_with_deits_values():
-    """The warm-up lies within the epochs; cool-down has `min_lr`. (DeiT's own loop is one epoch late, ours is not.)"""
+    """The warm-up is part of the epochs; cool-down has `min_lr`. (DeiT's loop is one epoch late, ours is not.)"""
     ours = rates(300, warmup_epochs=5, cooldown_epochs=10)
     recorded = load_file(GOLDEN / "deit_schedule.safetensors")
     torch.testing.assert_close(ours, recorded["rate_at_t"][: len(ours)], rtol=0, atol=1e-12)

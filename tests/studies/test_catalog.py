@@ -1,4 +1,4 @@
-"""The catalog that `graticule models` prints is what the registries and the models say."""
+"""The catalog that `graticule models` prints matches the registries and the models."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Values that a command changes for all runs are those of train, and nothing of a study's question."""
+"""A command can change values of train for all runs, but none that a study compares."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def test_the_runs_of_a_study_have_the_values_and_what_it_compares_stays():
             ["compare", "digits_quick", "--choices", "joining=lape", "--epochs", "2", "--set", "epochs=3"],
             "`set` must have each value once, got epochs twice",
         ),
-        (["study", "depth", "--set", "encoding=none"], "`set` must not change what the choices of the study change"),
+        (["study", "depth", "--set", "encoding=none"], "`set` must not change a value of the study's choices"),
         (["study", "depth", "--epochs", "3", "--docs", "docs"], "`docs` must be left out with --quick, --epochs"),
         (["study", "depth", "--set", "lrr=1"], "did you mean --lr"),
     ],

@@ -1,4 +1,4 @@
-"""A comparison says what the numbers bear, and no more."""
+"""A comparison draws only conclusions that the numbers support."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def test_holms_method_by_hand():
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([0.03]) == [0.03] and holm([]) == []
-    assert holm([None, 0.02, None, 0.01]) == [None, 0.02, None, 0.02]  # where there was no test none is counted
+    assert holm([None, 0.02, None, 0.01]) == [None, 0.02, None, 0.02]  # missing tests are not counted
 
 
 def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
@@ -92,7 +92,7 @@ def test_a_choice_that_cannot_be_built_stops_all_before_any_work(tmp_path):
 
 def test_a_run_that_another_recipe_made_is_not_taken_for_ours(tmp_path):
     train(small(lr=0.5), tmp_path / "default" / "seed-0", progress=False)
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="whose recipe differs"):
         compare({"default": small()}, [0], tmp_path, progress=False)
 
 
@@ -103,7 +103,7 @@ def test_seeds_must_differ(tmp_path):
 
 @pytest.mark.parametrize(
     ("examples", "seeds", "decimals"),
-    # a score is a multiple of 100 / examples percent, and a mean over seeds of a part of that
+    # a score is a multiple of 100 / examples percent, and a mean over seeds of a fraction of that
     [(100, 1, 0), (101, 1, 1), (1000, 1, 1), (1000, 3, 2), (1000, 10, 2), (10_000, 5, 3), (40, 2, 0), (10**7, 5, 3)],
 )
 def test_a_mean_has_as_many_decimals_as_the_examples_support(examples, seeds, decimals):
@@ -117,14 +117,14 @@ CHOICES = {"joining=default": small(), "encoding=learnable(std=1.0)": small(enco
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two choices with two seeds, and the folder that they are in."""
+    """Train two choices with two seeds; returns them and their folder."""
     folder = tmp_path_factory.mktemp("compare")
     return compare(CHOICES, [0, 1], folder, progress=False, command="graticule compare x"), folder
 
 
 @pytest.fixture
 def folder(trained, tmp_path):
-    """A copy of the folder of a comparison."""
+    """Return a copy of the folder of a comparison."""
     return shutil.copytree(trained[1], tmp_path / "copy")
 
 
@@ -175,7 +175,7 @@ def test_the_latex_table_escapes_what_latex_reads_as_commands():
 def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):
     before = (folder / "comparison.json").read_bytes()
     fewer = {"joining=default": CHOICES["joining=default"]}
-    with pytest.raises(ValueError, match=r"has encoding=learnable\(std=1.0\), seed 1 too; .*--replace"):
+    with pytest.raises(ValueError, match=r"which also has encoding=learnable\(std=1.0\), seed 1; .*--replace"):
         compare(fewer, [0], folder, progress=False)
     assert (folder / "comparison.json").read_bytes() == before
     compare(fewer, [0], folder, progress=False, replace=True)

@@ -1,4 +1,4 @@
-"""The demo makes one page that needs nothing else, from runs that are there beside it."""
+"""The demo writes one self-contained page, with its runs in the same folder."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def test_the_page_has_tables_curves_and_pictures_and_needs_nothing_else(tmp_path
     page = report.read_text(encoding="utf-8")
     assert report == tmp_path / "report.html"
     assert len(re.findall("<table>", page)) == 4 and len(re.findall("<img ", page)) == 6
-    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)([^"']*)""", page) == ["explorer.html"]  # beside it
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)([^"']*)""", page) == ["explorer.html"]  # in the same folder
     explorer = (tmp_path / "explorer.html").read_text(encoding="utf-8")
     assert all(f"joining {joining}" in explorer for joining in module.JOININGS) and len(explorer) < 3_000_000
     places = supported_decimals(TOP1, 40, 2)

@@ -1,4 +1,4 @@
-"""Runs are trained elsewhere as they are here, and what dies or is stopped is resumed."""
+"""Runs in other processes equal runs in this one, and runs that die or are stopped are resumed."""
 
 import contextlib
 import gc
@@ -38,7 +38,7 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """The comparison that one process makes, run after run."""
+    """Run the comparison in one process, run by run."""
     folder = tmp_path_factory.mktemp("here")
     compare(CHOICES, [0], folder, progress=False)
     return folder
@@ -51,7 +51,7 @@ def at_once(monkeypatch):
 
 
 class Scripted:
-    """Calls at once in this process, or fails as the script says: one entry per call, None to call."""
+    """Calls immediately in this process, or fails by the script: one entry per call, None to call."""
 
     def __init__(self, *script):
         self.script = list(script)
@@ -80,7 +80,7 @@ def test_a_comparison_carried_by_an_executor_has_the_same_numbers(here, tmp_path
 
 
 def test_dask_carries_runs(here, tmp_path, monkeypatch):
-    """A client in this process; benchmarks/engine.py has real workers, whose threads would disturb forked tests."""
+    """Uses a client in this process; benchmarks/engine.py has real workers, whose threads would break forked tests."""
     addresses = []
 
     class FakeClient(Scripted):
@@ -95,7 +95,7 @@ def test_dask_carries_runs(here, tmp_path, monkeypatch):
             addresses.append("closed")
 
         def submit(self, fn, *args, pure):
-            assert not pure  # the same call may be made twice
+            assert not pure  # the same call may be repeated
             return super().submit(fn, *args)
 
     monkeypatch.setattr("distributed.Client", FakeClient)
@@ -164,7 +164,7 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path, monkeypatch, 
 
 
 def _free_after(times):
-    """A lock that somebody else has the first `times` times."""
+    """Return a lock that another process holds the first `times` times."""
     count = iter(range(times))
 
     @contextlib.contextmanager

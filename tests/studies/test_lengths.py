@@ -37,7 +37,7 @@ def test_the_tables_have_mean_deviation_difference_and_p_and_marks():
     tables = FOUND.markdown().split("\n\n")
     assert [len(table.splitlines()) for table in tables] == [4, 3, 1, 1]
     assert tables[1].splitlines()[2] == "| b | +0.103 (p 0.007; 0.007) | -0.300 (p -; -) |"
-    assert tables[2].endswith("for 1 comparison")  # where all differences are the same there is no test
+    assert tables[2].endswith("for 1 comparison")  # if all differences are equal there is no test
     assert "~" in tables[3] and "*" in tables[3]
 
 
@@ -77,7 +77,7 @@ def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
     for name, runs in comparison.runs.items():
         assert all(run.result()["best_bpb"] + 1 < run.result()["last_bpb"] for run in runs)
         same = found.scores[name][found.trained_at[name]]
-        assert same == pytest.approx(comparison.scores[name], rel=1e-5)  # which Lightning keeps in float32
+        assert same == pytest.approx(comparison.scores[name], rel=1e-5)  # which Lightning stores in float32
         (score,) = evaluate_text(runs[1].model(checkpoint="last"), runs[1].data(), [32], progress=False)
         assert found.scores[name][32][1] == score.bits_per_byte
         assert {last: values[1] for last, values in found.places[name].items()} == {

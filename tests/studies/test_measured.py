@@ -1,4 +1,4 @@
-"""Tables and figures of measurements are written from kept cells, each with command, date and machine."""
+"""Tables and figures of measurements are written from stored cells, each with command, date and machine."""
 
 import csv
 import dataclasses

@@ -1,4 +1,4 @@
-"""`graticule resamplers`: which resampler keeps the features and scores of a model at other sizes."""
+"""`graticule resamplers` compares the features and scores of a model at other sizes for each resampler."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Three images of each of the embedded digits, in one folder per class."""
+    """Write three images of each of the embedded digits, in one folder per class."""
     images, info = load_dataset("digits", "test")
     folder, left = tmp_path_factory.mktemp("images"), dict.fromkeys(range(10), 3)
     for index in range(len(images)):
@@ -58,7 +58,7 @@ def test_a_run_is_tried_with_all_resamplers_on_digits(capsys, run, digits, tmp_p
     for name in ("bicubic", "bilinear", "area", "crop", "grid_sample", "bicubic(antialias=False)"):
         assert re.search(rf"^{re.escape(name)} +0\.\d{{4}} ± 0\.\d{{4}}", out, re.MULTILINE), name
     assert "top-1 at 20" in out and "cosine at 40" in out and "over 30 images" in out and "geometric" not in out
-    assert not err  # no bar where nobody watches
+    assert not err  # no bar without a terminal
     found = json.loads((tmp_path / "resamplers.json").read_text())
     assert found["own"] == ["bicubic"] and found["trained_at"] == [28, 28]
     assert {len(values) for by in found["cosine"].values() for values in by.values()} == {30}
@@ -87,7 +87,7 @@ def test_what_cannot_be_tried_is_named(capsys, run, digits, tmp_path):
         ([*model, "--sizes", 41], "the nearest sizes are 40 and 44"),
         ([*model, "--sizes", 40, "--count", 1], "`count` must be at least 2"),
         ([model[0], "--images", tmp_path / "none", "--sizes", 40], "`images` must be a folder"),
-        ([model[0], "--images", tmp_path / "one", "--sizes", 40], "`images` must have two images at least, got 1"),
+        ([model[0], "--images", tmp_path / "one", "--sizes", 40], "`images` must have at least two images, got 1"),
         ([run.folder, "--images", digits, "--sizes", 40, "--encoding", "learnable"], "`encoding` must be left out"),
         (["vit_nano", "--images", digits, "--sizes", 40], "vit_nano_patch4_28"),
     ]

@@ -1,4 +1,4 @@
-"""The page on any runs: what it says is what the runs' files say."""
+"""The report on any runs shows the values of the runs' files."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two choices of two seeds each."""
+    """Train two choices with two seeds each."""
     root = tmp_path_factory.mktemp("reported")
     recipe = Recipe(encoding="learnable", limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
     for joining in ("default", "lape"):
@@ -34,7 +34,7 @@ def test_choices_are_compared_with_their_seeds(capsys, tmp_path, folder):
     page, html = text_of(tmp_path / "a.html"), (tmp_path / "a.html").read_text(encoding="utf-8")
     assert code == 0 and str(tmp_path / "a.html") in out
     assert "joining=lape against joining=default" in page and "paired t" in page
-    assert page.count("seed-") >= 4 and "uniform" not in page.partition("What every layer sees")[0]
+    assert page.count("seed-") >= 4 and "uniform" not in page.partition("Position in each layer")[0]
     # scores, accuracy and two losses while training, a correlation sheet of each choice, and the localities
     assert html.count("<img") == 7 and "<script" not in html
     assert 'alt="Position correlations"' in html and "graticule explore" in page
@@ -45,7 +45,7 @@ def test_one_run_has_a_page_without_tests(capsys, folder):
     code, *_ = run_command(capsys, "report", run, "--no-position")
     page = text_of(run / "report.html")
     assert code == 0 and "against" not in page.partition("Training")[0] and "joining" in page and "Recipes" in page
-    assert "What every layer sees" not in page
+    assert "Position in each layer" not in page
 
 
 def test_the_explorer_is_named_for_runs_that_it_takes_alone(capsys, tmp_path, folder, monkeypatch):

@@ -18,7 +18,7 @@ HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 
 
 def write_run(folder, scores=(), kind=Recipe, **recipe):
-    """Write a run as training leaves it; returns its folder."""
+    """Write a run with the files of training; returns its folder."""
     folder.mkdir(parents=True)
     described = {"recipe": kind(**recipe).to_dict(), "metric": dataclasses.asdict(kind.metric), "parameters": 10}
     (folder / "recipe.json").write_text(json.dumps(described))
@@ -28,7 +28,7 @@ def write_run(folder, scores=(), kind=Recipe, **recipe):
     return folder
 
 
-# Finding them
+# Finding runs
 
 
 def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path):
@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         list(find_runs(tmp_path / "file"))
 
 
-# How far one is
+# Progress
 
 
 def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
@@ -75,7 +75,7 @@ def test_a_run_is_not_touched_by_looking_at_it(tmp_path):
     assert sorted(folder.iterdir()) == before
     with locked(folder):
         pass
-    os.chmod(folder / ".lock", 0o444)  # another's run, which may be read alone
+    os.chmod(folder / ".lock", 0o444)  # a run of another user, which can only be read
     assert summarise(folder).state == "stopped"
 
 
@@ -199,7 +199,7 @@ def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
         ),
         (b'{"recipe": {"epochs": 1e30}}', "`recipe.epochs` must be a valid integer, got 1e+30"),
         (b'{"recipe": {"epochs": 100001}}', "`recipe.epochs` must be at most 100000, got 100001"),
-        (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 deep"),
+        (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 levels deep"),
         (b" " * (5 << 20) + b"{}", "must have at most"),
         (b"[" * 100_000, "nested too deeply"),
     ],
@@ -238,7 +238,7 @@ def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
     assert time.perf_counter() - start < 5  # 0.2 s where nothing else runs
 
 
-# Following them
+# Following runs
 
 
 def metrics(*top1, seconds=10.0):

@@ -59,7 +59,7 @@ def study():
 
 
 def rows(values, variant="", metric="top1", at="trained"):
-    """One row for each choice and seed, as a table has them."""
+    """Return one row per choice and seed, as in a table."""
     origin = {"recipe": "x", "date": "2026-01-02", "graticule": "1", "torch": "2", "timm": "3", "machine": "m"}
     return [
         Row(choice, variant, seed, metric, at, value, parameters=10, seconds=4.0, threads=1, **origin)
@@ -77,7 +77,7 @@ def study(**kwargs):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A finished study, its folder and its table."""
+    """Run a study; returns it, its folder and its table."""
     folder = tmp_path_factory.mktemp("study")
     table = folder / "study_small.csv"
     assert run_study(SMALL, folder, table, progress=False) == 0
@@ -92,7 +92,7 @@ def test_the_table_has_a_row_for_every_score_of_every_run_and_says_where_it_is_f
     recipes = SMALL.recipes()
     for row in found:
         assert row.recipe == recipe_hash(recipes[row.choice]) and row.torch and row.timm and row.date > "2026"
-        if row.at == "canvas 28":  # nothing changes at the size of the training
+        if row.at == "canvas 28":  # nothing changes at the training size
             here = next(r for r in found if r.cell == row.cell and r.at == "trained")
             assert row.metric == "loss" or row.value == here.value
 
@@ -188,8 +188,8 @@ def test_a_difference_that_only_the_correction_hides_is_said_as_such():
     text = (report := StudyReport("x", study(), rows(values))).markdown()
     assert report.findings()[1][4:] == ("+0.23 to +3.10", "+1.6", "0.038", "0.075", said := report.findings()[1][-1])
     assert said == "not significant after correction for 2 tests" and f": {said}." in report.sentences()[0]
-    assert "where one excludes zero and the adjusted p is 0.05 or more, the runs do not decide." in text
-    assert "where one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
+    assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
+    assert "if one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
 
 
 def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():
@@ -210,10 +210,10 @@ def test_a_variant_is_a_column_and_its_tests_are_of_one_family():
     both = study(variants={"10 epochs": {}, "40 epochs": {}}, tests=(("b", "a"),))
     one = StudyReport("x", both, rows(values, "10 epochs"))
     assert one.means()[0][3:] == ("10 epochs",) and one.means()[1][3:] == ("70.67 ± 0.58",)
-    assert one.tests()[0].adjusted == one.tests()[0].test.p  # where there are no runs there is no test
+    assert one.tests()[0].adjusted == one.tests()[0].test.p  # no test without runs
     report = StudyReport("x", both, [*rows(values, "10 epochs"), *rows(values, "40 epochs")])
     assert report.tests()[0].adjusted == pytest.approx(2 * one.tests()[0].test.p)
-    assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as the others of 10 epochs took, and 15 of 60 s by the estimate
+    assert one.cost() == "15 min 36 s"  # 9 runs of 4 s, as measured for 10 epochs, and 15 of 60 s by the estimate
 
 
 def test_a_choice_may_be_left_out_of_a_variant_that_cannot_have_it():
@@ -286,7 +286,7 @@ def test_a_finding_is_confirmed_by_the_same_recipes_with_other_seeds():
 
 def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
     wrong = [
-        (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, nor seeds twice"),
+        (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, and seeds must differ"),
         (lambda: study(tests=(("b", "d"),)), "`tests` must be one of a, b, c; got 'd'"),
         (lambda: study(without=(("d", ""),)), "`without` must be one of a, b, c; got 'd'"),
         (lambda: study(without=(("a", "pvt"),)), "`without` must be one of .*; got 'pvt'"),

@@ -1,4 +1,4 @@
-"""The pages of results are what their commands make of the kept data."""
+"""The pages of results equal the output of their commands from the stored data."""
 
 import dataclasses
 import re

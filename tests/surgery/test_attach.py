@@ -1,4 +1,4 @@
-"""Attaching a position to a transformer of timm: it computes what the built-in model does, and can be taken off."""
+"""Attaching a position to a transformer of timm: outputs equal the built-in model's, and it can be detached."""
 
 import copy
 import io
@@ -12,7 +12,7 @@ import graticule
 from graticule import attach, detach
 from tiny import SIZE, draw, gradients, images, tiny
 
-#: Every joining of a table, a bias in both joinings, PEG alone and beside a table.
+#: Every joining of a table, a bias in both joinings, PEG alone and with a table.
 CHOICES = [
     *[("learnable", name) for name in graticule.list_joinings()],
     ("sinusoidal_2d", "lape"),
@@ -26,7 +26,7 @@ CHOICES = [
 
 @pytest.fixture(scope="module")
 def stock():
-    """A small ViT of timm in float64, every parameter random; tests attach to copies."""
+    """Return a small ViT of timm in float64 with random parameters; tests attach to copies."""
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", **SIZE, dynamic_img_size=True, reg_tokens=1)
     return draw(model).double().eval()
@@ -34,13 +34,13 @@ def stock():
 
 @pytest.fixture(scope="module")
 def x():
-    """Images of the size that the model is built for, and of another one that is not square."""
+    """Return images of the size of the model, and of another size that is not square."""
     torch.manual_seed(1)
     return images(dtype=torch.float64), images(24, 40, dtype=torch.float64)
 
 
 def hooks(module):
-    """All hooks of a module and its parts, by name."""
+    """Return all hooks of a module and its parts, by name."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
     return {name: [list(getattr(part, kind)) for kind in kinds] for name, part in module.named_modules()}
 
@@ -108,7 +108,7 @@ def test_a_buffer_that_is_replaced_is_put_back_as_it_was(stock):
 def test_a_gradient_reaches_every_parameter_also_with_checkpointing(stock, x):
     for encoding, joining in CHOICES:
         model = attach(copy.deepcopy(stock), encoding, joining).train()
-        model.reset_classifier(0, "")  # the loss is one of all tokens: prefix tokens have no bias
+        model.reset_classifier(0, "")  # the loss includes all tokens, since prefix tokens have no bias
         found = []
         for checkpointing in (False, True):
             model.zero_grad()
@@ -205,14 +205,14 @@ REFUSED = [
     ({"blocks": "layers.*"}, r"`blocks` must match .*candidates are blocks\.\* \(3 of Block: norm1, norm2\)"),
     ({"blocks": "blocks.*.mlp"}, "`norm` must be the norm before the attention of each block.*its norms are none"),
     ({"norm": "norm3"}, "`norm` .*got 'norm3', which blocks.0 \\(Block\\) does not have; its norms are norm1, norm2"),
-    ({"norm": "norm2"}, "`norm` must be applied to what enters its block \\(pre-norm\\)"),
+    ({"norm": "norm2"}, "`norm` must be applied to the input of its block \\(pre-norm\\)"),
     ({"patch_grid": (5, 5)}, "`patch_grid` must be that of the 18 tokens.*got 5 x 5 patches"),
     ({"prefix": 1}, "`patch_grid` must be that of the 18 tokens.*got 4 x 4 patches and 1 prefix tokens"),
     ({"remove": "pos_embd"}, "`remove` must name a parameter or buffer.*'pos_embd'; did you mean 'pos_embed'"),
     ({"example": torch.randn(2, 4, 32, 32)}, r"`example` must be what .* called with, got a tensor of \(2, 4"),
     ({"example": {"y": torch.zeros(2, 3, 32, 32)}}, "called with, got the arguments y: TypeError"),
     ({"encoding": "rope"}, "got one that gives layers `rotary`: it acts within attention"),
-    ({"encoding": "shaw"}, "got one that gives layers `bias`: a bias that is made from queries"),
+    ({"encoding": "shaw"}, "got one that gives layers `bias`: a bias that depends on queries"),
     ({"encoding": "gpsa"}, "`positional`"),
     ({"encoding": "learnabel"}, "did you mean 'learnable'"),
     ({"encoding": "sinusoidal_2d", "joining": "unshared"}, "`joining` must not be 'unshared' with the fixed encoding"),

@@ -1,4 +1,4 @@
-"""Attaching a position to models of transformers and torchvision, and to one's own modules."""
+"""Attaching a position to models of transformers and torchvision, and to user-defined modules."""
 
 import copy
 
@@ -29,25 +29,25 @@ TORCHVISION = {"blocks": "encoder.layers.*", "norm": "ln_1"}
 
 
 def huggingface_vit():
-    """A ViT of transformers."""
+    """Return a ViT of transformers."""
     config = transformers.ViTConfig(**SMALL, hidden_act="gelu", attn_implementation="sdpa")
     return transformers.ViTModel(config, add_pooling_layer=False)
 
 
 def huggingface_dinov2():
-    """A DINOv2 of transformers."""
+    """Return a DINOv2 of transformers."""
     config = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
     return transformers.Dinov2Model(transformers.Dinov2Config(**config))
 
 
 def torchvision_vit():
-    """torchvision's ViT."""
+    """Return torchvision's ViT."""
     return VisionTransformer(32, 8, 3, 3, DIM, 96, num_classes=5)
 
 
 @pytest.fixture(scope="module")
 def models():
-    """Small models of others in float64, every parameter random, with what `attach` has to be told."""
+    """Return small models of other libraries in float64 with random parameters, and the arguments of `attach`."""
     torch.manual_seed(0)
     made = {
         "vit": (huggingface_vit, VIT),
@@ -58,7 +58,7 @@ def models():
 
 
 def tokens(model, x, **options):
-    """The tokens after the final norm, (B, N, D), of any of the models."""
+    """Return the tokens after the final norm, (B, N, D), of any of the models."""
     if isinstance(model, VisionTransformer):
         x = model._process_input(x)
         return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), x], 1))
@@ -71,7 +71,7 @@ def same(found, expected, atol=1e-10):
 
 
 def as_ours(model):
-    """The weights of a model under our names, without its position."""
+    """Return the weights of a model under our names, without its position."""
     renamed = [
         *[("embeddings.cls_token", "cls_token"), ("class_token", "cls_token"), ("heads.head", "head")],
         *[("layernorm.", "norm."), ("encoder.ln.", "norm."), ("self_attention.in_proj_", "attn.qkv.")],
@@ -168,7 +168,7 @@ def test_a_model_of_transformers_compiles_as_one_graph(models):
 
 
 class Own(nn.Module):
-    """A transformer of one's own: patches by a linear layer, blocks that are called by keyword."""
+    """A user-defined transformer: patches by a linear layer, blocks that are called by keyword."""
 
     def __init__(self, parallel: bool = False) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Own(nn.Module):
 
 
 class OwnBlock(nn.Module):
-    """Attention of one head, and an MLP after it or beside it."""
+    """Attention of one head, with an MLP after it or parallel to it."""
 
     def __init__(self, parallel: bool = False) -> None:
         super().__init__()
@@ -202,14 +202,14 @@ class OwnBlock(nn.Module):
 
 
 class Unpacked(OwnBlock):
-    """Returns its tokens alone."""
+    """Returns only its tokens."""
 
     def forward(self, tokens):
         return super().forward(tokens)[0]
 
 
 def own(parallel=False, kind=Own):
-    """A module of one's own, with the same parameters each time."""
+    """Return a user-defined module, with the same parameters each time."""
     torch.manual_seed(5)
     return draw(kind(parallel)).double().eval()
 
@@ -311,7 +311,7 @@ def test_modules_of_ones_own_that_do_not_fit_are_refused_with_the_reason():
             return self.layers[0](self.patches(x))
 
     rows = torch.zeros(2, 16, 192)
-    several = r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach takes no pyramids"
+    several = r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids"
     for module, options, message in (
         (own(), {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
         (own(), {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),

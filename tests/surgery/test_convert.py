@@ -1,4 +1,4 @@
-"""Models of timm become ours and go back, with equal outputs and equal bits."""
+"""Models of timm are converted to ours and back, with equal outputs and equal bits."""
 
 import pytest
 import timm

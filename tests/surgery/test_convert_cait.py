@@ -1,4 +1,4 @@
-"""CaiT of timm becomes ours and goes back, with equal outputs and equal bits."""
+"""CaiT of timm is converted to ours and back, with equal outputs and equal bits."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SMALL = {"img_size": (32, 48), "patch_size": 8, "num_classes": 5, "embed_dim": 2
 
 
 def timms(**kwargs):
-    """Build a small CaiT of timm with every parameter random."""
+    """Build a small CaiT of timm with random parameters."""
     torch.manual_seed(0)
     return randomize(Cait(**{**SMALL, **kwargs})).eval()
 

@@ -1,4 +1,4 @@
-"""MViTv2 of timm becomes ours and goes back, with equal outputs and equal bits; so do its tables at other sizes."""
+"""MViTv2 of timm is converted to ours and back, with equal outputs and bits, also with tables of other sizes."""
 
 import copy
 
@@ -12,7 +12,7 @@ from timm_models import assert_same_bits, difference, in_float64, randomize
 import graticule
 from tiny import without_memory
 
-#: What makes a small model of each form.
+#: Arguments of a small model of each form.
 FORMS = {
     "plain": {},
     "class token": {"use_cls_token": True},
@@ -37,7 +37,7 @@ FORMS = {
 
 
 def timms(img_size=64, **form):
-    """Build a small MViTv2 of timm with every parameter random."""
+    """Build a small MViTv2 of timm with random parameters."""
     config = MultiScaleVitCfg(**{"depths": (1, 2, 3, 2), "embed_dim": 8, "num_heads": 1, **form})
     torch.manual_seed(0)
     return randomize(MultiScaleVit(config, img_size=(img_size, img_size), num_classes=5)).eval()
@@ -60,7 +60,7 @@ def test_it_computes_what_timms_does_in_float32():
 
 @torch.no_grad()
 def resampled(model, size):
-    """Resample timm's tables for another image, as it does when it loads a checkpoint of another size."""
+    """Resample timm's tables for another image size, as timm does when loading a checkpoint of another size."""
     model = copy.deepcopy(model)
     grid = [side // 4 for side in size]
     for index, stage in enumerate(model.stages):

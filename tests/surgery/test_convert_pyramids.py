@@ -1,4 +1,4 @@
-"""Pyramids and mixers of timm become ours and go back, with equal outputs and equal bits."""
+"""Pyramids and mixers of timm are converted to ours and back, with equal outputs and equal bits."""
 
 import math
 
@@ -13,7 +13,7 @@ from tiny import images
 
 SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 TWINS = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}
-#: timm's name -> arguments that make it small, where it takes some.
+#: timm's name -> arguments of a small model, if it supports them.
 NAMES = {
     "swin_tiny_patch4_window7_224": SWIN,
     "swin_small_patch4_window7_224": {**SWIN, "img_size": (32, 96), "window_size": 8},
@@ -92,7 +92,7 @@ def test_the_float32_outputs_are_the_same_to_five_digits(name):
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
 @torch.no_grad()
 def test_a_swin_that_timm_set_to_another_size_is_converted_as_it_is(name):
-    """24 x 16 patches have windows of 6 x 4, which are no squares."""
+    """24 x 16 patches have windows of 6 x 4, which are not square."""
     theirs = timms(name)
     theirs.set_input_size(img_size=(96, 64), window_size=(6, 4))
     exact(theirs)

@@ -1,4 +1,4 @@
-"""Plain transformers of timm and ours, converted: the same numbers at any size, and the same bits on the way back."""
+"""Plain transformers of timm are converted to ours and back, with equal outputs at any size and equal bits."""
 
 import pytest
 import timm
@@ -12,7 +12,7 @@ from graticule.factory import build_position
 from graticule.surgery.convert.conversion import read
 from tiny import without_memory
 
-#: A model of timm for each part that another has not: name -> the encoding that it has.
+#: A model of timm for each part that no other one has: name -> its encoding.
 MODELS = {
     # ViT, AugReg, DeiT
     "vit_tiny_patch16_224": "learnable",
@@ -65,7 +65,7 @@ SAM = [
     ({"window_size": 3, "global_attn_indexes": (0, 2), "use_abs_pos": False, "neck_chans": None}, "decomposed"),
     ({"window_size": 2, "global_attn_indexes": (), "use_rel_pos": False, "num_classes": 0}, "learnable"),
 ]
-#: Further arguments, for what no name has: BEiT's shared table, tables in timm's `vit_relpos`.
+#: Further arguments, for parts that no named model has: BEiT's shared table, tables in timm's `vit_relpos`.
 VARIANTS = [
     *((name, {}) for name in MODELS),
     ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
@@ -76,7 +76,7 @@ VARIANTS = [
 IDS = [f"{name}{'-' + '-'.join(given) if given else ''}" for name, given in VARIANTS]
 
 
-# of timm, where it resamples tables of BEiT
+# of timm's resampling of BEiT's tables
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")
 @pytest.mark.parametrize(("name", "given"), VARIANTS, ids=IDS)
 def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, given):
@@ -122,7 +122,7 @@ def test_windows_have_tables_of_their_own_size_and_global_layers_those_of_the_gr
     assert len(ours.position.get_parameter("whole.parts.1.encodings.1.rel_pos_h")) == 13
     rotated = graticule.convert(build("samvit_base_patch16", **SAM[0][0]), "rope")
     assert rotated(torch.randn(1, 3, 32, 48)).shape == (1, 5)
-    with pytest.raises(ValueError, match="`class_token` must be False where layers see windows"):
+    with pytest.raises(ValueError, match="`class_token` must be False where layers attend within windows"):
         SamVisionTransformer(build_position, class_token=True)
 
 
@@ -232,7 +232,7 @@ def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
         assert difference(fresh, theirs, 32, 48) < 1e-5
 
 
-#: What has no counterpart here: name and argument, and what the refusal says.
+#: Parts without a counterpart: name and argument, and text of the error.
 REFUSED = [
     ("vit_dwee_patch16_reg1_gap_256", {}, "`attn` of Block must be Attention to be converted, got DiffAttention"),
     ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "`patch_drop` of VisionTransformer must be left out"),
@@ -266,7 +266,8 @@ def test_changed_parts_are_refused():
         graticule.convert(other_act)
     more = build("vit_tiny_patch16_224")
     more.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"no tensor without a place here, got VisionTransformer with extra\.weight"):
+    lost = r"no tensor without a counterpart here, got VisionTransformer with extra\.weight"
+    with pytest.raises(ValueError, match=lost):
         graticule.convert(more)
     with pytest.raises(ValueError, match="which is one of ours already"):
         graticule.convert(graticule.convert(build("vit_tiny_patch16_224")))

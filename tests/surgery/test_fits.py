@@ -1,4 +1,4 @@
-"""A new position starts as near to the old one as it can: planted cases come back exactly, and the report says so."""
+"""A new position is fitted to the old one: constructed cases are recovered exactly, and the report says so."""
 
 import json
 import re
@@ -32,7 +32,7 @@ GRID = Grid(3, 5)
 
 @pytest.fixture
 def model():
-    """Build a ViT on 3 x 5 patches with every weight drawn, in float64."""
+    """Build a ViT on 3 x 5 patches with all weights drawn, in float64."""
     return draw(tiny(img_size=(24, 40))).double().eval()
 
 
@@ -42,7 +42,7 @@ def x():
 
 
 def kept(model):
-    """Return the shares of the old position in order of the layers."""
+    """Return the kept shares of the old position, in order of the layers."""
     return [share.kept for share in model.certificate.shares]
 
 
@@ -54,7 +54,7 @@ def assert_exact(model, old, x):
     assert max(drift.error for drift in model.certificate.drift) < 1e-9
 
 
-# Exact: what the new position can express comes back
+# Exact: positions that the new one can express are recovered
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
 
 @torch.no_grad()
 def test_lape_gets_exactly_what_a_table_alone_in_the_stream_contributed(model, x):
-    """Without content the layer gets LN(w) where it got LN(0): scale and shift of the norm, which LaPE's have."""
+    """Without content the layer receives LN(w) instead of LN(0): LaPE's norms have the same scale and shift."""
     for parameter in model.patch_embed.parameters():
         parameter.zero_()
     model.cls_token.zero_()
@@ -126,7 +126,7 @@ def test_lape_gets_exactly_what_a_table_alone_in_the_stream_contributed(model, x
 
 @torch.no_grad()
 def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
-    """Rows (cos, sin) of the column, with equal projections of queries and keys, have logits cos(dx)."""
+    """Rows (cos, sin) of the column, with equal projections to queries and keys, have logits cos(dx)."""
     model = draw(tiny(img_size=(24, 40), depth=1, num_heads=1, class_token=False, global_pool="avg")).double().eval()
     for parameter in (*model.patch_embed.parameters(), model.blocks[0].attn.qkv.bias, model.blocks[0].norm1.bias):
         parameter.zero_()
@@ -144,7 +144,7 @@ def test_logits_that_depend_on_the_displacement_alone_become_a_bias(x):
     torch.testing.assert_close(bias, DIM**0.5 * (dx[:, None] - dx).cos(), rtol=0, atol=1e-4)
 
 
-# Least squares: nothing nearer exists
+# Least squares: the closest solution
 
 
 @torch.no_grad()
@@ -262,7 +262,7 @@ def test_positions_of_windows_and_of_pooled_tokens_are_fitted_beside_those_of_al
     assert_exact(change_position(model, "learnable + relative_bias", images=x), before, x)
     biases = [share.term for share in model.certificate.shares].count("bias")
     assert biases == sum(model.depths)
-    table = change_position(model, "learnable").certificate  # without the bias, the table is taken out of its sum
+    table = change_position(model, "learnable").certificate  # without the bias, the table is removed from its sum
     assert [fit.fitted for fit in table.fits] == [True] and kept(model).count(1.0) == len(kept(model)) - biases
 
 
@@ -299,11 +299,11 @@ def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():
     assert table_logits(None, GRID) is None
 
 
-# From LaPE back to the stream, and to FIRE, fixed biases and rotations
+# From LaPE to the residual stream, and to FIRE, fixed biases and rotations
 
 
 def planted_streams(seed, layers=3):
-    """Streams whose layers get exactly what one table contributes to them, and that table."""
+    """Return residual streams whose layers receive exactly the contribution of one table, and that table."""
     torch.manual_seed(seed)
     table = torch.randn(7, DIM, dtype=torch.float64)
     table -= table.mean(-1, keepdim=True)
@@ -319,7 +319,7 @@ def planted_streams(seed, layers=3):
 @torch.no_grad()
 def test_the_table_that_gives_layers_what_they_got_after_their_norms_is_found():
     streams, table = planted_streams(7)
-    # what the MLPs would see of it does not matter where it is exact
+    # the contribution to the MLPs does not matter for an exact fit
     found = Streams(list(streams), [Stream(streams[0].tokens, streams[0].norm, torch.zeros_like(table))]).fit()
     torch.testing.assert_close(found, table, rtol=0, atol=1e-9)
     assert [one.kept(found) for one in streams] == pytest.approx([1.0] * 3, abs=1e-9)
@@ -337,7 +337,7 @@ def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
     assert fit.fitted and all(0.3 < share.kept < 1 for share in shares)
     assert {share.term for share in shares} == {"inner, from the stream"}
     assert len(shares) == 2 + (joining != "lape(layers=[0, 2])")
-    # a minimum: no table nearby is better for all that sees it
+    # a minimum: no nearby table is better over all inputs
     known = [*lape.streams.attention, *lape.streams.others]
     table = model.position.encodings[0].pos_embed[0].clone()
     best = sum(float(one.residual(table).square().sum()) for one in known)
@@ -377,7 +377,7 @@ def test_fire_of_two_axes_finds_its_own_last_layer_and_few_units_the_least_squar
         assert fit_fire(fire, planted)
         if fire.form == "axes":
             torch.testing.assert_close(fire.patch_bias(GRID), planted, rtol=0, atol=1e-9)
-        # the rest is orthogonal to the constant, in which a fit by least squares leaves nothing
+        # the residual of a least-squares fit is orthogonal to the constant
         assert (fire.patch_bias(GRID) - planted).sum((1, 2)).abs().max() < 1e-9
     assert not fit_fire(Fire(Grid(1, 4), 2, causal=True), torch.zeros(2, 4, 4))
 
@@ -397,7 +397,7 @@ def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(enco
     before = model(x)
     change_position(change_position(model, "relative_bias", images=x), encoding, images=x)
     assert kept(model) == pytest.approx([1.0] * 3, abs=1e-9)
-    assert "not fitted, as it has nothing to choose" in str(model.certificate)
+    assert "not fitted, as it has no parameters to fit" in str(model.certificate)
     torch.testing.assert_close(model(x), before, rtol=0, atol=1e-9)
 
 
@@ -405,9 +405,9 @@ def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(enco
 def test_a_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
     (before,) = graticule.surgery.position._before(model, x)
     change_position(model, "rope", images=x)
-    assert "not fitted, as a rotation has no term of its own in the logits" in str(model.certificate)
+    assert "not fitted, as a rotation adds no term to the logits" in str(model.certificate)
     assert {share.term for share in model.certificate.shares} == {"table in the logits"}
-    # of mean tokens that are all the same, a rotation adds a function of the displacement
+    # for equal mean tokens, a rotation adds a function of the displacement
     one = before.contributions[0]
     flat = replace(one, inputs=one.inputs.mean(0).expand_as(one.inputs), mean=torch.zeros_like(one.mean))
     added = rotated_logits(flat, model.position(model.grid)[0].rotary, model.grid)

@@ -1,4 +1,4 @@
-"""Folding: the same outputs from constants, and everything back at will."""
+"""Folding gives the same outputs from constants, and can be undone."""
 
 import copy
 import pickle
@@ -153,7 +153,7 @@ def test_folding_does_not_change_what_is_trained():
 
 
 class Adds(nn.Module):
-    """Adds a table that it holds as a plain attribute, which no change of dtype reaches."""
+    """Adds a table stored as a plain attribute, which changes of dtype do not affect."""
 
     def __init__(self, table):
         super().__init__()
@@ -175,7 +175,7 @@ CAPTURED = {
 
 
 class Capturing(Joining):
-    """Gives a layer a function that holds the table itself, in one of the ways that Python has."""
+    """Gives a layer a function that captures the table, in one of Python's ways."""
 
     def __init__(self, how):
         super().__init__(3)
@@ -304,7 +304,7 @@ def test_backbones_inside_another_module_fold_too():
 
 
 def test_what_has_no_position_cannot_be_folded():
-    with pytest.raises(ValueError, match="`model` must be or hold a backbone with a `position`, got Linear"):
+    with pytest.raises(ValueError, match="`model` must be or contain a backbone with a `position`, got Linear"):
         fold(nn.Linear(2, 2))
 
 
@@ -322,7 +322,7 @@ class FromQueries(nn.Module):
 
 
 class ContentPosition(Position):
-    """Gives every layer a bias that is made from its queries."""
+    """Gives every layer a bias that is computed from its queries."""
 
     def __init__(self, depth):
         super().__init__()
@@ -332,7 +332,7 @@ class ContentPosition(Position):
         return [LayerPosition(bias=bias) for bias in self.biases]
 
     def set_grid(self, grid):
-        """Nothing depends on it."""
+        """Does nothing: nothing depends on the grid."""
 
 
 def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():

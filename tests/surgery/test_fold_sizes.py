@@ -1,4 +1,4 @@
-"""Folding for every size that comes in: constants of the last sizes are kept, and only of these."""
+"""Folding for every new size: only the constants of the most recent sizes are kept."""
 
 import copy
 
@@ -20,7 +20,7 @@ def same(found, expected, atol=1e-12):
 
 @pytest.fixture(scope="module")
 def cases():
-    """A model, an image of every size, and what the model computes of it."""
+    """Return a model, an image of every size, and the model's outputs."""
     torch.manual_seed(0)
     model = draw(tiny("learnable + peg", "lape")).double().eval()
     batch = [images(*size, dtype=torch.float64) for size in SIZES]
@@ -29,7 +29,7 @@ def cases():
 
 @pytest.fixture
 def folded(cases):
-    """A copy of the model that keeps the constants of two sizes."""
+    """Return a copy of the model that keeps the constants of two sizes."""
     return fold(copy.deepcopy(cases[0]), sizes=2)
 
 

@@ -1,4 +1,4 @@
-"""The code of the guides to surgery does what they say."""
+"""The code of the guides to surgery works as described."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("convert.
 
 
 def run(kind):
-    """Run the blocks of code of a section, one after another; returns their names."""
+    """Run the code blocks of a section in order; returns their names."""
     names = {"torch": torch, "graticule": graticule}
     blocks = re.findall(rf"```python {kind}\n(.*?)```", PAGES, flags=re.DOTALL)
     for block in blocks:
@@ -23,7 +23,7 @@ def run(kind):
 
 @pytest.fixture
 def small_torchvision(monkeypatch):
-    """Let torchvision's ViT-B be small, so that the test takes a moment."""
+    """Make torchvision's ViT-B small, for speed."""
     import torchvision
 
     def vit_b_16():

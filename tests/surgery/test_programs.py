@@ -1,4 +1,4 @@
-"""Exported programs compute what the model computes, at every size that they take."""
+"""Exported programs have the outputs of the model, at every size that they take."""
 
 from importlib import import_module
 
@@ -40,13 +40,13 @@ def assert_same(program, model, *shapes):
         torch.testing.assert_close(run(x)[0], model(x), rtol=1e-5, atol=1e-5)
 
 
-# The sizes of a program
+# Sizes of a program
 
 
 @pytest.mark.parametrize(
     ("family", "encoding", "joining"),
     [
-        # a table and a norm over keys that are resampled, each in its own way, a rotation by ratios of sizes
+        # a table and a norm over keys, resampled by different resamplers, and a rotation by ratios of sizes
         (
             "ViT, DeiT",
             "learnable(resampler='bicubic(antialias=False, offset=0.1)') + relative_bias(resampler='area') "
@@ -73,7 +73,7 @@ def test_weights_that_mix_tokens_are_made_for_every_size():
 
 
 class OfGrid(torch.nn.Module):
-    """An encoding as a program of the sides of an image of one pixel per patch."""
+    """Wraps an encoding as a program of images of one pixel per patch."""
 
     def __init__(self, encoding):
         super().__init__()
@@ -116,7 +116,7 @@ def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
         assert found.step == (step, step), family
 
 
-# What is in a program
+# Contents of a program
 
 
 def test_every_operator_of_a_folded_program_depends_on_the_images(lape):
@@ -140,7 +140,7 @@ def test_the_graph_of_a_folded_model_has_no_norm_of_position_and_no_resizing(lap
 
 @pytest.mark.slow
 def test_an_onnx_file_takes_images_of_any_height(tmp_path):
-    """Of windows, in one stage and one block, as tracing shifted windows takes about a minute."""
+    """With windows, in one stage and one block, as tracing shifted windows takes about a minute."""
     sizes = {"window_size": 2, "depths": (1,), "num_heads": (1,), "img_size": 16}
     model = draw(build("Swin", "learnable + relative_bias", "lape", **sizes)).eval()
     exported = export_function(model, tmp_path / "model.onnx", dynamic=["batch", "height"])
@@ -165,7 +165,7 @@ def test_weights_in_8_bits_halve_the_file_at_least_and_their_accuracy_is_measure
     labels = torch.randint(0, 5, (4,))
     wide = export_function(model, tmp_path / "wide.safetensors")
     small = export_function(model, tmp_path / "small.pt2", int8=True, batches=[(images(batch=4), labels)])
-    assert small.size < wide.size / 2  # the patch embedding is not among the linear layers
+    assert small.size < wide.size / 2  # the patch embedding is not a linear layer
     assert 0 < small.error < 0.1
     assert set(small.accuracy) <= {0.0, 25.0, 50.0, 75.0, 100.0}
 
@@ -189,7 +189,7 @@ def test_a_model_stays_as_it_was(lape, tmp_path):
     assert lape(x).shape == (2, 5)
 
 
-# What is refused
+# Refusals
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_path):
@@ -248,7 +248,9 @@ def test_a_detector_is_refused_and_its_backbone_with_its_pyramid_is_not(tmp_path
     options = {**SIZE, "depth": 1}
     del options["num_classes"]
     model = graticule.create_detector("vit_tiny_patch16_224", 3, "fcos", "simple_pyramid(channels=32)", **options)
-    with pytest.raises(ValueError, match=r"must not be a Fcos: how many .*`model\.features` \(on the command line --m"):
+    with pytest.raises(
+        ValueError, match=r"must not be a Fcos: the number of detections .*`model\.features` \(on the command line --m"
+    ):
         export_function(model, tmp_path / "model.onnx")
     features = model.eval().features
     exported = export_function(features, tmp_path / "model.pt2")

@@ -18,7 +18,7 @@ from tiny import SIZE, draw, images
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 SMALL = {"img_size": 64, "num_classes": 5}
-#: timm's name -> what makes it small.
+#: timm's name -> arguments of a small model.
 CONVERTED = {
     "vit_small_patch16_dinov3": None,
     "vit_base_patch16_siglip_224": None,
@@ -64,7 +64,7 @@ def test_a_converted_model_comes_back_without_timms(name, tmp_path):
     assert_same(again, ours, x)
     assert_same(timm.create_model(f"local-dir:{tmp_path / 'published'}", pretrained=True).eval(), ours, x)
     assert type(again) is type(ours) and again.pretrained_cfg["mean"] == theirs.pretrained_cfg["mean"]
-    # at another size, too: what resamples tables is kept
+    # also at another size: the resampler is kept
     assert_same(again, ours, images(*(2 * side for side in ours.img_size)))
 
 

@@ -1,4 +1,4 @@
-"""Resizing: the position at the new size becomes the one that is held, whole or not at all."""
+"""Resizing stores the position for the new size, completely or not at all."""
 
 import copy
 from pathlib import Path
@@ -28,12 +28,12 @@ def same(found, expected, atol=1e-10):
 
 
 def positions(model, grid):
-    """All tensors of the position of a model at a grid."""
+    """Return all tensors of the position of a model at a grid."""
     return [v for layer in model.position(grid) for v in layer if isinstance(v, torch.Tensor)]
 
 
 def built(name, encoding=None, joining="default", **options):
-    """A small model in float64, every parameter random."""
+    """Return a small model in float64 with random parameters."""
     torch.manual_seed(0)
     given = {} if encoding is None else {"encoding": encoding}
     return draw(graticule.create_model(name, joining=joining, **given, **options)).double().eval()
@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def models():
-    """The models of all cases; tests change copies."""
+    """Return the models of all cases; tests change copies."""
     return [built(name, encoding, joining, **options) for name, encoding, joining, options, _ in CASES]
 
 
@@ -91,7 +91,7 @@ def test_the_table_of_a_resized_model_is_the_resampled_one():
         resized = resize(copy.deepcopy(model), (40, 24), resampler)
         found = resized.position.encodings[0].pos_embed[0]
         expected = build_resampler(resampler)(table[1:].T.unflatten(1, (4, 4)), (5, 3)).flatten(1).T
-        assert torch.equal(found[0], table[0])  # the class token has no place on the grid
+        assert torch.equal(found[0], table[0])  # the class token has no position on the grid
         same(found[1:], expected)
         assert str(resized.position.encodings[0].resampler) == resampler
     assert str(model.position.encodings[0].resampler) == "bicubic"
@@ -99,12 +99,12 @@ def test_the_table_of_a_resized_model_is_the_resampled_one():
 
 def test_a_resampler_that_was_chosen_is_published(tmp_path):
     model = draw(built("vit_tiny_patch16_224", "learnable + relative_bias + peg", **SIZE)).float().eval()
-    resize(model, (40, 24), "crop(antialias=False)")  # of positions alone
+    resize(model, (40, 24), "crop(antialias=False)")  # only for positions
     words = model.created["arguments"]["encoding"]
     assert words == "learnable(resampler='crop(antialias=False)') + relative_bias + peg"
     again = graticule.from_pretrained(graticule.save_pretrained(model, tmp_path / "model"))
     x = torch.randn(1, 3, 64, 48)
-    assert torch.equal(again(x), model(x))  # at a size that both resample to
+    assert torch.equal(again(x), model(x))  # at a size for which both resample
     host = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, embed_dim=24, num_heads=3)
     attached = graticule.attach(host, "learnable")
     resize(attached, 48, "area")
@@ -129,7 +129,7 @@ def test_windows_are_resized():
         x = images(64, 64, dtype=torch.float64)
         assert not torch.allclose(resized(x), model(x))
         assert resized.position.table_shapes() and set(resized.position.table_shapes().values()) == {(8, 8)}
-        with torch.no_grad():  # and back at the same window: what set_input_size does
+        with torch.no_grad():  # and back at the same window, like set_input_size
             by_hand = copy.deepcopy(model)
             by_hand.set_input_size(64, **({"windows": (8, 8)} if name.startswith("pos") else {"window_size": 8}))
             assert torch.equal(by_hand(x), resized(x))
@@ -146,8 +146,8 @@ def test_the_rows_of_every_resampling_matrix_sum_to_one():
                 same(matrix.sum(1), torch.ones(len(matrix), dtype=torch.float64), 1e-9)
 
 
-#: Resampler, side in between, and the largest relative change of a table of 14 x 14: any, and one whose waves are at
-#: least 7 patches long. docs/sizes.md states them.
+#: Resampler, intermediate side, and the largest relative change of a table of 14 x 14: of any table, and of one whose
+#: waves are at least 7 patches long. docs/sizes.md states them.
 ROUND_TRIPS = [
     ("bicubic", 28, 0.77, 0.041),
     ("bicubic", 16, 0.84, 0.033),
@@ -234,7 +234,7 @@ def test_a_stock_model_with_an_attached_position_is_resized_and_detached():
 
 
 class Undone(nn.Module):
-    """Has timm's interface, and raises when half of it is done."""
+    """Has timm's interface, and raises after half of a change."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of timm at sizes that a test can compute, every tensor random, in float64 throughout."""
+"""Small models of timm for tests, with random tensors, in float64."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-#: Arguments of `create_model` that make any of timm's plain transformers small; its grid is not square.
+#: Arguments of `create_model` for a small model of any plain transformer of timm; its grid is not square.
 SMALL: dict[str, Any] = {
     "img_size": (32, 48),
     "patch_size": 8,
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
 
 
 class _Wide(TorchFunctionMode):
-    """Answers requests for float32 in float64: timm makes tables in float32 whatever the dtype of the model."""
+    """Replaces float32 by float64: timm computes tables in float32 whatever the dtype of the model."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
@@ -31,7 +31,7 @@ class _Wide(TorchFunctionMode):
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Let models be made and computed in float64, tables included."""
+    """Build and compute models in float64, including tables."""
     torch.set_default_dtype(torch.float64)
     try:
         with _Wide():
@@ -41,13 +41,13 @@ def in_float64() -> Iterator[None]:
 
 
 def build(name: str, **kwargs: Any) -> Any:
-    """Build a small model of timm with every parameter random, in evaluation mode."""
+    """Build a small model of timm with random parameters, in evaluation mode."""
     return randomize(timm.create_model(name, **{**SMALL, **kwargs})).eval()
 
 
 @torch.no_grad()
 def randomize(model: nn.Module) -> nn.Module:
-    """Draw every parameter, norms, scales and tables included, so that each one matters."""
+    """Draw every parameter, including norms, scales and tables, so that each one has an effect."""
     for parameter in model.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.3 + 0.1)
     return model

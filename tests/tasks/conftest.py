@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def single_process_group():
-    """Let a test train with strategy fsdp in this process, and leave no trace of its process group."""
+    """Let a test train with strategy fsdp in this process, and destroy its process group afterwards."""
     before = dict(os.environ)
     yield
     if torch.distributed.is_initialized():

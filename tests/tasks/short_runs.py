@@ -1,4 +1,4 @@
-"""Short runs for tests: two epochs of three steps, and something that happens at one of them."""
+"""Short runs for tests: two epochs of three steps, with an action at one of them."""
 
 import csv
 import os
@@ -31,13 +31,13 @@ RICH: dict[str, Any] = {
 
 
 def short(**options: Any) -> Recipe:
-    """Two epochs of three steps."""
+    """Return a recipe of two epochs of three steps."""
     fixed = {"limit_train": 60, "limit_test": 20, "batch_size": 20, "epochs": 2, "accelerator": "cpu"}
     return Recipe(**{**fixed, "model_kwargs": ("depth=2",), **options})
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "training_step") -> None:
-    """Call `action` once, when `method` of the training module is called after `step` steps."""
+    """Call `action` once, in the call of `method` of the training module after `step` steps."""
     inner, done = getattr(TrainingModule, method), []
 
     def outer(self: Any, *arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def signal_itself(number: int = signal.SIGTERM) -> None:
 
 
 def stopped(recipe: TrainingRecipe, folder: Path, step: int) -> Run:
-    """Train until a signal comes in the step after `step`."""
+    """Train until a signal in the step after `step`."""
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, signal_itself)
         with pytest.raises(Preempted):

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent, the last few and the best are kept, and a bad one leaves the others of use."""
+"""A checkpoint is complete or absent, the last ones and the best are kept, and a damaged one does not affect others."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ def whole(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory) -> Run:
-    """The same, stopped within the second epoch, with the checkpoints of steps 2 to 5."""
+    """Return a run stopped within the second epoch, with the checkpoints of steps 2 to 5."""
     return stopped(short(keep=9, checkpoint_steps=2), tmp_path_factory.mktemp("halfway") / "run", step=4)
 
 
@@ -30,7 +30,7 @@ def steps(run: Run) -> list[int]:
     return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
 
 
-# What is kept
+# Kept checkpoints
 
 #: A rate at which nothing changes, so that the first epoch stays the best.
 STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
@@ -110,10 +110,10 @@ def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path,
         "step-x.ckpt",
     ]
     assert sorted(path.name for path in run.folder.iterdir() if path.name.startswith(".")) == [".lock", ".mine.tmp"]
-    remove_leftovers(tmp_path / "nowhere")  # of a run that did not come so far
+    remove_leftovers(tmp_path / "nowhere")  # of a run that did not get so far
 
 
-# A damaged one
+# Damaged checkpoints
 
 
 def cut(path) -> None:
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_checkpoint_of_a_run_is_named(tmp_path):
 def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, whole):
     run = copied(train(short(keep=9, checkpoint_steps=1), tmp_path / "first", progress=False), tmp_path / "run")
     run.result_file.unlink()
-    for step in (3, 4, 5, 6):  # the best of them, too
+    for step in (3, 4, 5, 6):  # including the best one
         (run.checkpoints / f"step-{step:09d}.ckpt").unlink()
     train(short(), run.folder, resume=True, progress=False)
     assert run.best.is_file() and run.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
@@ -192,7 +192,7 @@ def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, wh
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:  # from the fourth step on, no file can be larger than that
         at_step(monkeypatch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1])))
-        with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written.*What was there before"):
+        with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written.*An existing file is unchanged"):
             train(short(checkpoint_steps=1), tmp_path / "run", progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -208,10 +208,10 @@ def test_a_disk_that_is_full_when_the_folder_is_made_is_said(tmp_path, monkeypat
         train(short(), tmp_path / "run", progress=False)
     monkeypatch.undo()
     assert not (tmp_path / "run" / "recipe.json").exists()
-    assert train(short(), tmp_path / "run", progress=False).finished  # nothing stands in its way
+    assert train(short(), tmp_path / "run", progress=False).finished  # nothing is left over
 
 
 def test_the_state_of_a_checkpoint_without_a_name_is_taken_up(tmp_path):
     saver = Checkpoints(tmp_path, keep=1, every=None, metric=TOP1)
-    saver.load_state_dict({"best": 12.5})  # as it was kept at first
+    saver.load_state_dict({"best": 12.5})  # the first format of this state
     assert saver.state_dict() == {"best": 12.5, "best_name": None}

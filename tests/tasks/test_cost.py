@@ -1,4 +1,4 @@
-"""The cost of a forward pass: memory as counted by hand, speed as a positive number."""
+"""The cost of a forward pass: memory equals a count by hand, speed is positive."""
 
 import torch
 from torch import nn

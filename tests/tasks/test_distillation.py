@@ -1,4 +1,4 @@
-"""What a teacher adds to a student's loss, what it sees, and that it stays as it is."""
+"""Distillation: the teacher's part of the loss, its inputs, and its unchanged state."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3
 COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LN2, LN3 = math.log(2), math.log(3)
-#: A student of every kind: what its classifier reads.
+#: A student of every kind, by the input of its classifier.
 STUDENTS = {
     "distillation token": {
         "model": "deit_tiny_distilled_patch16_224",
@@ -38,7 +38,7 @@ STUDENTS = {
 
 
 class Probe(nn.Module):
-    """Keeps what it is shown."""
+    """Records its inputs."""
 
     def forward(self, images):
         self.seen = images
@@ -61,7 +61,7 @@ def small(**kwargs) -> Recipe:
 
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
-    """The weights of a small convnet for ten classes, its statistics those of some images."""
+    """Return the weights of a small convnet for ten classes, with statistics of some images."""
     torch.manual_seed(1)
     model = timm.create_model("test_resnet", num_classes=10)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def convnet(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory):
-    """A finished run at 32 x 32."""
+    """Train a run at 32 x 32."""
     recipe = small(model="posmlp_nano_32", img_size=(32, 32))
     return train(recipe, tmp_path_factory.mktemp("teacher") / "run", progress=False)
 
@@ -83,7 +83,7 @@ def teacher_run(tmp_path_factory):
 
 def test_the_soft_loss_is_the_mean_divergence_from_the_teacher_by_hand():
     student = torch.tensor([[0.0, LN3], [1.0, 2.0]])  # (1/4, 3/4)
-    teacher = torch.tensor([[LN2, 0.0], [1.0, 2.0]])  # (2/3, 1/3); the second image is agreed on
+    teacher = torch.tensor([[LN2, 0.0], [1.0, 2.0]])  # (2/3, 1/3); both agree on the second image
     divergence = (2 / 3 * math.log(8 / 3) + 1 / 3 * math.log(4 / 9)) / 2
     loss = torch.tensor(2.0)
     found = teacher_of(form="soft", temperature=1.0).combine(loss, student, teacher)
@@ -119,7 +119,7 @@ def test_the_ends_of_alpha_are_the_plain_loss_and_the_teacher_alone(form):
 
 def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
     logits = torch.randn(6, 5)
-    student = (logits + 3.0).requires_grad_()  # a constant on all logits says nothing
+    student = (logits + 3.0).requires_grad_()  # a constant on all logits has no effect
     loss = teacher_of(form="soft", alpha=1.0).combine(torch.tensor(0.0), student, logits)
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-6)
@@ -154,7 +154,7 @@ def test_what_is_left_open_is_as_in_the_paper():
     assert (hard.share, soft.share, soft.tau) == (0.5, 0.1, 3.0)
 
 
-# What the teacher sees
+# Inputs of the teacher
 
 
 def test_the_teacher_sees_what_it_would_see_of_the_raw_image():
@@ -197,7 +197,7 @@ def test_a_gray_teacher_of_colour_images_is_refused():
         teacher_of(COLOURS, (1, 12, 20), (0.5,), (0.5,))
 
 
-# That it stays as it is
+# State of the teacher
 
 
 def test_a_teacher_is_never_trained_nor_copied(convnet):
@@ -250,7 +250,7 @@ def test_the_head_of_the_distillation_token_learns_from_the_teacher_alone(tmp_pa
     weights = load_file(train(recipe, tmp_path / "run", progress=False).weights)
     torch.manual_seed(recipe.seed)
     fresh = build_model(recipe, num_classes=10, channels=1).state_dict()
-    assert torch.equal(weights["head_dist.bias"], fresh["head_dist.bias"])  # it does not decay
+    assert torch.equal(weights["head_dist.bias"], fresh["head_dist.bias"])  # no weight decay
     assert not torch.equal(weights["head.bias"], fresh["head.bias"])
 
 
@@ -258,7 +258,7 @@ def test_the_head_of_the_distillation_token_learns_from_the_teacher_alone(tmp_pa
 
 
 def gradients(student: str, options: Distillation, labels: torch.Tensor, mixed: bool = False) -> dict:
-    """The gradients of one step of a student, whose teacher says 'the brighter, the higher' of ten classes."""
+    """Return the gradients of one step of a student; the brighter the image, the higher the teacher's class of ten."""
     recipe = small(**STUDENTS[student], distillation=options)
     torch.manual_seed(0)
     model = build_model(recipe, num_classes=10, channels=1)
@@ -294,7 +294,7 @@ def test_labels_reach_one_head_and_the_teacher_the_other_or_both_the_only_one(st
     assert not torch.equal(labelled[0]["head.weight"], labelled[1]["head.weight"])
     for name, gradient in both.items():  # the step is the mean of the two
         torch.testing.assert_close(gradient, (labelled[0][name] + taught[0][name]) / 2, atol=1e-6, rtol=1e-4)
-        assert torch.equal(taught[0][name], taught[1][name])  # no label is in it
+        assert torch.equal(taught[0][name], taught[1][name])  # it does not depend on labels
     if student == "distillation token":
         assert not labelled[0]["head_dist.weight"].any() and not taught[0]["head.weight"].any()
         assert labelled[0]["head.weight"].any() and taught[0]["head_dist.weight"].any()
@@ -322,7 +322,7 @@ def test_every_kind_of_student_learns_from_a_run(tmp_path, teacher_run, student,
     assert run.model()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
-# Where teachers come from
+# Sources of teachers
 
 
 def test_there_is_no_teacher_where_none_is_named():
@@ -377,7 +377,7 @@ def test_building_a_teacher_draws_no_numbers(convnet):
         ({"temperature": 2.0}, r"`distillation.temperature` must be left out unless .* soft.* got 2.0"),
         ({"form": "soft", "temperature": 0.0}, r"`distillation.temperature` must be greater than 0, got 0.0"),
         ({"form": "soft", "temperature": math.inf}, r"`distillation.temperature` must be a finite number, got inf"),
-        ({"teacher_checkpoint": "a.pth"}, r"`distillation.teacher_checkpoint` must come with `distillation.teacher`"),
+        ({"teacher_checkpoint": "a.pth"}, r"`distillation.teacher_checkpoint` must be given with `distillation"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -393,8 +393,8 @@ def assert_refused(error, message, info=INFO, **options):
 def test_a_teacher_that_is_not_there_is_refused_with_the_nearest_names(tmp_path):
     assert_refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
     assert_refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
-    assert_refused(ValueError, "where there is no recipe.json", teacher=str(tmp_path / "nowhere"))
-    assert_refused(ValueError, "where there is no recipe.json", teacher=str(tmp_path))
+    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path / "nowhere"))
+    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path))
 
 
 def test_a_folder_does_not_shadow_the_name_of_a_teacher(tmp_path, monkeypatch):
@@ -425,7 +425,7 @@ def test_a_teacher_of_other_classes_is_refused_with_both_numbers(convnet, teache
 def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
     assert_refused(
         ValueError,
-        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*lacks",
+        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*it has no",
         teacher="test_convnext",
         teacher_checkpoint=convnet,
     )

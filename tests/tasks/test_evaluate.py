@@ -1,4 +1,4 @@
-"""An evaluation counts every image once, at any size, and leaves the model as it was."""
+"""An evaluation counts every image once, at any size, and does not change the model."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def data() -> DataModule:
 
 
 def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
-    """A model that tells every test image right but the first `wrong`, by looking the images up."""
+    """Return a model that classifies all test images correctly except the first `wrong`, by looking them up."""
     model = graticule.create_model("vit_nano_patch4_28")
     dataset = data.eval_dataloader((28, 28)).dataset
     images, answers = dataset.tensors, dataset.labels.clone()

@@ -1,4 +1,4 @@
-"""An evaluation counts every token once at any length, by the same bytes, and leaves the model as it was."""
+"""An evaluation counts every token once at any length, over the same bytes, and does not change the model."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from graticule.tasks import check_lengths, evaluate_text
 from tiny import draw
 
 CONTEXT, TOKENS = 16, 208
-#: Encoding, joining, and whether a longer text needs a table to be resampled.
+#: Encoding, joining, and whether a table must be resampled for a longer text.
 TOLD = [
     ("none", "default", False),
     ("sinusoidal_1d", "lape", False),
@@ -61,7 +61,7 @@ def scores(model, data, *lengths):
 
 @torch.no_grad()
 def naive_loss(model, data, length) -> float:
-    """Nats a token, one window after the other, by what the model says of it."""
+    """Compute nats per token, window by window, from the outputs of the model."""
     found = []
     for inputs, targets in data.eval_dataloader(length):
         for window, answers in zip(inputs, targets, strict=True):
@@ -163,7 +163,7 @@ def test_a_bin_has_the_bits_of_its_own_places(data):
 
     def forward(tokens):
         logits = torch.zeros(*tokens.shape, 257)
-        logits[:, 4:, 128:] = -1e9  # from the fifth place on it knows that the text is ASCII
+        logits[:, 4:, 128:] = -1e9  # from the fifth position on it predicts only ASCII
         return logits
 
     model.forward = forward
@@ -187,9 +187,9 @@ def test_cost_is_that_of_a_full_batch(data):
     short, long = scores(small(data, "learnable"), data, 4, 64)
     assert (short.batch, long.batch) == (16, 1)
     assert all(score.tokens_per_second > 0 for score in (short, long))
-    assert short.memory > 257 * 4  # the logits of a token, at least
+    assert short.memory > 257 * 4  # at least the logits of a token
     with_bias = [score.memory for score in scores(small(data, "bucketed_bias"), data, 4, 64)]
-    assert with_bias[1] > with_bias[0]  # every query has a number a key
+    assert with_bias[1] > with_bias[0]  # a number per query and key
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_cost_is_that_of_a_full_batch(data):
         ([8, 0], "`lengths` must be whole numbers of at least 1, got 0"),
         ([-8], "`lengths` must be whole numbers of at least 1, got -8"),
         ([2.5], "`lengths` must be whole numbers of at least 1, got 2.5"),
-        ([8, 209], "`lengths` must be at most 208, the tokens of the held-out text, .* got 209"),
+        ([8, 209], "`lengths` must be at most 208, the number of held-out tokens, .* got 209"),
     ],
 )
 def test_lengths_that_cannot_be_are_refused_before_any_work(data, lengths, said):

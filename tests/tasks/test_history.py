@@ -1,4 +1,4 @@
-"""What is seen of a run: a history, a plain log, a bar, files for TensorBoard; and after a resume as if nothing was."""
+"""History, log, progress bar and TensorBoard files of a run; a resumed run has the same as an uninterrupted one."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ def whole(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Run:
-    """The same, stopped in the middle of either epoch."""
+    """Return a run stopped in the middle of both epochs and resumed."""
     folder = tmp_path_factory.mktemp("resumed") / "run"
     for step in (1, 4):
         stopped(short(**RICH), folder, step)
@@ -108,7 +108,7 @@ def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_pa
 def test_an_epoch_that_comes_again_has_one_row(tmp_path):
     run = stopped(short(keep=9, checkpoint_steps=1, epochs=3), tmp_path / "run", step=7)
     for step in (5, 6, 7, 8):
-        (run.checkpoints / f"step-{step:09d}.ckpt").unlink()  # go back into the second epoch
+        (run.checkpoints / f"step-{step:09d}.ckpt").unlink()  # resume within the second epoch
     train(short(epochs=3), run.folder, resume=True, progress=False)
     assert [row["epoch"] for row in rows(run)] == ["1", "2", "3"]
 
@@ -128,7 +128,7 @@ def test_tensorboard_has_the_same_numbers(whole):
 
 @pytest.fixture
 def bars(monkeypatch):
-    """The bars that are opened, drawn at every step."""
+    """Return the opened bars, drawn at every step."""
     from tqdm import tqdm
 
     found = []
@@ -164,9 +164,9 @@ def test_the_bar_shows_images_a_second_memory_the_end_and_what_it_came_to(tmp_pa
     rate = float(re.search(r"img/s=([\d,]+)", later)[1].replace(",", ""))
     steps_a_second = re.search(r"([\d.]+)(step/s|s/step)", later)
     found = float(steps_a_second[1]) ** (1 if steps_a_second[2] == "step/s" else -1)
-    assert 0.2 < rate / (20 * found) < 5  # both are smoothed, at different moments
+    assert 0.2 < rate / (20 * found) < 5  # both are smoothed, at different times
     assert re.search(r"mem=\d+\.\dG", later) and "best=" in later and "loss=" in later and "top1=" in later
-    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # time gone, time left
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # elapsed time, remaining time
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])

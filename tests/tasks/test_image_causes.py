@@ -49,8 +49,8 @@ def test_evaluate_shows_the_causes(capsys, tmp_path):
     for more, said in (
         (["--sizes", 20, "--mode", "canvas"], "`causes` must be left out"),
         (["--sizes", 20], "`sizes` must be no smaller"),
-        (["--sizes", 28], "`sizes` must have one larger than that of the training, 28 x 28,"),
-        ([], "`sizes` must have one larger than that of the training, 28 x 28,"),
+        (["--sizes", 28], "`sizes` must include one above that of the training, 28 x 28,"),
+        ([], "`sizes` must include one above that of the training, 28 x 28,"),
     ):
         code, _, err = run_command(capsys, *command, "--causes", *more)
         assert code == 1 and said in err

@@ -1,4 +1,4 @@
-"""Crops of test images keep scale and place: only what lies outside is missing."""
+"""Crops of test images keep scale and position: only the outside is missing."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_an_encoding_that_cannot_encode_a_crop_is_not_told_and_the_others_are(da
     found = {
         name: scores(model(name), data, (20, 16))[0].placed for name in ("none", "learnable", "rope", "shaw", "peg")
     }
-    lape = model("relative_bias", joining="lape")  # the norm of a whole row is not that of its part
+    lape = model("relative_bias", joining="lape")  # the norm of a whole row differs from that of a part
     found["relative_bias, lape"] = scores(lape, data, (20, 16))[0].placed
     assert {name for name, placed in found.items() if not placed} == {"peg", "relative_bias, lape"}
     assert scores(model("rope"), data, WHOLE)[0].placed is None
@@ -109,7 +109,7 @@ def test_evaluate_and_compare_take_crops_no_larger_than_the_training(capsys, tmp
     at_28, at_20 = json.loads((tmp_path / "evaluation.json").read_text())
     assert at_28["placed"] is None and at_20["placed"] is False and at_20["mode"] == "crop"
     code, _, err = run_command(capsys, *command, "--sizes", 36)
-    assert code == 1 and "`sizes` must be no larger than those of the training, 28 x 28" in err
+    assert code == 1 and "`sizes` of crops must be at most that of the training, 28 x 28" in err
     compare = ["compare", "digits_quick", "--choices", "encoding=none", "--output", tmp_path / "c", "--mode", "crop"]
     code, _, err = run_command(capsys, *compare, "--sizes", 36)
-    assert code == 1 and "to be crops" in err and not (tmp_path / "c").exists()
+    assert code == 1 and "of crops" in err and not (tmp_path / "c").exists()

@@ -1,4 +1,4 @@
-"""The options of a run that may change when it is resumed, and the errors of failing machines."""
+"""Options of a run that may change when it is resumed, and errors of failing machines."""
 
 import functools
 import json
@@ -27,9 +27,9 @@ from graticule.training import Run, task_of, train
 from graticule.training.loop import build_trainer
 from graticule.training.module import TrainingModule
 
-# of Python from 3.12 on, about the processes that load images
+# of Python since 3.12, about the loader's processes
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-#: Random augmentation of single images, so that there is work for other processes.
+#: Random augmentation of single images, so that other processes have work.
 EACH = Augmentation(erasing=0.3)
 
 
@@ -40,13 +40,13 @@ def whole(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def between(tmp_path_factory) -> Run:
-    """The same, stopped after the first epoch."""
+    """Return a run stopped after the first epoch."""
     return stopped(short(augmentation=EACH), tmp_path_factory.mktemp("between") / "run", step=2)
 
 
 @pytest.fixture(scope="module")
 def within(tmp_path_factory) -> Run:
-    """The same, stopped within the second epoch."""
+    """Return a run stopped within the second epoch."""
     return stopped(short(augmentation=EACH), tmp_path_factory.mktemp("within") / "run", step=3)
 
 
@@ -68,7 +68,7 @@ def command(capsys, *arguments: object) -> tuple[int, str]:
 def test_a_run_resumed_with_other_machine_options_has_the_same_end(tmp_path, capsys, within, whole, options):
     run = copied(within, tmp_path / "run")
     assert command(capsys, "train", "--resume", run.folder, *options.split())[0] == 0
-    if "eval" in options:  # the validation loss is summed in another order
+    if "eval" in options:  # the validation loss is summed in a different order
         assert_same(*(read_checkpoint(one.last)["state_dict"] for one in (run, whole)))
     else:
         assert_same_end(run, whole)
@@ -83,7 +83,7 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)  # Adam enlarges what is near 0
     run = copied(within, tmp_path / "within")
     code, said = command(capsys, "train", "--resume", run.folder, "--accumulate", 2)
-    assert code == 1 and "`accumulate` must be 1 until the end of the epoch that is under way, got 2" in said
+    assert code == 1 and "`accumulate` must be 1 until the end of the current epoch, got 2" in said
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
     assert_same_end(run, whole)
 
@@ -101,14 +101,14 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
 def test_anything_else_is_refused_by_name(tmp_path, capsys, within, options, named):
     run = copied(within, tmp_path / "run")
     code, said = command(capsys, "train", "--resume", run.folder, *options.split())
-    assert code == 1 and "another recipe made" in said and all(name in said for name in named), said
+    assert code == 1 and "whose recipe differs" in said and all(name in said for name in named), said
     assert "`accumulate`" not in said and run.last.name == within.last.name
 
 
 @pytest.mark.parametrize("options", ["--output elsewhere", "--auto-resume", "--quick"])
 def test_an_option_that_has_no_effect_on_a_resumed_run_is_refused(capsys, within, options):
     code, said = command(capsys, "train", "--resume", within.folder, *options.split())
-    assert code == 1 and "`--resume` must come without --output" in said
+    assert code == 1 and "`--resume` must be given without --output" in said
 
 
 def test_more_devices_than_started_processes_or_shares_are_refused(capsys, within):
@@ -147,7 +147,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=2, epochs=9)
     step = TrainingModule.training_step
 
-    def slow(self, *arguments):  # so that it does not end
+    def slow(self, *arguments):  # so that it does not finish
         time.sleep(1)
         return step(self, *arguments)
 
@@ -170,7 +170,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         process.kill()
     process.join()
     killed = time.time()
-    while run.running:  # what loads images holds the lock, too
+    while run.running:  # the loader's processes also hold the lock
         assert time.time() - killed < 4
         time.sleep(0.05)
 
@@ -185,17 +185,17 @@ def test_a_folder_that_is_held_is_refused_in_a_line(tmp_path, capsys, within):
     assert not run.running
 
 
-# Processes that load images
+# The loader's processes
 
 
 def kill_a_loader(number: int = signal.SIGKILL) -> None:
     pid = multiprocessing.active_children()[0].pid
-    subprocess.run(["/bin/sh", "-c", f"kill -{int(number)} {pid}"], check=True)  # another process than its parent
+    subprocess.run(["/bin/sh", "-c", f"kill -{int(number)} {pid}"], check=True)  # from a process other than its parent
     time.sleep(0.5)
 
 
 def test_a_loader_that_is_killed_is_named_and_the_last_checkpoint_is_resumed(tmp_path, capsys, monkeypatch, whole):
-    # PyTorch listens to the end of its processes once only, and Lightning undoes that after the first training
+    # PyTorch installs its handler for ended processes only once, and Lightning removes it after the first training
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -282,7 +282,7 @@ def test_a_packed_file_that_is_cut_while_it_is_read_is_named_and_the_run_resumes
     assert_same_end(run, end)
 
 
-# How it is computed
+# Computation
 
 
 def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, whole):
@@ -323,7 +323,7 @@ def test_batch_norm_over_gpus_is_refused_without_them(tmp_path):
 
 def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ValueError, match=r"`nodes` must be 1 where nothing says which machines take part.*torchrun"):
+    with pytest.raises(ValueError, match=r"`nodes` must be 1 unless the machines are known.*torchrun"):
         train(short(nodes=2), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")

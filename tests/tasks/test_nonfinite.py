@@ -1,4 +1,4 @@
-"""A loss that is not finite: the run stops and names the images, or skips the step and counts it."""
+"""If a loss is not finite, the run stops and names the images, or skips and counts the step."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, build_data, train
 from graticule.training.module import _MOST_SKIPPED, TrainingModule
 
-#: A backbone with BatchNorm, whose statistics a bad image would spoil.
+#: A backbone with BatchNorm, whose statistics a NaN image would corrupt.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
 
 
@@ -40,7 +40,7 @@ def spoil(monkeypatch):
 
 
 def images_of(recipe: Recipe, epoch: int, step: int, part: int = 0) -> list[int]:
-    """Return the images of a micro-batch, counted by hand from the order of the epoch."""
+    """Return the images of a micro-batch, computed by hand from the order of the epoch."""
     order = list(build_data(recipe).train_order().sampler.indices(epoch))
     size = recipe.batch_size
     return [int(index) for index in order[step * size : (step + 1) * size]][part :: recipe.accumulate]
@@ -56,7 +56,7 @@ def test_the_run_stops_and_names_the_images_of_the_batch(tmp_path, capsys, spoil
     spoil(batch[3])
     with pytest.raises(FloatingPointError, match="the loss is nan in epoch 1, batch") as error:
         train(recipe, run.folder, progress=False)
-    number = accumulate + accumulate  # from 1: the second step's last part
+    number = accumulate + accumulate  # from 1: the last micro-batch of the second step
     (file,) = run.folder.glob("nonfinite-*.json")
     assert file.name == f"nonfinite-epoch1-batch{number}-process0.json" and str(file) in str(error.value)
     kept = json.loads(file.read_text())
@@ -117,9 +117,9 @@ def test_a_skipped_step_changes_nothing_but_the_position_in_the_schedule(tmp_pat
     monkeypatch.undo()
     clean = train(short(**NORMS, **options), tmp_path / "clean", progress=False)
     assert [row["lr"] for row in rows(run)] == [row["lr"] for row in rows(clean)]
-    assert len(set(rates)) == 6  # every step has its own rate, the skipped one as well
+    assert len(set(rates)) == 6  # every step has a different rate, including the skipped one
     assert all(value.isfinite().all() for value in load_file(run.weights).values())
-    assert run.result()["skipped_steps"] == 2  # it comes in each epoch
+    assert run.result()["skipped_steps"] == 2  # once in each epoch
     assert all(float(row["train_loss"]) < 10 for row in rows(run))
 
 
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_in_one_process_is_skipped_or_stopped_at_by_al
     run = Run(tmp_path / "run")
     step = TrainingModule.training_step
 
-    def bad(self, batch, batch_idx):  # the second process alone meets a bad image, in the second step of each epoch
+    def bad(self, batch, batch_idx):  # only the second process has a NaN image, in the second step of each epoch
         hit = self.global_rank == 1 and self.global_step % 3 == 1
         return step(self, [batch[0] * torch.nan, batch[1]] if hit else batch, batch_idx)
 

@@ -13,12 +13,12 @@ from graticule.training import train
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A short run."""
+    """Train a short run."""
     return train(short(joining="lape"), tmp_path_factory.mktemp("load") / "run", progress=False)
 
 
 def same_weights(model, other):
-    """Whether two models have the same state, value by value."""
+    """Return whether two models have the same state, value by value."""
     state, others = model.state_dict(), other.state_dict()
     return state.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in state.items())
 
@@ -63,7 +63,7 @@ def test_what_says_not_what_model_it_is_for_is_refused(run, tmp_path):
         (tmp_path, {}, ValueError, "which has no recipe.json; build the model and call graticule.load_checkpoint"),
         (alone, {}, ValueError, "which is not in the folder of a run"),
         (damaged, {}, ValueError, "is not a checkpoint of PyTorch or safetensors, or it is truncated"),
-        (run.weights, {"checkpoint": "last"}, ValueError, "`checkpoint` must be left out where `source` is a file"),
+        (run.weights, {"checkpoint": "last"}, ValueError, "`checkpoint` must be left out if `source` is a file"),
         (run.folder, {"checkpoint": "worst"}, ValueError, "`checkpoint` must be one of best, last"),
         (run.folder, {"plugin": "nowhere.py"}, FileNotFoundError, "`plugin` must be a Python file"),
         (3, {}, TypeError, "`source`"),

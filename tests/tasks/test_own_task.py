@@ -20,13 +20,13 @@ SHORT = ["--limit-train", 60, "--limit-test", 20, "--batch-size", 20, "--epochs"
 
 @pytest.fixture(scope="module", autouse=True)
 def methods(my_methods):
-    """Every test here has them."""
+    """Load the methods for every test of this file."""
     return my_methods
 
 
 @pytest.fixture(scope="module")
 def run(methods, tmp_path_factory) -> Run:
-    """A run of the command line."""
+    """Train a run on the command line."""
     folder = tmp_path_factory.mktemp("slant") / "run"
     command = ["train", "slant_digits", "--plugin", FILE, *SHORT, "--accelerator", "cpu", "--output", folder]
     assert graticule.cli.main([str(word) for word in command]) == 0

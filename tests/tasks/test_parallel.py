@@ -1,4 +1,4 @@
-"""Several processes do what one does."""
+"""Several processes compute the same as one."""
 
 import importlib.util
 import os
@@ -18,8 +18,8 @@ from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, train
 from graticule.training.devices import check_shards, read_shards
 
-#: Plain gradient descent in float64, so that a sum in another order stays as small as it is; 3 steps per epoch, the
-#: last of them not full, and a number of test images that two does not divide.
+#: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
+#: not full, and an odd number of test images.
 PLAIN = {
     "model_kwargs": ("depth=2",),
     "limit_train": 50,
@@ -51,7 +51,7 @@ def alone(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def alone_in_float32(tmp_path_factory) -> Run:
-    """The run that a sharded one is compared with: Lightning shards in float32 and bfloat16 only."""
+    """Return the reference of sharded runs: Lightning shards only in float32 and bfloat16."""
     return train(Recipe(**(PLAIN | FLOAT32)), tmp_path_factory.mktemp("alone32") / "run", progress=False)
 
 
@@ -73,7 +73,7 @@ def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
 
 
 def start_as_a_program(arguments: list[str]) -> None:
-    """Be `python -m graticule`, which is what Lightning starts again for the second process."""
+    """Imitate `python -m graticule`, which Lightning starts again for the second process."""
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("graticule.__main__")
     sys.argv = ["graticule", *arguments]
     sys.exit(main(arguments))
@@ -81,7 +81,7 @@ def start_as_a_program(arguments: list[str]) -> None:
 
 @pytest.fixture
 def of_two(tmp_path) -> list[str]:
-    """The command that trains with two processes."""
+    """Return the command that trains with two processes."""
     file = tmp_path / "mine.py"
     file.write_text(f"import graticule\n\ndef recipe():\n    return graticule.Recipe(**{PLAIN | {'devices': 2}})\n")
     return ["train", str(file), "--output", str(tmp_path / "run")]
@@ -108,7 +108,7 @@ def test_two_processes_of_which_lightning_starts_the_second_do_so_too(tmp_path, 
 def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_path, alone):
     run = both(tmp_path / "run", accumulate=2)
     assert_equal_runs(run, alone)
-    sums = read_checkpoint(run.last)["progress"]["sums"]  # of several processes, and yet plain data in one file
+    sums = read_checkpoint(run.last)["progress"]["sums"]  # of several processes, but plain data in one file
     assert [images for _, images in sums] == [25, 25]
 
 
@@ -116,7 +116,7 @@ def test_sharded_parameters_are_trained_saved_and_put_together_again(tmp_path, a
     run = both(tmp_path / "run", **SHARDED)
     assert_equal_runs(run, alone_in_float32, atol=1e-6)
     assert run.last is not None and run.last.is_dir()
-    assert len(list(run.last.glob("*.distcp"))) == 2  # each process wrote its share
+    assert len(list(run.last.glob("*.distcp"))) == 2  # each process wrote its shard
     ours = read_shards(run.last)
     theirs = run.model(checkpoint="last").state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -1,4 +1,4 @@
-"""A run whose model, encoding and joining are from a file outside of the package."""
+"""A run with model, encoding and joining from a file outside of the package."""
 
 import copy
 import json
@@ -28,13 +28,13 @@ FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def methods(my_methods):
-    """Every test here has them."""
+    """Load the methods for every test of this file."""
     return my_methods
 
 
 @pytest.fixture(scope="module")
 def run(methods, tmp_path_factory):
-    """A run of the command line with everything from the file: model, encoding, joining."""
+    """Train a run on the command line with model, encoding and joining from the file."""
     folder = tmp_path_factory.mktemp("plugins") / "run"
     command = ["train", "digits_quick", "--plugin", FILE, "--quick", "--output", folder, "--model", "convolutional_vit"]
     chosen = ["--encoding", "random_fourier(frequencies=4) + distance", "--joining", "decayed(rate=0.9)"]
@@ -66,7 +66,7 @@ def test_a_run_of_built_in_methods_needs_no_plugin(tmp_path, capsys):
 
 def test_without_the_plugin_a_run_says_what_to_pass_and_imports_nothing(run, monkeypatch, capsys):
     monkeypatch.setattr(plugins, "_registered", {})
-    with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if you name it"):
+    with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if named"):
         run.model()
     code, _, err = run_command(capsys, "evaluate", run.folder)
     assert code == 1 and "--plugin my_methods.py" in err

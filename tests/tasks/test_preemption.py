@@ -1,4 +1,4 @@
-"""A machine that is taken away: the run saves, says so with its exit code, and is resumed as if never interrupted."""
+"""Preemption: the run saves a checkpoint, exits with its code, and resumes as if never interrupted."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from graticule.training.checkpoints import Checkpoints, saved_checkpoints
 from graticule.training.interruption import handling_signals
 from graticule.training.module import TrainingModule
 
-#: Everything that draws random numbers or has its own state: two epochs of three steps of two micro-batches.
+#: All options with random numbers or state: two epochs of three steps of two micro-batches.
 TYPED = """
     digits_quick --limit-train 60 --limit-test 20 --batch-size 20 --epochs 2 --accelerator cpu --model-kwargs depth=2
     --joining lape --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --augmentation.erasing 0.3
@@ -34,7 +34,7 @@ def _the_process_has_its_handlers_back():
 
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory) -> Run:
-    """A run that was not interrupted."""
+    """Train an uninterrupted run."""
     command = [*TYPED.split(), "--output", str(tmp_path_factory.mktemp("rich") / "run")]
     assert main(["train", *command]) == 0
     return Run.open(command[-1])
@@ -51,7 +51,7 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
     step = TrainingModule.training_step
 
-    def slow(self, *arguments):  # so that the signal comes within a step, while both workers wait or load
+    def slow(self, *arguments):  # so that the signal arrives within a step, while both workers wait or load
         time.sleep(0.2)
         return step(self, *arguments)
 
@@ -197,7 +197,7 @@ def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
 
 
 def test_preempted_is_a_kind_of_interrupted():
-    assert issubclass(Preempted, Interrupted)  # who catches the one catches the other
+    assert issubclass(Preempted, Interrupted)  # a handler of one catches the other
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends as one that was not."""
+"""A run that is killed and resumed ends with the same state as an uninterrupted one."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ from forked import forked, run_command
 from graticule.cli import main
 from graticule.training import Interrupted, Run, train
 
-#: Everything that draws random numbers or has its own state is on; three epochs of 10 steps.
+#: All options with random numbers or state are on; three epochs of 10 steps.
 TYPED = """
     digits_quick --epochs 3 --warmup-epochs 1 --limit-train 100 --limit-test 50 --batch-size 10 --joining lape
     --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --mixing.mixup 0.5 --ema-decay 0.9 --accelerator cpu
@@ -30,7 +30,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
     whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
     assert main(["train", *TYPED.split(), "--output", str(whole.folder)]) == 0
 
-    for step, last in ((4, None), (13, "step-000000010.ckpt")):  # before there is a checkpoint, and after
+    for step, last in ((4, None), (13, "step-000000010.ckpt")):  # before the first checkpoint, and after it
         process = forked(resume_and_die, killed, step)
         process.join(300)
         assert process.exitcode == -signal.SIGKILL and not killed.finished
@@ -40,7 +40,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
     while killed.last is None or killed.last.name == last:
         assert process.is_alive(), f"the run ended before it could be killed: {errors.read_text()}"
         time.sleep(0.005)
-    process.kill()  # wherever it is
+    process.kill()  # at any step
     process.join()
     assert not killed.finished
 
@@ -64,7 +64,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", stop)
     with pytest.raises(Interrupted):
         train(short(), tmp_path / "run", progress=False)
-    signal.signal(signal.SIGINT, previous)  # Lightning shields its shutdown from a second Ctrl-C
+    signal.signal(signal.SIGINT, previous)  # Lightning protects its shutdown from a second Ctrl-C
     run = Run.open(tmp_path / "run")
     assert run.last.exists() and not run.finished
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
 
 def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
     train(short(), tmp_path, progress=False)
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="whose recipe differs"):
         train(short(lr=0.5), tmp_path, resume=True, progress=False)
 
 

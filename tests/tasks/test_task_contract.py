@@ -1,4 +1,4 @@
-"""The contract of tasks: what `graticule.testing.check_task` accepts and finds."""
+"""The contract of tasks: `graticule.testing.check_task` accepts correct tasks and finds faults."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from graticule.testing import check_task
 
 @pytest.fixture(scope="module")
 def recipe(my_methods):
-    """The recipe of the task in docs/my_methods.py, with one layer."""
+    """Return the recipe of the task in docs/my_methods.py, with one layer."""
     return dataclasses.replace(my_methods.slant_digits(), model_kwargs=("depth=1",))
 
 

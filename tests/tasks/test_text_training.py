@@ -1,4 +1,4 @@
-"""A language model is trained, saved, resumed and sharded by the same engine as a backbone."""
+"""Language models are trained, saved, resumed and sharded by the same engine as backbones."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from graticule.training import Run, build_data, build_model, read_recipe, train
 from graticule.training.module import TrainingModule
 from graticule.training.validation import held_out
 
-#: Two epochs of three steps, the last of them not full; a number of held-out windows that two does not divide.
+#: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
     "model": "lm_nano",
     "encoding": "learnable",
@@ -41,7 +41,7 @@ def short(**options) -> TextRecipe:
 
 
 def naive_bits(model, data: TextModule) -> float:
-    """Bits per byte, a window at a time, in float64."""
+    """Compute bits per byte, window by window, in float64."""
     model = model.double().eval()
     nats = 0.0
     with torch.inference_mode():
@@ -54,7 +54,7 @@ def naive_bits(model, data: TextModule) -> float:
 
 @torch.inference_mode()
 def validated(recipe: TextRecipe, model, data: TextModule) -> float:
-    """Bits per byte as an epoch has them."""
+    """Compute bits per byte as after an epoch."""
     return held_out(LanguageModeling(recipe), model, data, progress=False)[0]
 
 
@@ -63,7 +63,7 @@ def alone(tmp_path_factory) -> Run:
     return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
 
 
-# What is measured
+# Measurement
 
 
 def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(tmp_path):
@@ -275,7 +275,7 @@ def test_a_value_that_cannot_be_is_refused_at_once(options, message):
     ("options", "message"),
     [
         ({"model": "lm_nan"}, "lm_nano"),
-        ({"encoding": "peg", "joining": "default"}, "look at those ahead"),
+        ({"encoding": "peg", "joining": "default"}, "would use later tokens"),
         ({"model_kwargs": ("dept=2",)}, "`model_kwargs` must be one of .*depth"),
         ({"model_kwargs": ("depth=[2]",)}, "`depth` must be a whole number"),
         ({"tokenizer": "byte"}, "`tokenizer` must be one of bytes, bpe"),
@@ -307,7 +307,7 @@ def test_arguments_of_the_model_reach_it():
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of texts in which few words come again and again."""
+    """Write a folder of texts with a few words that repeat."""
     folder = tmp_path / "texts"
     for split, times in (("train", 60), ("val", 20)):
         (folder / split).mkdir(parents=True)
@@ -327,7 +327,7 @@ def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
     assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
     assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    assert run.data().info.vocabulary == own.fingerprint  # what is there now is read with what was learned then
+    assert run.data().info.vocabulary == own.fingerprint  # the current texts are read with the tokenizer learned before
 
 
 def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
@@ -335,7 +335,7 @@ def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 80)
     again = train(run.recipe(), run.folder, resume=True, progress=False)
     assert tokenizer_of(again).fingerprint == tokenizer_of(run).fingerprint
-    # the tokens of another vocabulary, of as many, would cost another number of bits
+    # the tokens of another vocabulary of the same size would cost a different number of bits
     assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
 
 
@@ -369,14 +369,14 @@ def test_what_a_run_starts_from_must_be_there_and_on_text(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
         train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
     images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)
-    with pytest.raises(ValueError, match="`start_from` must be of a run on text"):
+    with pytest.raises(ValueError, match="`start_from` must be a run on text"):
         train(short(start_from=images.folder), tmp_path / "run", progress=False)
 
 
 def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
     first = train(byte_pairs(texts), tmp_path / "first", progress=False)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} takes that of the run"):
+    with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} uses that of the run"):
         train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
     options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
     second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
@@ -385,7 +385,7 @@ def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
 
 def test_a_run_on_images_has_no_tokenizer(tmp_path):
     run = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "run", progress=False)
-    with pytest.raises(ValueError, match="`run` must be one on text"):
+    with pytest.raises(ValueError, match="`run` must be a run on text"):
         tokenizer_of(run)
 
 

@@ -1,4 +1,4 @@
-"""Training does what a recipe says: schedule, optimizer, decay, averaging, precision."""
+"""Training follows the recipe: schedule, optimizer, decay, averaging, precision."""
 
 import math
 
@@ -18,7 +18,7 @@ def module_of(recipe: Recipe) -> TrainingModule:
 
 
 def rates(recipe: Recipe, steps: int) -> list[float]:
-    """The learning rate at every step, as the optimizer has it."""
+    """Return the optimizer's learning rate at every step."""
     configured = module_of(recipe).configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     found = []

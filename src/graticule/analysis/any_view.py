@@ -1,4 +1,4 @@
-"""The view of any model of images."""
+"""Views of any model of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention maps: the score matrices that `scaled_dot_product_attention` never writes down, on demand."""
+"""Attention maps on demand: the score matrices that `scaled_dot_product_attention` does not return."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ def attention_maps(
 ) -> list[AttentionMap]:
     """Compute the attention weights of chosen layers of `model` on `images`.
 
-    Training and inference go through `scaled_dot_product_attention` all the same: each chosen layer computes
-    its weights once more, beside its forward pass; of a model of timm a copy does without the fused kernel.
+    Training and inference still use `scaled_dot_product_attention`: each chosen layer computes its weights once more,
+    in addition to its forward pass; for a timm model, a copy without the fused kernel does.
 
     Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as timm's; it is left as it
-            is, and looked at in evaluation mode.
+        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed,
+            and run in evaluation mode.
         images: (B, C, height, width).
         layers: counted from 0 through all stages; all by default.
-        without_position: look at the same weights without any position information.
+        without_position: compute the weights without any position information.
 
     Raises:
-        ValueError: if the model has no attention that is known, no such layers, or no position information to leave
-            out.
+        ValueError: if the model has no known attention, no such layers, or no position information to leave out.
     """
     view = view_of(model, (images.shape[-2], images.shape[-1]))
     if without_position:

@@ -20,14 +20,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The attention weights of one layer: how much every query takes of every key.
+    """The attention weights of one layer, for every query and key.
 
     Args:
         layer: counted from 0 through all stages.
         weights: (B, heads, N, M), rows summing to 1. Where attention stays within windows, B counts windows.
         queries: grid of the N queries; with windows, that of a window.
         keys: grid of the M keys, which may be coarser.
-        windows: (L, M), the tokens of each window of an image in the grid of the layer, -1 for padding; None where
+        windows: (L, M), the tokens of each window of an image in the grid of the layer, -1 for padding; None if
             attention is over the whole grid.
     """
 
@@ -43,22 +43,22 @@ class AttentionMap:
         return len(self.weights[0])
 
     def patches(self, head: int, image: int = 0) -> Array:
-        """Return the weights between patches alone, (H * W, M'), as they are: rows sum to 1 less the prefix's."""
+        """Return the weights between patches alone, (H * W, M'); rows sum to 1 minus the weights of prefix tokens."""
         return self.weights[image, head, self.queries.prefix :, self.keys.prefix :]
 
     def of_query(
         self, head: int, query: tuple[float, float], aspect: float, image: int = 0
     ) -> tuple[Array, tuple[int, int], tuple[int, int]]:
-        """Return what one patch attends to, laid out on the keys of the layer, NaN outside of its window.
+        """Return the attention weights of one patch on the grid of the keys; NaN outside of its window.
 
         Args:
             head: counted from 0.
-            query: its place in the image as shares of height and width, from 0 to 1.
-            aspect: height of the image as a share of its width, by which the grid of layers with windows is known.
+            query: its position in the image as shares of height and width, from 0 to 1.
+            aspect: height of the image as a share of its width; the grid of layers with windows is inferred from it.
             image: counted from 0.
 
         Returns:
-            The weights (H', W'), the query's (row, column), and the (H, W) of the grid that it is in.
+            The weights (H', W'), the query's (row, column), and the (H, W) of its grid.
         """
         shape = self.queries.shape
         if self.windows is not None:
@@ -76,7 +76,7 @@ class AttentionMap:
         return found.reshape(shape), (row, column), shape
 
     def distance(self, head: int, image: int = 0) -> float:
-        """Mean distance from a query patch to what it attends to, in patches of the queries' grid.
+        """Return the mean distance that a query patch attends over, in patches of the queries' grid.
 
         Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021), Figure 7, "attention distance".
         """
@@ -95,7 +95,7 @@ class AttentionMap:
 
         .. math:: -\sum_j a_{ij} \log a_{ij}
 
-        It is 0 where a query attends to one key and log M where it attends to all M alike.
+        It is 0 if a query attends to one key, and log M if it attends to all M keys alike.
         """
         weights = self.weights[..., self.queries.prefix :, :]
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
@@ -103,7 +103,7 @@ class AttentionMap:
         return mean
 
     def prefix_shares(self) -> Array:
-        """Return the share of the weights of a query patch that prefix tokens get, (B, heads)."""
+        """Return the share of a query patch's weights that is on prefix tokens, (B, heads)."""
         share: Array = self.weights[..., self.queries.prefix :, : self.keys.prefix].sum(-1).mean(-1)
         return share
 
@@ -122,7 +122,7 @@ class AttentionMap:
 
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
-    """Write the weights of `maps` to `path` as .npz, one array per layer from `layer1` on; returns the path."""
+    """Write the weights of `maps` to `path` as .npz, one array per layer, named from `layer1`; returns the path."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"layer{one.layer + 1}": one.weights for one in maps}
     np.savez_compressed(buffer, **arrays)

@@ -19,7 +19,7 @@ from graticule.analysis.plots import SIMILARITY, axes_at
 
 #: Weights above this quantile of a row of the sheet are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
-#: Columns of a sheet by default.
+#: Most columns of a sheet by default.
 _MOST = 6
 
 Maps = Mapping[str, Sequence[AttentionMap]]
@@ -38,10 +38,10 @@ def attention_sheet(
 
     Args:
         maps: label -> maps of the same layers, in the same order, with the same number of heads.
-        heads: counted from 0; by default evenly spaced ones, so many that there are at most six columns.
-        image: which of the images that the maps are of.
+        heads: counted from 0; by default evenly spaced ones for at most six columns.
+        image: index of the image.
         title: above the sheet.
-        limits: the ends of the color scale, to hold several sheets side by side.
+        limits: the ends of the color scale, to compare several sheets.
 
     Raises:
         ValueError: if there is nothing to draw, or the models have different layers or no such head.
@@ -67,22 +67,22 @@ def attention_on_image(
     title: str = "",
     limits: Limits | None = None,
 ) -> Figure:
-    """Draw what one query attends to over the image, one row per layer and one column per model and head.
+    """Draw the attention of one query over the image, one row per layer and one column per model and head.
 
     The query is a square. Every row has one color scale, from 0 to the largest of its weights. Where attention is
     within windows, the rest of the image has no color.
 
     Args:
-        maps: as `attention_sheet`.
+        maps: as in `attention_sheet`.
         picture: the image, (height, width) or (height, width, 3), from 0 to 1.
-        query: its place as shares of height and width, from 0 to 1; the patch that it lies in is the query.
-        heads: as `attention_sheet`.
-        image: which of the images that the maps are of.
+        query: a position as shares of height and width, from 0 to 1; the patch there is the query.
+        heads: as in `attention_sheet`.
+        image: index of the image.
         title: above the sheet.
-        limits: the ends of the color scale, to hold several sheets side by side.
+        limits: the ends of the color scale, to compare several sheets.
 
     Raises:
-        ValueError: as `attention_sheet`, or if the query is outside of the image.
+        ValueError: as in `attention_sheet`, or if the query is outside of the image.
     """
     heads = sheet_heads(maps, heads)
     if not all(0 <= share < 1 for share in query):
@@ -96,7 +96,7 @@ def attention_on_image(
         ax.imshow(gray, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
         down, across = height / shape[0], width / shape[1]
-        for color, edge in (("black", 2.6), ("white", 1.2)):  # seen on dark and on light
+        for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
             corner = (column * across - 0.5, row * down - 0.5)
             ax.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=edge))
         ax.set(xlim=box[:2], ylim=box[2:])
@@ -141,7 +141,7 @@ def _sheet(
     title: str,
     limits: Limits | None,
 ) -> Figure:
-    """Place the panels of a sheet, of which `ratio` is the height as a share of the width."""
+    """Draw the panels of a sheet; `ratio` is the height of a panel as a share of its width."""
     columns = list(maps.values())
     side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42
     high = side * ratio
@@ -181,6 +181,6 @@ def _sheet(
 
 
 def _wrapped(label: str, width: int) -> str:
-    """Break a label into lines that its columns hold, a path after its slashes."""
+    """Break a label into lines that fit its columns; a path is broken after its slashes."""
     lines = [part for line in label.split("\n") for part in textwrap.wrap(line.replace("/", "/ "), width)]
     return "\n".join(line.replace("/ ", "/") for line in lines)

@@ -1,4 +1,4 @@
-"""Where attention goes, summarized over images: distance, entropy and the share on prefix tokens."""
+"""Summary of attention over images: distance, entropy and the share on prefix tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class AttentionSummary:
-    """Where the queries of patches attend to, by layer and head.
+    """Summary of the attention of patch queries, by layer and head.
 
     layers: counted from 0.
     distance: (layers, heads) mean, in patches of the layer's grid or window; NaN where a layer has fewer heads.
     distance_error: its standard error over images.
     entropy: in nats, mean over images; `uniform_entropy` is the largest possible, (layers,).
-    prefix: the share that prefix tokens get.
+    prefix: the share on prefix tokens.
     uniform: the distance of a head that attends to all patches alike, (layers,).
     """
 

@@ -1,4 +1,4 @@
-"""An audit of the position information of a model: what it costs, where it can be read, and what depends on it."""
+"""Audit of the position information of a model: its cost, a probe that reads it, and the effects of changing it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from graticule.analysis.timm_view import TimmView
 from graticule.analysis.view import ModelView, Size, Unavailable, evaluating
 from graticule.grid import Grid
 
-#: Images that attention weights are computed of, at most: they are many numbers, and differ little between images.
+#: Maximum numbers of images for attention weights, which are large and differ little between images, and for
+#: translation.
 _ATTENTION, _TRANSLATION = 16, 32
-#: Turns in which forward passes are timed, for batches of so many images.
+#: Images per batch -> rounds in which forward passes are timed.
 _TURNS = {1: 15, 8: 7}
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What was found. Layers are counted from 0, and named from 1 in tables.
+    """Results of an audit. Layers are counted from 0, and named from 1 in tables.
 
     img_size: (height, width) in pixels of the images.
-    images: how many.
-    grids: after each layer.
-    parameters: of the model.
-    position: parameters of each part of the position information.
-    unknown: names of parameters that look like position information and are of no known part.
-    probe_content: of the embedded patches before any position information; None if they were not found.
-    probes: of each layer.
-    effects: of changes of the position, by name.
-    sizes: of other sizes of the images, by size; features are compared with those at `img_size`.
+    images: number of images.
+    grids: grid after each layer.
+    parameters: number of parameters of the model.
+    position: number of parameters of each part of the position information.
+    unknown: names of parameters that look like position information and belong to no known part.
+    probe_content: probe of the embedded patches before any position information; None if they were not found.
+    probes: probe of each layer.
+    effects: effects of changes of the position.
+    sizes: effects of other sizes of the images, by size; features are compared with those at `img_size`.
     accuracy: top-1 in percent, and its standard error; None without labels.
-    times: of forward passes, by batch.
+    times: times of forward passes, one entry per batch size.
     translation, attention: None if they are not known.
-    maps: of position information, by stage.
+    maps: maps of position information, by stage.
     unavailable: name of an analysis -> why it was not made.
     """
 
@@ -76,19 +77,20 @@ def audit(
     timed: bool = True,
     progress: bool = True,
 ) -> Audit:
-    """Measure what the position information of a model costs, where it can be read, and what depends on it.
+    """Measure the cost of a model's position information, probe its features for it, and measure what depends on it.
 
     The model is not changed.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as timm's.
-        images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same ones at other sizes.
+        model: one of our backbones, or another model whose blocks are found by structure, as in timm.
+        images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
+            sizes.
         img_size: (height, width) in pixels; that of the model by default.
         labels: the classes of the images, (B,), in the order of the logits.
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.
-        progress: whether to show a bar.
+        progress: whether to show a progress bar.
 
     Raises:
         ValueError: if the model, the sizes or the number of images cannot be used.
@@ -106,7 +108,7 @@ def audit(
     changed = _changed_views(view, unavailable)
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
     further = 4 * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
-    passes = 2 + len(changed) + 2  # twice the model, and the two edits
+    passes = 2 + len(changed) + 2  # the model twice, the changed views, and the two edits
     bar = AuditBar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
     batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
 
@@ -166,7 +168,7 @@ def audit(
 
 
 def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:
-    """Return the views of the model with changed position, by name; what it cannot do is added to `unavailable`."""
+    """Return the views of the model with changed position, by name; reasons for missing ones go to `unavailable`."""
     double = 2 * view.img_size[0], 2 * view.img_size[1]
     changes: dict[str, Callable[[], ModelView]] = {
         "position zeroed": view.without_position,
@@ -233,7 +235,7 @@ def _attention(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> 
 
 
 def _times(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> list[Turns]:
-    """Time forward passes with position information, without it, and for a backbone folded."""
+    """Time forward passes with position information, without it, and with it folded if the model is a backbone."""
     try:
         variants = view.variants()
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The progress of an audit: forward passes of all views, in passes of an image at the size of the model."""
+"""Progress bar of an audit, in forward passes of one image at the size of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class AuditBar:
-    """Runs views and shows the progress over all of them, in passes of an image at the size of the model."""
+    """Runs views and shows the progress over all of them, in passes of one image at the size of the model."""
 
     def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
         self.size = size
@@ -30,7 +30,7 @@ class AuditBar:
         return found
 
     def step(self, name: str, passes: int, work: Callable[[], T]) -> T:
-        """Do work that costs about so many passes."""
+        """Run `work`, which costs about `passes` passes."""
         self.bar.set_description(name)
         found = work()
         self.bar.update(passes)

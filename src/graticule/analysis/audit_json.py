@@ -1,4 +1,4 @@
-"""The numbers of an audit as plain values."""
+"""Numbers of an audit as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graticule.analysis.probe import Probe
 
 
 def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all numbers of an audit as plain values; `about` is what was done."""
+    """Return all numbers of an audit as plain values; `about` describes the audit."""
     return {
         **about,
         "img_size": list(found.img_size),
@@ -85,7 +85,7 @@ def _effect_record(one: Effect) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers and arrays as plain values; what is not finite is None."""
+    """Return numbers and arrays as plain values; NaN and infinities become None."""
     if isinstance(value, np.ndarray):
         return [_plain(one) for one in value]
     if isinstance(value, tuple | list):

@@ -21,14 +21,14 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
     Args:
         found: the audit.
         title: of the page, such as the name of the model.
-        lines: what was done, as rows of the first table.
+        lines: settings of the audit, as rows of the first table.
     """
     height, width = found.img_size
     report = Report(title, f"Position audit: {found.images} images of {height} x {width} pixels")
     for sentence in findings(found):
         report.note(sentence)
     if lines:
-        report.table(("", ""), lines, "What was audited")
+        report.table(("", ""), lines, "Settings of the audit")
     _cost(report, found)
     _probe(report, found)
     _effects(report, found)
@@ -36,7 +36,7 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
     if found.translation is not None:
         report.heading("Translation")
         report.text(
-            "The image is shifted by whole patches; what leaves it on one side comes in on the other. 0: features are "
+            "The image is shifted by whole patches; what leaves it on one side enters on the other. 0: features are "
             "shifted with it. 1: they change as much as they differ between tokens and images."
         )
         figure = translation_plot({title: found.translation})
@@ -107,20 +107,20 @@ def _cost(report: Report, found: Audit) -> None:
                     span = f"{100 * low:.1f} to {100 * high:.1f} %"
                     shares.append((name, str(turns.batch), f"{100 * median:.1f} %", span, count))
         report.table(
-            ("share of a forward pass", "images", "median", "quartiles", "turns"),
+            ("share of a forward pass", "images", "median", "quartiles", "rounds"),
             shares,
-            "Time on this machine: forward passes with and without position information, in turns. A median below 0 is "
-            "the noise of the machine.",
+            "Time on this machine: forward passes with and without position information, interleaved. A median below 0 "
+            "is the noise of the machine.",
         )
 
 
 def _probe(report: Report, found: Audit) -> None:
-    report.heading("Where position can be read")
+    report.heading("Linear probe of position")
     report.text(
         "A linear map of the features of a patch predicts its row and column. It is fitted by ridge regression, and "
-        "scored on images that were not fitted. R² is 1 where position can be read exactly, and 0 where the features "
-        "say nothing of it; content alone says something, such as sky above and ground below. In the control, the "
-        "labels are shuffled over the patches of each image."
+        "scored on held-out images. R² is 1 if position can be read exactly, and 0 if it cannot be read at all; the "
+        "content alone tells something of position, such as sky above and ground below. In the control, the labels "
+        "are shuffled over the patches of each image."
     )
     figure = probe_plot(found.probe_content, found.probes)
     report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of row and column by layer")
@@ -135,18 +135,18 @@ def _probe(report: Report, found: Audit) -> None:
     one = found.probes[-1]
     if one.examples < 10 * one.channels:
         report.note(
-            f"{one.examples:,} patches are few for {one.channels} channels: with more images the probe would read more."
+            f"{one.examples:,} patches are few for {one.channels} channels: with more images R² would be larger."
         )
 
 
 def _effects(report: Report, found: Audit) -> None:
-    report.heading("What depends on position")
+    report.heading("Effects of changed position")
     report.text(
         "The same images are passed through the model with its position information changed. Zeroed: no layer gets "
         "any. Shuffled: each patch gets the position of another one, the same in all layers. Of a larger size: each "
         "patch gets the position of the nearest patch of an image of twice the sides; functions of the tokens, such as "
-        "a PEG, stay. Removed: after each layer, what the probe reads is projected out of the features; the control "
-        "removes as many directions that say nothing."
+        "a PEG, are not changed. Removed: after each layer, the directions that the probe reads are projected out of "
+        "the features; the control removes as many directions, those of shuffled labels."
     )
     if found.effects:
         figure = effect_plot(found.effects)
@@ -155,7 +155,7 @@ def _effects(report: Report, found: Audit) -> None:
     columns, rows = _effect_table(found.effects)
     caption = "Last layer"
     if found.accuracy is not None:
-        caption += f"; accuracy of the model as it is: {_pair(found.accuracy, 1)} %"
+        caption += f"; accuracy of the unchanged model: {_pair(found.accuracy, 1)} %"
     report.table(columns, rows, caption)
 
 
@@ -165,7 +165,7 @@ def _sizes(report: Report, found: Audit) -> None:
     report.heading("Other sizes")
     report.text(
         f"Features of the same images at another size, resampled to the grid at {found.img_size[0]} x "
-        f"{found.img_size[1]}, against those at that size."
+        f"{found.img_size[1]}, compared with those at that size."
     )
     effects = list(found.sizes.values())
     report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")
@@ -174,7 +174,7 @@ def _sizes(report: Report, found: Audit) -> None:
 
 
 def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and rows about the last layer and the classes."""
+    """Return columns and rows of the effects on the last layer and on the predicted classes."""
     columns = ["change", "change of features", "cosine"]
     if any(one.same is not None for one in effects):
         columns.append("top-1 as before")
@@ -192,7 +192,7 @@ def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tupl
 
 
 def _attention(report: Report, summary: AttentionSummary) -> None:
-    report.heading("Where attention goes")
+    report.heading("Attention")
     report.figure(
         attention_plot(summary),
         "A dot per head, the line their mean; dotted: a head that attends to all keys alike. Distances are those "

@@ -1,4 +1,4 @@
-"""The pictures of an audit: the probe, the effects of changes, and where attention goes, by layer."""
+"""Figures of an audit: the probe, the effects of changes, and a summary of attention, by layer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from graticule.analysis.probe import Probe
 
 
 def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
-    """Draw R2 of row and column by layer, with standard errors over folds, and that of the shuffled labels.
+    """Draw R2 of row and column by layer, with standard errors over folds, and R2 of the shuffled labels.
 
-    Layer 0 is the embedded patches before any position information.
+    Layer 0 stands for the embedded patches before any position information.
     """
     figure, ax = _axes("layer", "R² on images that were not fitted")
     first = 0 if content is not None else 1
@@ -44,7 +44,7 @@ def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
 
 
 def effect_plot(effects: Sequence[Effect]) -> Figure:
-    """Draw the relative change of the features by layer, a line per change, with standard errors over images."""
+    """Draw the relative change of the features by layer, one line per change, with standard errors over images."""
     figure, ax = _axes("layer", "change of the features\n(share of their spread)")
     for index, one in enumerate(effects):
         layers = np.arange(1, len(one.mean_change) + 1)
@@ -57,7 +57,7 @@ def effect_plot(effects: Sequence[Effect]) -> Figure:
 
 
 def attention_plot(summary: AttentionSummary) -> Figure:
-    """Draw distance, entropy and the share on prefix tokens of every head by layer, a dot per head, and their mean."""
+    """Draw distance, entropy and the share on prefix tokens by layer, one dot per head, and the mean over heads."""
     figure = Figure(figsize=(9.6, 3.4), layout="constrained")
     panels = figure.subplots(1, 3)
     layers = np.array(summary.layers) + 1

@@ -1,4 +1,4 @@
-"""The view of a backbone of this library, whose position information is changed as `LayerPosition`."""
+"""View of a backbone of this library; its position information is changed as `LayerPosition`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class BackboneView(ModelView):
         """Return a view of the model without any position information.
 
         Raises:
-            Unavailable: if its layers need some.
+            Unavailable: if its layers need position information.
         """
         if needed := self.model.needs:
             raise Unavailable(
@@ -101,7 +101,7 @@ class BackboneView(ModelView):
     def placed_at(self, img_size: Size) -> BackboneView:
         """Return a view in which each patch has the position of the nearest patch of a larger image.
 
-        Functions of the tokens, such as a PEG, stay as they are.
+        Functions of the tokens, such as a PEG, are not changed.
         """
         try:
             self.model.grid_at(img_size)
@@ -112,7 +112,7 @@ class BackboneView(ModelView):
     def repeated_from(self, img_size: Size) -> BackboneView:
         """Return a view in which each patch has the position of the patch of a smaller image that it lies in.
 
-        Functions of the tokens, such as a PEG, stay as they are.
+        Functions of the tokens, such as a PEG, are not changed.
         """
         return BackboneView(self.model, self.img_size, partial(self._repeated_from, self.model.grid_at(img_size)))
 
@@ -120,17 +120,17 @@ class BackboneView(ModelView):
         """Return a view in which the queries of all layers are multiplied by `factor`.
 
         Raises:
-            Unavailable: if the layers have no queries to be multiplied.
+            Unavailable: if the layers cannot multiply their queries.
         """
         if "query_scale" not in self.model.takes:
             raise Unavailable(f"{type(self.model).__name__} cannot multiply its queries")
         return BackboneView(self.model, self.img_size, partial(self._with_query_scale, factor, self.change))
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
-        """Compute the attention weights of chosen layers, all by default, beside the forward pass."""
+        """Compute the attention weights of chosen layers, all by default, in addition to the forward pass."""
         attentions = [block.attn for block in self.blocks if hasattr(block, "attn")]
         if not attentions:
-            raise Unavailable(f"`model` must have attention, which {type(self.model).__name__} has not.")
+            raise Unavailable(f"`model` must have attention, got {type(self.model).__name__}, which has none.")
         chosen = chosen_layers(layers, len(attentions))
         found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]] = {}
         with ExitStack() as hooks:
@@ -198,7 +198,7 @@ class BackboneView(ModelView):
     def _from(
         self, source: Grid, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
     ) -> list[LayerPosition]:
-        """Give each patch the position of the patch of `source` that `index` says."""
+        """Give each patch the position of the patch of `source` that `index` names."""
         own, other = position(grid), position(source)
         found = []
         for there, here, at, wide in zip(other, own, self._each(grid), self._each(source), strict=True):
@@ -222,12 +222,12 @@ class BackboneView(ModelView):
         return next(self.model.parameters()).device
 
     def _each(self, grid: Grid) -> list[Grid]:
-        """Return the grid of the tokens that enter each layer, `grid` being the first stage's."""
+        """Return the grid of the tokens that enter each layer; `grid` is that of the first stage."""
         return self.model.layer_grids(grid)
 
 
 class _ChangedPosition(Position):
-    """Stands for a position while it is changed; its modules stay in it."""
+    """Replaces a position while it is changed; the modules of the position remain submodules."""
 
     def __init__(self, original: Position, change: Change | None, edit: Edit | None, model: Backbone) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class _ChangedPosition(Position):
         self.__dict__["model"] = model  # no submodule of itself
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what the change makes of the position, with the edit after each layer."""
+        """Return the changed position, with the edit after each layer."""
         given = self.original(grid) if self.change is None else self.change(_original(self.original), grid)
         if self.edit is None:
             return given
@@ -282,7 +282,7 @@ def _keep(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Keep the weights of a layer, the grids of its queries and keys if it says them, and its windows."""
+    """Store the attention weights of a layer, the grids of its queries and keys if it names them, and its windows."""
     seen = windows = None
     for given in args:
         if isinstance(given, Windows):
@@ -295,6 +295,6 @@ def _keep(
 def _map(
     layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, windows: Windows | None, grid: Grid
 ) -> AttentionMap:
-    """Name the grids of queries and keys: those that are seen, or that of the layer."""
+    """Build the map of a layer: the grids of queries and keys are `seen`, or the grid of the layer."""
     tokens = None if windows is None else window_tokens(windows).numpy()
     return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)), tokens)

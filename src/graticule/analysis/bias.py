@@ -1,4 +1,4 @@
-"""Biases of attention: what every layer and head adds to the logits of two positions, for any image."""
+"""Biases of attention: the numbers that each layer and head adds to the logits of two positions, for any image."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BiasMaps:
     """The biases that the layers of a model, or of one stage, add to their attention logits.
 
     Args:
-        grid: where the tokens are, those of a window if attention is within windows; without prefix tokens.
-        layers: for every map, the layers that it is the bias of, counted from 0; more than one where they share it.
+        grid: the grid of the tokens, that of a window if attention is within windows; without prefix tokens.
+        layers: for every map, the layers that have this bias, counted from 0; more than one if they share it.
         bias: (maps, heads, H * W, H * W), rows are queries; NaN where a key is not seen.
     """
 
@@ -52,14 +52,14 @@ class BiasMaps:
     def spread(self) -> Array:
         """The standard deviation of the bias over the keys of a query, mean over queries, (maps, heads).
 
-        It is what a softmax sees: a number that all keys share drops out.
+        Only this reaches the softmax: a number that all keys share drops out.
         """
         deviations: Array = np.nanstd(self.bias, axis=-1).mean(-1)
         return deviations
 
     @cached_property
     def locality(self) -> Array:
-        """The mean distance that a query attends over where the bias alone decides, (maps, heads), in patches."""
+        """The mean attention distance of a query if the bias alone decides, (maps, heads), in patches."""
         distance = self.grid.distances().double().numpy()
         return np.array([[mean_distance(_softmax(head), distance) for head in one] for one in self.bias])
 
@@ -74,7 +74,7 @@ class BiasMaps:
         return f"layer {first}" if first == last else f"layers {first}-{last}"
 
     def summary(self) -> list[tuple[str, ...]]:
-        """Rows for a table: `COLUMNS`, then a row per map, with the range over its heads."""
+        """Return rows for a table: `COLUMNS`, then a row per map, with the range over its heads."""
         rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
         for index, (spread, local) in enumerate(zip(self.spread, self.locality, strict=True)):
             shares = 100 * local / self.uniform_distance if self.uniform_distance else np.full_like(local, np.nan)
@@ -83,9 +83,9 @@ class BiasMaps:
         return rows
 
     def save(self, path: str | Path) -> Path:
-        """Write all arrays to `path` as .npz, whole or not at all; returns the path.
+        """Write all arrays to `path` as .npz, completely or not at all; returns the path.
 
-        `map_of_layer` holds the map of every layer up to the last that has one, -1 for none.
+        `map_of_layer` is the index of the map of every layer up to the last that has one, -1 for none.
         """
         map_of_layer = np.full(1 + max(layer for group in self.layers for layer in group), -1)
         for index, group in enumerate(self.layers):
@@ -105,14 +105,14 @@ class BiasMaps:
 
 @torch.no_grad()
 def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0) -> BiasMaps | None:
-    """Read the bias that every layer adds to its attention logits, as it is after LaPE's norm if that joins it.
+    """Read the bias that every layer adds to its attention logits; with LaPE, after its norm.
 
-    Of an encoding that depends on the queries, too (Shaw's, iRPE), there is no such map; beside another, that other's
-    is read. Nor is there one of a layer whose queries or keys are pooled, or of a layer with windows where others see
-    the whole grid (SAM). Prefix tokens, which get no bias, are left out. In a language model the keys after a query are
-    not seen.
+    An encoding that depends on the queries, too (Shaw's, iRPE), has no such map; if it is combined with another one,
+    the bias of the other is read. A layer with pooled queries or keys has no map either, nor has a layer with windows
+    where others see the whole grid (SAM). Prefix tokens, which get no bias, are left out. In a language model the keys
+    after a query are not seen.
 
-    The model is left as it is; it may be folded.
+    The model is not changed; it may be folded.
 
     Reference: LaPE's released code draws these for a relative bias, one picture per layer and head.
 
@@ -120,7 +120,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
         model: one of our backbones, or a language model.
         img_size: pixels, a side or (height, width); by default the size that the model is built for. Within windows
             the bias is that of the window that the model is built for.
-        stage: counted from 0, of a pyramid.
+        stage: of a pyramid, counted from 0.
 
     Returns:
         The maps; None if no layer has one.
@@ -158,7 +158,7 @@ def _pairs(bias: Tensor | LowRank) -> tuple[int, int]:
 
 
 def _softmax(logits: Array) -> Array:
-    """Softmax over the last axis; 0 where a logit is NaN."""
+    """Return the softmax over the last axis; 0 where a logit is NaN."""
     weight = np.exp(logits - np.nanmax(logits, axis=-1, keepdims=True))
     shares: Array = np.nan_to_num(weight / np.nansum(weight, axis=-1, keepdims=True))
     return shares

@@ -12,18 +12,18 @@ from graticule.analysis.plots import SIMILARITY, axes_at
 
 
 def bias_map_sheet(maps: BiasMaps, title: str, limits: tuple[float, float] | None = None) -> Figure:
-    """Draw the bias of all pairs of places, one row per layer and one column per head, and the center token's map.
+    """Draw the bias of all pairs of positions, one row per layer and one column per head, and the center token's map.
 
-    Every row has one color scale, from its least bias to its largest, so that heads of a layer compare. Keys that a
-    query does not see are left white. Below each pair of panels is the mean distance that the bias alone would
-    attend over.
+    Every row has one color scale, from its smallest bias to its largest, so that the heads of a layer can be compared.
+    Keys that a query does not see are left white. Below each pair of panels is the mean attention distance if the bias
+    alone decided.
 
-    Reference: LaPE's released code draws all pairs so, one picture per layer and head.
+    Reference: LaPE's released code draws all pairs in this way, one picture per layer and head.
 
     Args:
         maps: of one model, or of one stage.
         title: above the sheet.
-        limits: the ends of one color scale for all rows, to hold several sheets side by side.
+        limits: the ends of one color scale for all rows, to compare several sheets.
     """
     height, width = maps.grid.shape
     side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4

@@ -1,4 +1,4 @@
-"""How much of the input of a layer's attention is position, with the default joining."""
+"""Share of position in the input of each layer's attention, with the default joining."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Coefficients:
         \lambda_2 = \frac{\sigma_w}{\sigma_{\tilde x + w}}, \quad
         \lambda_3 = \frac{\sigma_{\tilde x + w} - \sigma_{\tilde x} - \sigma_w}{\sigma_{\tilde x + w}}
 
-    :math:`\sigma` is the standard deviation over the channels of a token, :math:`\tilde x` what is in the residual
-    stream beside w, and :math:`\beta` the shift of the norm.
+    :math:`\sigma` is the standard deviation over the channels of a token, :math:`\tilde x` the residual stream without
+    w, and :math:`\beta` the shift of the norm.
 
     Reference: LaPE (Yu et al., 2023), Eq. 6 and 7.
 

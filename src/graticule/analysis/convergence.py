@@ -1,4 +1,4 @@
-"""Convergence curves: what a metric was as training went on."""
+"""Convergence curves: a metric over the course of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from graticule.analysis.plots import curves
 
-#: What can be followed -> what stands beside the axis.
+#: Name of a metric -> label of its axis.
 METRICS = {
     "val_top1": "top-1 on validation (%)",
     "val_bpb": "bits per byte on validation",
@@ -21,7 +21,7 @@ METRICS = {
     "val_loss": "loss on validation",
     "lr": "learning rate",
 }
-MOST_LINES = 28  # that look different
+MOST_LINES = 28  # that can be told apart
 
 
 def convergence_plot(
@@ -30,7 +30,7 @@ def convergence_plot(
     against: str = "epoch",
     title: str = "",
 ) -> Figure:
-    """Draw a metric against the epoch or the seconds of training, a line a run, or a mean with a band.
+    """Draw a metric against the epoch or the seconds of training, one line per run, or a mean with a band.
 
     A line has a gap where its value is not finite; a point between two gaps is a dot.
 
@@ -38,8 +38,8 @@ def convergence_plot(
 
     Args:
         lines: label -> (epoch or seconds, value, standard deviation or None) in order; labels are drawn as they are.
-        metric: what the values are, one of `METRICS`.
-        against: epoch, or seconds, which are drawn in minutes or hours if they are many.
+        metric: the metric of the values, one of `METRICS`.
+        against: epoch, or seconds; long times are drawn in minutes or hours.
         title: above the plot.
     """
     if metric not in METRICS or against not in ("epoch", "seconds"):
@@ -48,10 +48,10 @@ def convergence_plot(
     if not 1 <= len(lines) <= MOST_LINES:
         raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
     if empty := [label for label, points in lines.items() if not points]:
-        raise ValueError(f"`lines` must have a point each, got none for {empty[0]!r}.")
+        raise ValueError(f"`lines` must have at least one point each, got none for {empty[0]!r}.")
     longest = max(points[-1][0] for points in lines.values())
     unit, size = ("epoch", 1.0) if against == "epoch" else _unit(longest)
-    # matplotlib leaves labels out that begin with _, and reads $ as mathematics: they are put in when all else is there
+    # matplotlib leaves out labels that begin with _, and reads $ as mathematics: so the labels are set at the end
     drawn = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
     figure = curves(
         {stand: [_scaled(point, size) for point in lines[label]] for stand, label in drawn.items()},
@@ -76,7 +76,7 @@ def convergence_plot(
 
 
 def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[float, float, float | None]:
-    """Give x in units of `size`, and NaN for what is not finite."""
+    """Return x in units of `size`, and NaN for values that are not finite."""
     x, y, deviation = point
     if not math.isfinite(y):
         y, deviation = math.nan, None if deviation is None else math.nan
@@ -84,5 +84,5 @@ def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[floa
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """Return the unit to show a duration in, and its seconds."""
+    """Return the unit of time for a duration, and its length in seconds."""
     return ("s", 1.0) if seconds < 600 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)

@@ -1,4 +1,4 @@
-"""Position correlations: how similar any two positions are to each layer of a model."""
+"""Position correlations: the similarity of any two positions as each layer of a model sees them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graticule.grid import Grid
 from graticule.joining import Scale
 from graticule.layer_position import LayerPosition
 
-#: Over so many places at most the locality of an untrained model is a mean.
+#: Maximum number of positions that the locality of an untrained model is averaged over.
 _PLACES = 256
 
 
@@ -32,57 +32,56 @@ _PLACES = 256
 def position_correlations(
     model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0, untrained: int = 0
 ) -> Correlations:
-    r"""Compare what each layer's attention sees of position, place by place.
+    r"""Compare all pairs of positions as each layer's attention sees them.
 
     .. math:: s_{i, j} = \frac{p_i \cdot p_j}{\|p_i\| \|p_j\|}
 
-    with p the layer's view of position, (H * W, D), computed in float64 from the parameters as they are:
+    with p the position as the layer sees it, (H * W, D), computed in float64 from the current parameters:
 
     - 'inner': what the layer adds to its normalized tokens (LaPE);
     - 'stream': LN_l(w), where w is the sum of the tables that entered the residual stream up to and including
       this layer, and LN_l the block's own `norm1`. By Eq. 6 attention sees
       :math:`\lambda_2 LN_l(w)`, :math:`\lambda_2 = \sigma_w / \sigma_{\tilde x + w}` (Eq. 7), which depends on
-      the image. But it is one positive number a token, and a cosine does not feel the length of its vectors:
-      it drops out. LN_l is taken whole, weight and bias: the paper splits a third term off for what beta is
-      then too much, and its released code draws it so;
-    - 'queries_keys': what a joining adds to the inputs of queries, and of keys, alone;
-    - 'stream + inner' and so on, where a layer has several: their sum, with lambda_2 = 1, for here it would not drop
-      out.
+      the image. But it is one positive number per token, and a cosine does not depend on the length of its vectors:
+      it drops out. LN_l includes its weight and bias, as in the paper's released code; the paper splits the excess of
+      beta off as a third term;
+    - 'queries_keys': what a joining adds to the inputs of queries and keys alone;
+    - 'stream + inner' and so on, for a layer with several of them: their sum, with lambda_2 = 1, which would not drop
+      out here.
 
-    Where a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w passes through it. In a pyramid the
-    layers of one stage are compared; what was on the residual stream before came through the patch mergings, as the
-    tokens do.
+    If a block has a norm on the residual stream itself (ViT-Lite, CVT, CCT), w passes through it. In a pyramid the
+    layers of one stage are compared; the tables of earlier stages pass through the patch mergings, as the tokens do.
 
-    A layer that gets nothing (after eta with LaPE; encoding 'none') has no correlation, NaN. So has a
+    A layer that receives no position (after eta with LaPE; encoding 'none') has no correlation, NaN, and neither has a
     token whose vector is zero. A conditional encoding combined with an absolute one is left out, and so is a relative
     bias, which `bias_maps` draws.
 
-    **Untrained models.** Layers differ in locality before anything is learned, too, once their norms differ. So
-    `untrained` models of the same shape are measured: learnable tables drawn as they start, and the weights and biases
-    of all norms drawn about 1 and 0 with the standard deviation that those of the model have from there, one for each
-    kind of norm. What patch mergings and fixed tables hold stays. Where the grid has more than 256 places, their
-    localities are means over 256 drawn ones.
+    **Untrained models.** The localities of layers differ even before training, once their norms differ. So
+    `untrained` models of the same shape are measured: learnable tables are initialized anew, and the weights and biases
+    of all norms are drawn around 1 and 0, with the root mean square deviation that those of the model have from these
+    values, one for each kind of norm. Patch mergings and fixed tables are not changed. If the grid has more than 256
+    positions, these localities are means over 256 random ones.
 
-    A text is a grid of height 1: the places of a language model's context are compared.
+    A text is a grid of height 1: the positions of a language model's context are compared.
 
-    The model is left as it is, training mode included; it may be folded.
+    The model is not changed, including its training mode; it may be folded.
 
     Reference: LaPE (Yu et al., 2023), Eq. 6, 7 and 12, Figures 3 and 4.
 
     Args:
         model: one of our backbones, or a language model.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
-        stage: counted from 0, of a pyramid.
-        untrained: how many untrained models; 39 give p values down to 1 / 40.
+        stage: of a pyramid, counted from 0.
+        untrained: number of untrained models; 39 give p values down to 1 / 40.
 
     Raises:
-        ValueError: if the model is not a backbone or has no such stage, or has no absolute encoding but another, which
-            gives no vectors.
+        ValueError: if the model is not a backbone or has no such stage, or has no absolute encoding but another one
+            without a vector per token.
     """
     if untrained < 0:
         raise ValueError(f"`untrained` must be at least 0, got {untrained}.")
     positions, grid, table = positions_of(model, img_size, stage)
-    # what mixes tokens and channels has most of the weights, and is not needed
+    # attention and MLPs have most of the weights, and are not needed
     parts = [getattr(module, name, None) for module in model.modules() for name in ("attn", "mlp")]
     left_out: dict[int, Any] = {id(part): nn.Identity() for part in parts if isinstance(part, nn.Module)}
     exact = copy.deepcopy(model, left_out).cpu().double().eval()
@@ -110,7 +109,7 @@ def position_correlations(
 def positions_of(
     model: nn.Module, img_size: int | tuple[int, int] | None, stage: int
 ) -> tuple[list[LayerPosition], Grid, Tensor | None]:
-    """Return what each layer gets, the grid, and the one table w, if there is just one.
+    """Return the position of each layer, the grid, and the table w if there is exactly one.
 
     Raises:
         ValueError: if the model is not a backbone or has no such stage, or a language model is given an image size.
@@ -135,7 +134,7 @@ def positions_of(
 def _seen(
     model: Any, positions: list[LayerPosition], grid: Grid, stage: int, like: Tensor
 ) -> tuple[Grid, list[dict[str, Tensor]]]:
-    """Return the grid of a stage and what each of its layers sees of position, (H * W, D), by where it comes from.
+    """Return the grid of a stage, and the position that each of its layers sees, (H * W, D), by its source.
 
     `positions` are in the dtype and on the device of `like`, and `model` is in float64 on the CPU.
     """
@@ -158,7 +157,7 @@ def _seen(
                 seen["queries_keys"] = _patches(position.queries_keys, at)
             if position.inputs is not None:
                 queries = _added_to_queries(position.inputs, at, like.new_zeros(1, at.tokens, len(block.norm1.weight)))
-                if not torch.equal(queries, queries[:1].expand_as(queries)):  # all alike, as the bias of a PEG
+                if not torch.equal(queries, queries[:1].expand_as(queries)):  # the bias of a PEG is the same everywhere
                     seen["queries_keys"] = queries
             layers.append(seen)
         if stream is not None and (carried := getattr(block, "carried", None)) is not None:
@@ -167,7 +166,7 @@ def _seen(
 
 
 def _added_to_queries(inputs: Callable[[Tensor], Any], grid: Grid, zeros: Tensor) -> Tensor:
-    """Return what is added to the inputs of queries, (H * W, D): what they are for tokens that are zero, (1, N, D)."""
+    """Return the addition to the inputs of queries, (H * W, D): the inputs for tokens `zeros`, (1, N, D)."""
     return _patches(inputs(zeros)[0][0], grid)
 
 
@@ -196,7 +195,7 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
 
 
 def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
-    """List the parameters of norms with the value they start from and their deviation from it, by kind of norm."""
+    """List the parameters of norms with their initial value and their deviation from it, one for each kind of norm."""
     kinds: dict[str, list[tuple[nn.Parameter, float]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.LayerNorm | Scale):
@@ -211,9 +210,9 @@ def _norms(model: nn.Module) -> list[tuple[nn.Parameter, float, Tensor]]:
 
 
 def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable[[Tensor], Tensor] | None]]:
-    """Yield the grid, stage and block of every layer, and what w goes through as it enters its stage.
+    """Yield the grid, stage and block of every layer, and the function that w passes through before its stage.
 
-    A block that pools its tokens belongs to the stage of those that enter it.
+    A block that pools its tokens belongs to the stage of the tokens that enter it.
     """
     if not hasattr(model, "depths"):
         for block in model.blocks:
@@ -223,19 +222,19 @@ def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable
     blocks = (model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth))
     before = 0
     for stage, block, at in zip(model.entered_stages(), blocks, model.layer_grids(grid), strict=True):
-        patches = Grid(*grids[before].shape)  # of which w is without rows for prefix tokens
+        patches = Grid(*grids[before].shape)  # w has no rows for prefix tokens here
         enter = partial(model.merge_table, stage, grid=patches) if stage > before else None
         yield at, stage, block, enter
         before = stage
 
 
 def seen_in(model: Any, grid: Grid, stage: int) -> Grid:
-    """Return the grid within which the tokens of a stage see each other; the largest, if it differs between layers."""
+    """Return the grid within which tokens of a stage see each other: the largest one if it differs between layers."""
     return max((at.within for at, index, _, _ in layers_of(model, grid) if index == stage), key=lambda at: at.patches)
 
 
 def _patches(table: Tensor, grid: Grid) -> Tensor:
-    """Take the patches' rows of a table (N, D), in float64 on the CPU, (H * W, D)."""
+    """Return the rows of the patches in a table (N, D), in float64 on the CPU, (H * W, D)."""
     return grid.split(table.detach().cpu().double())[1]
 
 

@@ -28,11 +28,12 @@ class Correlations:
     """The position correlations of every layer; layers are indexed from 0, and named from 1 in tables.
 
     Args:
-        grid: where the tokens are; prefix tokens are left out of all arrays.
-        similarity: (L, H * W, H * W), cosines; NaN for a layer that receives nothing.
-        sources: what each layer sees of position: 'stream', 'inner', 'queries_keys', several joined by ' + ', or None.
-        initial: (H * W, H * W), cosines of the table w itself; None where there is not just one table.
-        untrained: (n,), `locality_range` of n untrained models of the same shape; None where there are none.
+        grid: the grid of the tokens; prefix tokens are left out of all arrays.
+        similarity: (L, H * W, H * W), cosines; NaN for a layer that receives no position.
+        sources: the form in which each layer gets position: 'stream' (residual stream), 'inner', 'queries_keys',
+            several joined by ' + ', or None.
+        initial: (H * W, H * W), cosines of the table w itself; None if the model does not have exactly one table.
+        untrained: (n,), `locality_range` of n untrained models of the same shape; None without any.
     """
 
     grid: Grid
@@ -68,7 +69,7 @@ class Correlations:
 
     @cached_property
     def uniform_distance(self) -> float:
-        """The locality of a layer to which all positions are the same, in patches."""
+        """The locality of a layer that sees all positions alike, in patches."""
         return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
 
     @cached_property
@@ -80,10 +81,10 @@ class Correlations:
     def hierarchy(self) -> float:
         """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
 
-        Over the layers that get something, at least three; localities less than a thousandth of a patch
-        apart count as the same, so that rounding makes no hierarchy. NaN where it is undefined: too few
-        layers, or all the same. It is of ranks: it does not say how large the differences are, and differences of no
-        size can reach 1, so read it beside `locality_range` and `p_value`, as `verdict` does.
+        It is over the layers that receive position, at least three; localities that differ by less than a thousandth
+        of a patch count as equal, so that rounding makes no hierarchy. NaN if it is undefined: too few layers, or all
+        equal. It depends on ranks alone, not on the size of the differences, and tiny differences can reach 1. So read
+        it beside `locality_range` and `p_value`, as `verdict` does.
         """
         depth = np.flatnonzero(np.isfinite(self.locality))
         values = self.locality[depth].round(3)
@@ -93,23 +94,23 @@ class Correlations:
 
     @cached_property
     def locality_range(self) -> float:
-        """The largest locality of a layer less the smallest, as a share of a uniform map's; NaN below two layers."""
+        """Largest minus smallest locality of a layer, as a share of a uniform map's; NaN for fewer than two layers."""
         return range_of(self.locality, self.uniform_distance)
 
     @cached_property
     def p_value(self) -> float:
-        """The share of untrained models, this one counted with them, whose `locality_range` is as large or larger.
+        """The share of untrained models, including this model, whose `locality_range` is as large or larger.
 
-        With 39 untrained models it is at least 1 / 40. NaN where there are none, or no range.
+        With 39 untrained models it is at least 1 / 40. NaN without untrained models or without a range.
         """
         if self.untrained is None or np.isnan(self.locality_range):
             return float("nan")
-        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # below is the rounding of float32
+        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # smaller differences are rounding of float32
         return float((1 + as_large) / (1 + len(self.untrained)))
 
     @property
     def verdict(self) -> str:
-        """One line: how much locality differs over the layers, and whether untrained models explain it."""
+        """One line about the range of locality over the layers, and whether untrained models explain it."""
         if np.isnan(self.locality_range):
             return "locality of fewer than two layers: nothing to compare"
         said = f"locality over the layers: a range of {100 * self.locality_range:.1f} % of a uniform map's"
@@ -121,7 +122,7 @@ class Correlations:
         return said if np.isnan(self.hierarchy) else f"{said}, rank correlation with depth {self.hierarchy:+.2f}"
 
     def summary(self) -> list[tuple[str, ...]]:
-        """Rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
+        """Return rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
         rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
         if self.initial is not None:
             numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
@@ -136,7 +137,7 @@ class Correlations:
         return name, source, _format(local, ".2f"), _format(share, ".0f", " %"), _format(planar, ".2f")
 
     def save(self, path: str | Path) -> Path:
-        """Write all arrays and numbers to `path` as .npz, whole or not at all; returns the path."""
+        """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
         arrays: dict[str, Any] = {
             "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
             "similarity": self.similarity,
@@ -158,10 +159,10 @@ class Correlations:
 
     @classmethod
     def load(cls, path: str | Path) -> Correlations:
-        """Read what `save` wrote; no pickle is opened.
+        """Read a file that `save` wrote; pickles are refused.
 
         Raises:
-            ValueError: if the file is another one.
+            ValueError: if the file is not one of those.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:

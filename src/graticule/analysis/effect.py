@@ -1,4 +1,4 @@
-"""What a change of a model or of its images does to the features of each layer, and to the classes."""
+"""Effect of a change of a model or of its images on the features of each layer, and on the predicted classes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Effect:
 
     .. math:: c_l = \sqrt{\frac{\frac{1}{N} \sum_t \|F'_{l, t} - F_{l, t}\|^2}{E\, \|F_l - E F_l\|^2}}
 
-        0 where nothing changes, :math:`\sqrt 2` where the two have nothing to do with each other.
+        0 where nothing changes, :math:`\sqrt 2` where the features before and after are unrelated.
 
     cosine: of the features of a token before and after, mean over the tokens, (L, images).
-    same: 1 where the top-1 is as before, (images,); None for a model without a head.
-    right, right_before: 1 where the top-1 is the label, after and before; None without labels.
+    same: 1 where the top-1 class is unchanged, (images,); None for a model without a head.
+    right, right_before: 1 where the top-1 class is the label, after and before; None without labels.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Effect:
 
     @property
     def accuracy(self) -> tuple[float, float] | None:
-        """Top-1 after the change less that before, in percent, and its standard error over images."""
+        """Top-1 accuracy after the change minus that before, in percent, and its standard error over images."""
         if self.right is None or self.right_before is None:
             return None
         difference = 100 * (self.right - self.right_before)

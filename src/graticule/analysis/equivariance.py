@@ -1,4 +1,4 @@
-"""How far a model is from translation equivariance: shifted features against features of the shifted image."""
+"""Translation equivariance of a model, measured: shifted features against features of the shifted image."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ COLUMNS = ("layer", "grid", "inside", "border", "all patches", "prefix tokens")
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    r"""What a shift of the image by whole patches does to the features of every layer, beyond shifting them.
+    r"""The translation error of the features of every layer, when the image is shifted by whole patches.
 
     .. math:: e_l = \sqrt{\frac{E\, \|F_l(T x) - T F_l(x)\|^2}{E\, \|F_l(x) - E F_l(x)\|^2}}
 
-    over images, shifts T and tokens: 0 where the layer is equivariant, 1 where the difference is as large as the
-    features' own spread over tokens and images, :math:`\sqrt 2` where the two have nothing to do with each other.
+    over images, shifts T and tokens: 0 if the layer is equivariant, 1 if the difference is as large as the
+    features' own spread over tokens and images, :math:`\sqrt 2` if the two are unrelated.
 
     Layers are indexed from 0, and named from 1 in tables.
 
@@ -43,13 +43,14 @@ class Translation:
         grids: of every layer.
         by_edge: mean square differences over the spread, summed over the tokens by their distance to the nearest
             edge, before or after the shift; one array per layer.
-        counts: how many tokens (of all shifts) that were.
-        prefix: the same root as e_l for the prefix tokens, which should not change; NaN where there are none.
+        counts: the number of those tokens, over all shifts.
+        prefix: the same root as e_l for the prefix tokens, which should not change; NaN without prefix tokens.
         logits: the same for the logits, whose spread is that over images; NaN for a model without a head.
-        flips: share of images whose top-1 changes, mean over shifts; NaN for a model without a head.
+        flips: share of images whose top-1 class changes, mean over shifts; NaN for a model without a head.
         shifts: in patches of the coarsest grid, (down, right).
-        images: how many.
-        border: a token is of the border if it is less than `border` patches from an edge, before or after the shift.
+        images: number of images.
+        border: a token belongs to the border if it is less than `border` patches from an edge, before or after the
+            shift.
     """
 
     grids: tuple[Grid, ...]
@@ -64,12 +65,12 @@ class Translation:
 
     @cached_property
     def inside(self) -> Array:
-        """e_l over the tokens that are not of the border, (L,); NaN where all are."""
+        """e_l over the tokens that are not on the border, (L,); NaN if all are."""
         return self._root(self.border, None)
 
     @cached_property
     def at_border(self) -> Array:
-        """e_l over the tokens of the border, (L,)."""
+        """e_l over the tokens on the border, (L,)."""
         return self._root(0, self.border)
 
     @cached_property
@@ -78,7 +79,7 @@ class Translation:
         return self._root(0, None)
 
     def profile(self, layer: int) -> Array:
-        """Return e_l by distance to the nearest edge, from 0 up, in patches; NaN where no token is so far."""
+        """Return e_l by distance to the nearest edge, from 0 up, in patches; NaN for distances without tokens."""
         with np.errstate(invalid="ignore"):
             return np.sqrt(self.by_edge[layer] / self.counts[layer])
 
@@ -88,7 +89,7 @@ class Translation:
             return np.array([np.sqrt(s[low:high].sum() / n[low:high].sum()) for s, n in pairs])
 
     def summary(self) -> list[tuple[str, ...]]:
-        """Rows for a table: `COLUMNS`, then every layer."""
+        """Return rows for a table: `COLUMNS`, then every layer."""
         rows: list[tuple[str, ...]] = [COLUMNS]
         for layer, grid in enumerate(self.grids):
             numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
@@ -96,13 +97,13 @@ class Translation:
         return rows
 
     def verdict(self) -> str:
-        """One sentence about the logits."""
+        """Return one sentence about the logits."""
         if np.isnan(self.logits):
             return "the model has no head, so there are no logits."
         return f"logits {self.logits:.3f} of their spread over images; top-1 changes for {100 * self.flips:.1f} %."
 
     def save(self, path: str | Path) -> Path:
-        """Write all numbers to `path` as .npz, whole or not at all; returns the path."""
+        """Write all numbers to `path` as .npz, completely or not at all; returns the path."""
         longest = max(map(len, self.by_edge))
         profiles = np.full((len(self.grids), longest), np.nan)
         for layer in range(len(self.grids)):
@@ -128,23 +129,23 @@ class Translation:
 def translation_error(
     model: nn.Module, images: Tensor, shifts: Sequence[Shift] = SHIFTS, border: int = 1
 ) -> Translation:
-    """Measure how far each layer of `model` is from translation equivariance, and the logits from invariance.
+    """Measure the error of translation equivariance of each layer of `model`, and of invariance of its logits.
 
-    The image is rolled: what leaves it on one side comes in on the other. So both images are made of the very
-    same patches, and only what the model knows of position can tell them apart. That holds where the sides are whole
-    multiples of the coarsest patch; others, which Swin and CCT pad, are refused, because no shift moves all patches.
-    An encoding that is equivariant on an endless image is not quite so here: for a relative one, two patches on
+    The image is rolled: patches that leave it on one side enter on the other. So both images consist of the same
+    patches, and only position information can distinguish them. That holds if the sides are multiples of the coarsest
+    patch; others, which Swin and CCT pad, are refused, because no shift moves all patches.
+    An encoding that is equivariant on an infinite image is not exactly so here: for a relative one, two patches on
     either side of the seam change their offset. The distances to an edge are those to the image's edges before and
-    after the shift, where zero padding shows; the seam is one of them.
+    after the shift, where zero padding has an effect; the seam is one of them.
 
-    Reference: CPVT (Chu et al., 2023), appendix A, which argues it and measures nothing.
+    Reference: CPVT (Chu et al., 2023), appendix A, which argues it without a measurement.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as timm's; it is left as it
-            is, and measured in evaluation mode.
-        images: (B, C, height, width), real ones; at least two, for their spread. Sides are multiples of the model's
+        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed,
+            and measured in evaluation mode.
+        images: (B, C, height, width), real images; at least two, for their spread. Sides are multiples of the model's
             coarsest patch.
-        shifts: (down, right), in patches of the model's coarsest grid; negative goes the other way.
+        shifts: (down, right), in patches of the model's coarsest grid; negative values shift up or left.
         border: as in `Translation`.
 
     Raises:
@@ -210,7 +211,7 @@ def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
     """Return the coarsest grid of `image` = (height, width) in pixels, which must be whole patches of it.
 
     Raises:
-        ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or cut it.
+        ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or crop it.
     """
     patch = view_of(model, image).coarsest_patch
     if image[0] % patch[0] or image[1] % patch[1]:
@@ -222,13 +223,13 @@ def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
 
 
 def _spread(features: Tensor) -> Tensor:
-    """Mean square distance of the rows of (n, D) from their mean; a scalar, not below the smallest number."""
+    """Return the mean square distance of the rows of (n, D) from their mean: a scalar, positive to divide by it."""
     features = features.double()
     return (features - features.mean(0)).square().sum(1).mean().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def _edges(grid: Grid, step: Shift) -> Tensor:
-    """Distance of every token of the shifted image to the nearest edge, after or before the shift, (H, W)."""
+    """Return the distance of each token of the shifted image to the nearest edge, after or before the shift, (H, W)."""
     nearest = []
     for side, move in zip(grid.shape, step, strict=True):
         place = torch.arange(side)

@@ -1,4 +1,4 @@
-"""The explorer: one page on which a token of an image is chosen, and what its place means to each layer is shown."""
+"""The explorer: a page that shows, for a chosen token of an image, the maps of its position in each layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graticule.analysis.explorer_maps import explorer_maps
 from graticule.analysis.pixels import pixels_of
 from graticule.checks import checked
 
-#: Smaller pictures are enlarged to about so many pixels, without smoothing.
+#: Smaller pictures are enlarged to about this many pixels, without smoothing.
 _SIDE = 224
 
 
@@ -28,23 +28,23 @@ def explored(
     label: str,
     title: str = "",
 ) -> Explored:
-    """Compute what the explorer shows of a model; `write_explorer` makes a page of one or two.
+    """Compute the maps and images of a model for the explorer; `write_explorer` makes a page of one or two models.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as timm's. It is not changed.
+        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed.
         images: for each size of the images, (B, C, height, width), normalized; the same images in each. The first size
             is shown first.
-        mean: of each channel, by which the images are normalized.
+        mean: of each channel, as used to normalize the images.
         std: of each channel.
         label: a short name.
-        title: what the model is.
+        title: description of the model.
 
     Raises:
         ValueError: if there are no images, the model refuses a size, or it has no maps of position or attention.
     """
     if not images or any(len(one) != len(images[0]) or not len(one) for one in images):
         counts = [len(one) for one in images]
-        raise ValueError(f"`images` must be as many at each size, at least one, got {counts or 'no sizes'}.")
+        raise ValueError(f"`images` must have the same number at each size, at least one, got {counts or 'no sizes'}.")
     sizes = [explorer_maps(view_of(model, (one.shape[-2], one.shape[-1])), one) for one in images]
     return Explored(label, title, sizes, [[_png(image, mean, std) for image in one] for one in images])
 

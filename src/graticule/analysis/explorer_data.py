@@ -1,4 +1,4 @@
-"""The data of the explorer's page: maps in steps of 1 % of their range, compressed, and where each of them is."""
+"""Data of the explorer's page: maps in steps of 1 % of their range, compressed, and the offset of each map."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from graticule.analysis.explorer_maps import KINDS, MEAN, Maps, SizeMaps
 from graticule.analysis.similarity import Array
 
-#: Steps from the least value of a row to its largest: the fewer, the smaller is the page.
+#: Steps from the smallest value of a row to its largest: fewer steps make a smaller page.
 STEPS = 100
-#: Code of a value that is not a number.
+#: Code of NaN.
 NOTHING = 255
 
 
 @dataclass(frozen=True, eq=False)
 class Explored:
-    """A model as the explorer shows it.
+    """Maps and images of a model for the explorer.
 
     label: a short name.
-    title: what it is.
-    sizes: its maps for each size of the images, the first being shown first.
+    title: description of the model.
+    sizes: its maps for each size of the images; the first is shown first.
     pictures: for each size, the images as PNG files.
     """
 
@@ -37,7 +37,7 @@ class Explored:
 
 
 def quantized(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return (..., M) as codes and the least and largest value of each row, (..., 2).
+    """Return (..., M) as codes and the smallest and largest value of each row, (..., 2).
 
     A code c from 0 to 100 stands for low + c / 100 (high - low), so a value is off by at most 0.5 % of the range of its
     row; 255 stands for NaN.
@@ -53,12 +53,12 @@ def quantized(values: Array) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
 
 
 def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], str, list[str]]:
-    """Return what the page is about, the maps as compressed base64, and what had to be averaged.
+    """Return the description of the models, the maps as compressed base64, and notes on averaged maps.
 
     While the maps have more than `limit` characters, the largest ones are averaged over their heads.
 
     Raises:
-        ValueError: if they have too many all the same.
+        ValueError: if they still have too many.
     """
     every = {
         (number, at): list(size.maps) for number, model in enumerate(models) for at, size in enumerate(model.sizes)
@@ -97,7 +97,7 @@ def _packed(models: Sequence[Explored], every: Mapping[tuple[int, int], list[Map
     place = 0
 
     def put(array: NDArray[Any]) -> int:
-        """Append an array, at a multiple of 4 bytes; returns where."""
+        """Append an array, padded to a multiple of 4 bytes; returns its offset."""
         nonlocal place
         data = array.tobytes()
         data += b"\0" * (-len(data) % 4)
@@ -125,7 +125,7 @@ def _packed(models: Sequence[Explored], every: Mapping[tuple[int, int], list[Map
 
 
 def _described(one: Maps, put: Any) -> dict[str, Any]:
-    """Describe maps, whose values are put into the data."""
+    """Describe maps; `put` appends their values to the data and returns the offset."""
     values = one.values.reshape(len(one.heads), -1) if one.by_displacement else one.values
     codes, ends = quantized(values)
     return {

@@ -1,4 +1,4 @@
-"""All maps that the explorer shows of one model at one size: position, attention and mixing, for every layer."""
+"""All maps of one model at one size for the explorer: position, attention and mixing, for every layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graticule.analysis.similarity import Array
 from graticule.analysis.view import ModelView, Size, Unavailable
 from graticule.grid import Grid
 
-#: Kind of map -> its title. Those of attention depend on the image.
+#: Kind of map -> its title. Maps of attention depend on the image.
 KINDS = {
     "correlation": "Position correlation",
     "rotary": "Similarity under rotation",
@@ -27,25 +27,26 @@ KINDS = {
     "attention": "Attention",
     "without": "Attention without position",
 }
-#: What is drawn instead of the heads where these are averaged.
+#: Name of the average over heads, which replaces the names of the heads.
 MEAN = "mean over heads"
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The maps of one kind of one layer: what each query says of all keys.
+    """The maps of one kind of one layer: the values of all keys for each query.
 
     kind: one of `KINDS`.
     layer: counted from 0 through all stages.
-    values: (heads, Q, M): queries are the prefix tokens, if there are `prefix` of them, and then the patches of
-        `queries`; with windows, (heads, L, M, M); by displacement, (heads, 2H - 1, 2W - 1).
+    values: (heads, Q, M): the queries are `prefix` prefix tokens and then the patches of `queries`; with windows,
+        (heads, L, M, M); by displacement, (heads, 2H - 1, 2W - 1).
     queries: (height, width) of the grid of the queries.
     keys: (height, width) of the grid of the keys.
     heads: the name of each entry of the first axis.
     prefix: number of prefix tokens among the queries.
     image: of attention, the number of the image; None otherwise.
     windows: (L, M), the tokens of each window, -1 for padding.
-    by_displacement: whether the values depend on the place of the query less that of the key alone.
+    by_displacement: whether the values depend only on the displacement, the position of the query minus that of the
+        key.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class Maps:
 
     @property
     def group(self) -> tuple[str, int | None]:
-        """Return what maps are averaged by, kind and image; attention without position is treated as attention."""
+        """The group of maps that are averaged together: kind and image; attention without position is attention."""
         return "attention" if self.kind == "without" else self.kind, self.image
 
     def averaged(self) -> Maps:
@@ -76,7 +77,7 @@ class SizeMaps:
     img_size: (height, width) in pixels.
     grids: (height, width) in patches of each layer.
     maps: in the order of `KINDS`.
-    notes: why there is no map of some kind.
+    notes: reasons why maps of some kind are missing.
     """
 
     img_size: Size
@@ -99,7 +100,7 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     view = view.sized(size)
     grids = [grid.shape for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
-    with suppress(ValueError):  # of a model that is not a gated MLP
+    with suppress(ValueError):  # if the model is not a gated MLP
         maps += list(_mixing(view, size))
     try:
         maps += _attention(view, images, "attention")
@@ -162,7 +163,7 @@ def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
 
 
 def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str, ...]) -> Maps:
-    """Return the maps (heads, N, N) by displacement, if they depend on it alone."""
+    """Return the maps (heads, N, N), by displacement if they depend on it alone."""
     height, width = grid.shape
     index = grid.offset_index().numpy()
     table = np.zeros((len(values), (2 * height - 1) * (2 * width - 1)))

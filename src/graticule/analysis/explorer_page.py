@@ -1,4 +1,4 @@
-"""The explorer's page: one HTML file with the maps of one or two models, drawn by Bokeh from data that it contains."""
+"""Page of the explorer: one HTML file with the maps of one or two models, drawn by Bokeh from data in the file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graticule.analysis.explorer_data import Explored, page_data
 from graticule.analysis.explorer_maps import KINDS
 from graticule.files import write_bytes
 
-#: Characters of a page, at most.
+#: Maximum number of characters of a page.
 LARGEST = 15_000_000
-#: What the page is without its maps: BokehJS, the plots and the script.
+#: Characters of a page without its maps: BokehJS, the plots and the script.
 _PAGE = 1_500_000
 
 _TEMPLATES = Environment(loader=PackageLoader("graticule.analysis"), autoescape=True, undefined=StrictUndefined)
@@ -27,11 +27,12 @@ def explorer_page(models: Sequence[Explored], about: str = "", limit: int = LARG
 
     Args:
         models: one, or two that are shown side by side.
-        about: a line at the end: how and when it was made.
-        limit: characters of the page, at most; the largest maps are averaged over their heads to stay below it.
+        about: a line at the end, such as how and when the page was made.
+        limit: maximum number of characters of the page; the largest maps are averaged over their heads to stay below
+            it.
 
     Raises:
-        ValueError: if there are none or too many models, or their maps are too large.
+        ValueError: if there are no or too many models, or their maps are too large.
     """
     if not 1 <= len(models) <= 2:
         raise ValueError(f"`models` must be one or two, got {len(models)}.")
@@ -67,7 +68,7 @@ def explorer_page(models: Sequence[Explored], about: str = "", limit: int = LARG
 
 
 def write_explorer(models: Sequence[Explored], path: str | Path, about: str = "", limit: int = LARGEST) -> Path:
-    """Write the page to `path`, whole or not at all; returns the path. The arguments are those of `explorer_page`."""
+    """Write the page to `path`, completely or not at all; returns the path. See `explorer_page` for the arguments."""
     return write_bytes(path, explorer_page(models, about, limit).encode("utf-8"))
 
 
@@ -93,7 +94,7 @@ def _plot(name: str, is_image: bool) -> Any:
         frame_width=200,
         frame_height=200,
         min_border=2,
-        min_border_right=20,  # for half of the last label of the color bar
+        min_border_right=20,  # room for half of the last label of the color bar
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color="#888888",
@@ -118,11 +119,11 @@ def _plot(name: str, is_image: bool) -> Any:
         )
         plot.add_layout(bar, "below")
     token = ColumnDataSource({"x": [], "y": []}, name=f"{name} token")
-    for color, width in (("#000000", 4), ("#ffffff", 2)):  # seen on dark and on light
+    for color, width in (("#000000", 4), ("#ffffff", 2)):  # visible on dark and on light
         plot.rect("x", "y", 1, 1, source=token, fill_color=None, line_color=color, line_width=width)
     return plot
 
 
 def _safe(value: Any) -> str:
-    """Return JSON that can stand in a script element."""
+    """Return JSON that is safe in a script element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

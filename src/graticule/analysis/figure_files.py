@@ -20,7 +20,7 @@ FORMATS = tuple(_UNDATED)
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write `figure` to `path`, whole or not at all, in the format that its suffix names; returns the path.
+    """Write `figure` to `path`, completely or not at all, in the format that its suffix names; returns the path.
 
     A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
     gives the same bytes.
@@ -32,7 +32,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def save_figures(figure: Figure, path: str | Path) -> list[Path]:
-    """Write `figure` as NAME.png, to look at, and as NAME.pdf and .svg, for papers, `path` being NAME.
+    """Write `figure` as NAME.png, to look at, and as NAME.pdf and NAME.svg, for papers; `path` is NAME.
 
     Returns the paths.
     """
@@ -47,7 +47,7 @@ def figure_format(path: str | Path) -> str:
     """
     found = Path(path).suffix.lower().removeprefix(".")
     if found not in FORMATS:
-        raise ValueError(f"`path` must end with .png, .pdf or .svg, which says the format, got {str(path)!r}.")
+        raise ValueError(f"`path` must end with .png, .pdf or .svg, got {str(path)!r}.")
     return found
 
 
@@ -59,20 +59,20 @@ def png(figure: Figure) -> bytes:
 def rendered(figure: Figure, kind: str) -> bytes:
     """Render `figure` in one of `FORMATS`.
 
-    Names in it are drawn as they are: $ is not mathematics, and what cannot be drawn is escaped.
+    Names in it are drawn literally: $ does not start mathematics, and characters that cannot be drawn are escaped.
     """
     for text in _texts(figure):
         text.set_parse_math(False)
         text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
     buffer = io.BytesIO()
-    # fonts that a publisher accepts (TrueType instead of Type 3), and names of elements that are not drawn at random
+    # fonts that publishers accept (TrueType instead of Type 3), and names of elements that are not random
     with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "graticule"}):
         figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=_UNDATED[kind])
     return buffer.getvalue()
 
 
 def _texts(figure: Figure) -> list[Text]:
-    """Return all texts of a figure but the labels of ticks, which matplotlib writes."""
+    """Return all texts of a figure except the tick labels, which matplotlib writes."""
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
     ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
     own = {*(axis.offsetText for axis in axes), *(label for tick in ticks for label in (tick.label1, tick.label2))}

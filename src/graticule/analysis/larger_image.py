@@ -1,15 +1,15 @@
-r"""What a larger image changes for a model, one thing after the other: its tokens, its content, its position values.
+r"""Causes of a change of accuracy at a larger image, one by one: number of tokens, content, and position values.
 
-The logits of four forward passes, of which each changes one thing:
+Logits of four forward passes; each differs from the pass before it in one respect:
 
-- trained: the images at the size of the training;
-- tokens: the same images, every patch repeated where the larger grid has more, with the position of the patch that it
+- trained: the images at the training size;
+- tokens: the same images, with patches repeated to fill the larger grid, each with the position of the patch that it
   repeats. Only the number of tokens has changed; without prefix tokens and with an integral factor, softmax attention
   over them and their mean are exactly those of the first pass;
 - content: the larger images, whose patches show smaller parts of the content, with those positions;
-- values: the larger images with the position that the encoding has for them: the model as it is evaluated.
+- values: the larger images with the position that the encoding has for them, as the model is evaluated.
 
-Functions of the tokens, such as a PEG, act on the tokens as they are in all passes.
+Functions of the tokens, such as a PEG, act on the tokens of each pass.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from graticule.analysis.view import Size, Unavailable, repeated
 from graticule.backbones import Backbone
 from graticule.grid import Grid
 
-#: The passes of a larger image, by what each adds to the one before; `graticule.tasks.size_causes` compares them.
+#: The passes of a larger image, each named by its change from the one before; `graticule.tasks.size_causes` compares
+#: them.
 PASSES = ("trained", "tokens", "content", "values")
 
 
 def logits_of_passes(model: Any, images: Tensor, larger: Tensor) -> dict[str, Tensor]:
-    """Return the logits of the four passes, and of 'log_n', the last one with attention as sharp as in training.
+    """Return the logits of the four passes, and of 'log_n': the last pass with attention as sharp as in training.
 
-    'log_n' has the queries multiplied by ln N / ln N_0, N and N_0 being the patches of both images; it is left out
-    where the layers cannot multiply them.
+    'log_n' multiplies the queries by ln N / ln N_0, where N and N_0 are the numbers of patches of the larger images and
+    of the others; it is left out if the layers cannot multiply queries.
 
     Args:
         model: a backbone of one stage with a head.
         images: (B, C, height, width).
-        larger: the same images at another size, no side of which is smaller.
+        larger: the same images at another size, with no smaller side.
 
     Raises:
         ValueError: for another model or a smaller image.
@@ -72,7 +73,7 @@ def check_larger(model: Any, size: Size, larger: Size) -> tuple[Grid, Grid]:
     before, after = model.grid_at(size), model.grid_at(larger)
     if after.height < before.height or after.width < before.width:
         raise ValueError(
-            f"`sizes` must be no smaller than those of the training, {size[0]} x {size[1]}, on any side, to find the "
+            f"`sizes` must be no smaller than the training size, {size[0]} x {size[1]}, on any side, to find the "
             f"causes of a difference, got {larger[0]} x {larger[1]}."
         )
     return before, after

@@ -1,4 +1,4 @@
-"""Pictures of what a language model makes of windows of several lengths."""
+"""Plots of the scores of language models at several lengths of text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 
 from graticule.analysis.plots import _check, _legend, _style
 
-#: Label -> length, or place, in tokens -> values over seeds.
+#: Label -> length, or position, in tokens -> values over seeds.
 Values = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int], title: str = "") -> Figure:
-    """Draw bits per byte against the length of the windows, and against the place in the longest of them.
+    """Draw bits per byte against the length of the windows, and against the position in the longest windows.
 
-    Means over seeds, bars of one standard deviation. Where a model has learned to use its context, the right line
-    falls up to the length of the training; where it does not know what comes after it, it rises from there. The first
-    places are of few tokens, one a window, and so the most left to chance.
+    Means over seeds, with bars of one standard deviation. If a model has learned to use its context, the line in the
+    right panel falls up to the training length; if it cannot use longer contexts, the line rises from there. The first
+    positions average few tokens, one per window, so they are the noisiest.
 
     Args:
         scores: of all tokens; label -> length -> values over seeds.
-        places: of those at some places of the longest windows; label -> last of the places -> values over seeds.
+        places: of ranges of positions in the longest windows; label -> last position of a range -> values over seeds.
         trained_at: the lengths of training, marked by vertical lines.
         title: above both panels.
     """
@@ -44,14 +44,14 @@ def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int],
     powers = [1 << power for power in range(max(longest).bit_length())]
     _ticks(right, powers)
     windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
-    right.set(xlabel="place of the token in its window, up to", title=f"by place in {windows}")
+    right.set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
     if title:
         figure.suptitle(title, fontsize=12)
     return _legend(figure, left)
 
 
 def _draw(ax: Axes, values: Values, trained: set[int]) -> None:
-    """Draw a line a label on an axis that doubles, and what the models were trained at."""
+    """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
     ax.set_xscale("log", base=2)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -68,7 +68,7 @@ def _draw(ax: Axes, values: Values, trained: set[int]) -> None:
 
 
 def _ticks(ax: Axes, places: Sequence[int]) -> None:
-    """Put ticks at `places`; many, or close ones, are slanted so that none hides another."""
+    """Set ticks at `places`; if they are many or close, their labels are slanted so that they do not overlap."""
     close = any(after < 1.3 * before for before, after in pairwise(places))
     crowded = len(places) > 8 or close
     ax.set_xticks(

@@ -1,4 +1,4 @@
-"""Token mixing of gated MLPs: the weights around a query, the bias maps, and how non-local every layer is."""
+"""Token mixing of gated MLPs: the weights around a query, the bias maps, and the non-locality of each layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graticule.token_mlp import TokenMlp
 
 Array = NDArray[np.float64]
 
-#: An eigenvalue below this (in 1 / patches^2) is flat in its direction over any window: sigma is over 30 patches.
+#: An eigenvalue below this (in 1 / patches^2) is flat in its direction over any window: sigma is more than 30 patches.
 _FLAT = 1e-3
 
 
@@ -39,8 +39,8 @@ class MixingMap:
         logits: (groups, H, W), the query's row of attention logits, up to a constant that the softmax cancels; the
             weights themselves without a softmax.
         weights: (groups, H, W), the query's row of the mixing weights.
-        softmax: whether a softmax is between the two.
-        bias: (H, W), what is added to every channel of what was mixed; None without.
+        softmax: whether the weights are a softmax of the logits.
+        bias: (H, W), added to every channel of the mixed tokens; None without a bias.
         centers: (groups, 2), Delta as (x, y), of a quadratic encoding; None otherwise.
         matrices: (groups, 2, 2), the matrix of the quadratic form; None otherwise.
     """
@@ -62,14 +62,14 @@ class MixingMap:
         return len(self.weights)
 
     def distance(self) -> float:
-        """Mean distance from the query to what it takes, by absolute weight, over all groups, in patches."""
+        """Return the mean distance from the query, weighted by absolute weight, over all groups, in patches."""
         y, x = np.indices(self.grid.shape)
         away = np.hypot(y - self.query[0], x - self.query[1])
         weights = np.abs(self.weights)
         return float(np.mean((weights * away).sum((1, 2)) / weights.sum((1, 2)).clip(np.finfo(float).tiny)))
 
     def non_locality(self) -> tuple[float, int]:
-        r"""Return g and how many groups it is the mean of; the smaller, the less local (nan for none).
+        r"""Return g and the number of groups that it is the mean of; smaller g is less local (NaN without groups).
 
         .. math:: g(M) = \frac1s \sum_i \sqrt{\lambda_{i, 1} \lambda_{i, 2}}
 
@@ -87,7 +87,7 @@ class MixingMap:
 
 @dataclass(frozen=True, eq=False)
 class MixingParts:
-    """The two parts whose sum a layer mixes by, where it has two: the dense matrix and the table of LRPE-M.
+    """The two parts of the mixing weights of a layer of LRPE-M, which adds them: the dense matrix and the table.
 
     Args:
         layer: counted from 0 through all stages.
@@ -107,11 +107,11 @@ class MixingParts:
 
     @property
     def total(self) -> Array:
-        """The sum of both, (groups, N, N), which the layer mixes by."""
+        """The sum of both, (groups, N, N), which are the mixing weights of the layer."""
         return self.dense + self.relative
 
     def relative_share(self) -> float:
-        """Return the share of the relative part in the squares of both, from 0 to 1."""
+        """Return the share of the relative part in the sum of the squares of both, from 0 to 1."""
         groups = len(self.relative) / len(self.dense)
         dense, relative = groups * float(np.square(self.dense).sum()), float(np.square(self.relative).sum())
         return relative / max(dense + relative, np.finfo(float).tiny)
@@ -125,12 +125,12 @@ def mixing_maps(
     query: tuple[int, int] | None = None,
     layers: Sequence[int] | None = None,
 ) -> list[MixingMap]:
-    """Read from layers of a gated MLP what a query token takes of all others; no image is needed.
+    """Read the mixing weights of a query token from layers of a gated MLP; no image is needed.
 
     Reference: PosMLP (Wang et al., 2022), Figures 1 (d, e), 4, 5 and 8.
 
     Args:
-        model: a gMLP or PosMLP of ours; it is left as it is.
+        model: a gMLP or PosMLP of ours; it is not changed.
         img_size: (height, width) in pixels; the model's own by default.
         query: (row, column) within the grid or window of the layer; its center by default.
         layers: counted from 0 through all stages; all by default.
@@ -152,15 +152,15 @@ def mixing_parts(
     query: tuple[int, int] | None = None,
     layers: Sequence[int] | None = None,
 ) -> list[MixingParts]:
-    """Read the two parts of the weights of every layer that has two, as LRPE-M; none for the other encodings.
+    """Read the two parts of the weights of every layer with LRPE-M; layers with other encodings are left out.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 10 and Figure 7.
 
     Args:
-        model: as `mixing_maps`, with what it raises.
-        img_size: as `mixing_maps`.
-        query: as `mixing_maps`.
-        layers: as `mixing_maps`.
+        model: as in `mixing_maps`, with the same errors.
+        img_size: as in `mixing_maps`.
+        query: as in `mixing_maps`.
+        layers: as in `mixing_maps`.
     """
     return [
         MixingParts(
@@ -182,8 +182,8 @@ def mixing_matrices(model: nn.Module, img_size: tuple[int, int] | None = None) -
     """Return the weights by which each layer of a gated MLP mixes all tokens, (groups, N, N), with their grid.
 
     Args:
-        model: as `mixing_maps`, with what it raises.
-        img_size: as `mixing_maps`.
+        model: as in `mixing_maps`, with the same errors.
+        img_size: as in `mixing_maps`.
     """
     found = []
     for _, (_, grid, encoding, _) in _layers(model, img_size, None):
@@ -214,7 +214,7 @@ def _layers(
                 if isinstance(given[layer].mixing, TokenMlp):
                     raise ValueError("`model` must mix its tokens by weights, got one that mixes them by an MLP.")
                 gate = given[layer].spatial_bias
-                # the mean over the groups, where each has its own
+                # the mean over the groups, if each has its own
                 gate = gate if gate is None or gate.ndim == 1 else gate.mean(0)
                 found[layer] = (stage, at.within, encoding, gate)
         every += [found[layer] for layer in sorted(found)]
@@ -225,7 +225,7 @@ def _layers(
 
 
 def _stages(position: object) -> list[list[MixingPosition]]:
-    """Return the parts of each stage that mix."""
+    """Return the mixing positions of each stage."""
     if not isinstance(position, Position):
         return []
     stages = cast("Iterable[Any]", position.stages) if isinstance(position, PyramidPosition) else [position]
@@ -249,7 +249,7 @@ def _map(
     table = encoding.displacements(grid)
     if table is None:
         logits = weights = encoding(grid)[:, row * grid.width + column].unflatten(-1, grid.shape).double()
-    else:  # the row of a query is a cut of the table
+    else:  # the row of a query is a slice of the table
         first, left = grid.height - 1 - row, grid.width - 1 - column
         logits = table.table.double()[:, first : first + grid.height, left : left + grid.width]
         weights = logits.flatten(1).softmax(-1).view_as(logits) if table.softmax else logits
@@ -276,7 +276,7 @@ def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[Mix
     """Write `maps` to `path` as .npz; returns the path.
 
     `layer1_weights`, `layer1_logits` (groups, H, W), `layer1_bias` (H, W), `layer1_centers` (groups, 2) as (x, y) and
-    `layer1_matrices` (groups, 2, 2) are the first layer's, as far as it has them, and `layer1_dense` and
+    `layer1_matrices` (groups, 2, 2) are those of the first layer, if it has them, and `layer1_dense` and
     `layer1_relative` (groups, N, N) those of `parts`.
     """
     arrays: dict[str, Any] = {}

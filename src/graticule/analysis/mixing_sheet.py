@@ -1,4 +1,4 @@
-"""Sheets of what gated MLPs mix: weights around a query, bias maps, non-locality through the layers."""
+"""Sheets of the token mixing of gated MLPs: weights around a query, bias maps, non-locality of the layers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def mixing_sheet(
     title: str = "",
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw what a query takes of every token, one row per layer and one column per group.
+    """Draw the mixing weights of a query for every token, one row per layer and one column per group.
 
-    The query is a circle, and the center Delta of a quadratic encoding a cross where it is inside. Every row has
-    one color scale: from 0 for weights after a softmax, around 0 where they may be negative, and for logits the
-    6 that are nearest the largest, below which a weight is less than 1/400 of it.
+    The query is a circle, and the center Delta of a quadratic encoding is a cross if it is inside. Every row has
+    one color scale: from 0 for weights after a softmax, symmetric about 0 for weights that may be negative, and for
+    logits the range of 6 below the largest; a weight below it is less than 1/400 of the largest.
 
     Reference: PosMLP (Wang et al., 2022), Figures 1 (d, e) and 4.
 
     Args:
         maps: the layers to draw.
-        groups: counted from 0; eight at even distances by default. A layer that has fewer leaves panels empty.
+        groups: counted from 0; eight evenly spaced ones by default. A layer that has fewer leaves panels empty.
         values: 'weights' or 'logits'.
         title: above the sheet.
-        limits: the ends of one color scale for all rows, to hold several sheets side by side.
+        limits: the ends of one color scale for all rows, to compare several sheets.
 
     Raises:
-        ValueError: if there is nothing to draw, or a group that no layer has.
+        ValueError: if there is nothing to draw, or no layer has one of `groups`.
     """
     if values not in ("weights", "logits"):
         raise ValueError(f"`values` must be weights or logits, got {values!r}.")
     if not maps:
-        raise ValueError("`maps` must hold one layer at least, got none.")
+        raise ValueError("`maps` must have at least one layer, got none.")
     most = max(one.groups for one in maps)
     for group in groups or ():
         if not 0 <= group < most:
@@ -86,7 +86,7 @@ def mixing_sheet(
 
 
 def sheet_layers(depth: int) -> list[int]:
-    """Choose the layers of a sheet: six at even distances from the first to the last, or all if there are fewer."""
+    """Choose the layers of a sheet: six evenly spaced ones from the first to the last, or all if there are fewer."""
     return _spread(depth, 6)
 
 
@@ -104,7 +104,7 @@ def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, s
 
 def _mark(ax: Axes, one: MixingMap, group: int) -> None:
     row, column = one.query
-    for color, edge in (("white", 2.4), ("black", 1.1)):  # seen on dark and on light
+    for color, edge in (("white", 2.4), ("black", 1.1)):  # visible on dark and on light
         ax.plot(column, row, "o", markersize=5, mfc="none", mec=color, mew=edge)
     if one.centers is not None:
         x, y = one.centers[group] + (column, row)
@@ -124,7 +124,7 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
     held = [one for one in maps if one.bias is not None]
     if not held:
         raise ValueError(
-            "`maps` must have a bias in one layer at least, got none (option `bias` of the encoding is off)."
+            "`maps` must have a bias in at least one layer, got none (option `bias` of the encoding is off)."
         )
     columns = min(6, len(held))
     lines = math.ceil(len(held) / columns)
@@ -151,9 +151,9 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
 
 
 def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -> Figure:
-    """Draw the two parts that every layer mixes by, their sum, and a row of all three, a row of panels per layer.
+    """Draw the two parts of each layer's mixing weights, their sum, and one row of all three, in one row per layer.
 
-    The panels of a layer share one color scale, so that it shows which part is the larger. The paper draws the row of
+    The panels of a layer share one color scale, so that the larger part is visible. The paper draws the row of
     token 40; here it is that of the query.
 
     Reference: PosMLP (Wang et al., 2022), Figure 7.
@@ -167,7 +167,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
         ValueError: if there is nothing to draw.
     """
     if not parts:
-        raise ValueError("`parts` must hold one layer at least, got none: no layer mixes by a sum, as LRPE-M does.")
+        raise ValueError("`parts` must have at least one layer, got none: no layer mixes by a sum, as LRPE-M does.")
     figure = Figure(figsize=(11.5, 0.9 + 2.5 * len(parts)), layout="compressed")
     panels = figure.subplots(len(parts), 4, squeeze=False, width_ratios=(1, 1, 1, 1.35))
     for index, (line, one) in enumerate(zip(panels, parts, strict=True)):
@@ -200,7 +200,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
 
 
 def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") -> Figure:
-    """Draw how non-local every layer is, a line a model: g of the paper, and the mean distance of the weights.
+    """Draw the non-locality of every layer, one line per model: g of the paper, and the mean distance of the weights.
 
     A model without a quadratic encoding has no g, and is in the second panel alone.
 
@@ -210,7 +210,7 @@ def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") 
         ValueError: if there is nothing to draw.
     """
     if not maps:
-        raise ValueError("`maps` must hold at least one model's layers, got none.")
+        raise ValueError("`maps` must have the layers of at least one model, got none.")
     figure = Figure(figsize=(9.5, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, (label, layers) in enumerate(maps.items()):

@@ -1,4 +1,4 @@
-"""Images with what was found in them: boxes, masks, classes of pixels."""
+"""Pictures of predictions: images with boxes, masks or classes of pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 
 class Shown(Protocol):
-    """An image and what is drawn on it; tensors of PyTorch."""
+    """An image and the boxes, masks or classes drawn on it; PyTorch tensors."""
 
     @property
     def image(self) -> Any:
@@ -53,7 +53,7 @@ def picture(panels: Sequence[tuple[str, Shown]]) -> Figure:
     """Draw images side by side, each with a title, its boxes, masks or classes; one legend of the classes of pixels.
 
     Args:
-        panels: title and what is shown, from left to right.
+        panels: title and content, from left to right.
     """
     height, width = panels[0][1].image.shape[1:]
     side = 4.5
@@ -74,7 +74,7 @@ def picture(panels: Sequence[tuple[str, Shown]]) -> Figure:
 
 
 def confusion_figure(matrix: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str]) -> Figure:
-    """Draw how often each class (row) is found as each (column), as a share of the row."""
+    """Draw a confusion matrix: the share of each class (row) that is predicted as each class (column)."""
     counts = np.asarray(matrix, dtype=float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = max(3.5, 0.28 * len(columns))
@@ -121,7 +121,7 @@ def _draw(ax: Axes, shown: Shown) -> None:
         return
     for text, number, box in zip(shown.labels, shown.numbers, np.asarray(shown.boxes).tolist(), strict=True):
         left, top, right, bottom = box
-        # pixels are squares around whole numbers
+        # pixels are squares centered at integers
         corner, sides = (left - 0.5, top - 0.5), (right - left, bottom - top)
         ax.add_patch(Rectangle(corner, *sides, fill=False, edgecolor=color(number), linewidth=1.3))
         style = {"facecolor": color(number), "edgecolor": "none", "pad": 0.8, "alpha": 0.85}

@@ -1,4 +1,4 @@
-"""Images as a model takes them, back to pixels."""
+"""Conversion of normalized images back to pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pixels_of(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> NDA
     """Return a normalized image (C, height, width) as (height, width, 3) from 0 to 1, or (height, width) in gray.
 
     Args:
-        image: less `mean`, divided by `std`; images of other than three channels are shown by the first.
+        image: an image minus `mean`, divided by `std`; if it does not have three channels, the first one is shown.
         mean: of each channel.
         std: of each channel.
     """

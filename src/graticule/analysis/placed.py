@@ -1,4 +1,4 @@
-"""The position information of a layer with every patch given the position of another place."""
+"""Position information of a layer in which every patch gets the position of another patch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from graticule.token_mlp import TokenMlp
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Says whose position each patch gets.
+    """The source of each patch's position.
 
-    index: of the patch of `source` that patch i gets the position of, (H * W,), all different.
-    source: the grid that the position information was made for.
+    index: (H * W,), for each patch the index of the patch of `source` whose position it gets.
+    source: the grid that the position information was computed for.
     window: the same within the windows in which tokens see each other; None without windows.
     """
 
@@ -31,12 +31,12 @@ class Places:
 
     @property
     def permutes(self) -> bool:
-        """Return whether every place of the source is taken once."""
+        """True if every patch of the source is used once."""
         return len(self.index) == self.source.patches and (self.window is None or self.window.permutes)
 
     @property
     def within(self) -> Places:
-        """The places within which tokens see each other: those of a window, or of the whole grid."""
+        """The sources for the tokens that see each other: those within a window, or in the whole grid."""
         return self.window or self
 
     def rows(self, count: int) -> Tensor:
@@ -53,14 +53,14 @@ class Places:
 
 
 def placed(position: LayerPosition, places: Places, own: LayerPosition | None = None) -> LayerPosition:
-    """Return the position of a layer with every patch at another place.
+    """Return the position of a layer in which every patch gets the position of another patch.
 
-    What is a function of the tokens is moved only if the places are a permutation: token i is passed to it at the
-    place that it is given, and its output taken from there. Otherwise that of `own` is kept.
+    A function of the tokens is moved only if `places` is a permutation: token i is passed to it at the index whose
+    position it gets, and its output is taken from there. Otherwise the function of `own` is used.
 
     Args:
         position: made for the grid `places.source`.
-        places: whose position each patch gets.
+        places: the patch whose position each patch gets.
         own: the position for the grid of the tokens.
 
     Raises:
@@ -108,9 +108,10 @@ def placed(position: LayerPosition, places: Places, own: LayerPosition | None = 
 
 
 class _Moved:
-    """A function of the tokens with each token at its place: `into` are the axes of tokens of its input.
+    """A function of the tokens with the tokens moved to `places`.
 
-    out: the axes of tokens of its output, a tensor or several.
+    into: the token axes of its input.
+    out: the token axes of its output, which is one tensor or several.
     """
 
     def __init__(self, function: Callable[..., Any], places: Places, into: tuple[int, ...], out: tuple[int, ...]):

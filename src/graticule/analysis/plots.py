@@ -1,4 +1,4 @@
-"""Pictures: the sheet of position correlations, and the lines that go with them."""
+"""Figures of position correlations, of curves, and of translation equivariance."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
 
     Of a text, which is a grid of height 1, the center token's row is drawn as a line.
 
-    One color scale for all sheets, from -1 to 1, so that any two can stand side by side. The center token is marked. A
-    layer that receives nothing is an empty panel that says so.
+    All sheets have one color scale, from -1 to 1, so that any two can be compared. The center token is marked. A layer
+    that receives no position is an empty panel that says so.
 
     Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
 
     Args:
-        correlations: of one model.
+        correlations: those of one model.
         title: above the sheet.
         limits: the ends of the color scale.
     """
@@ -48,7 +48,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
     bands = max(1, math.ceil(len(panels) / COLUMNS))
     columns = math.ceil(len(panels) / bands)
     height, width = correlations.grid.shape
-    # every length is in inches and every panel is placed by hand: it is the one way to have them all alike
+    # every length is in inches and every panel is placed by hand: no layout engine makes them all alike
     side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.55
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
     down = across * height / width if height > 1 else 0.7
@@ -85,7 +85,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: tuple[floa
             center.plot(row, color=PALETTE[0], linewidth=1)
             center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
             spot = correlations.grid.center, row[correlations.grid.center]
-        for color, edge in (("white", 2.6), ("black", 1.2)):  # seen on dark and on light
+        for color, edge in (("white", 2.6), ("black", 1.2)):  # visible on dark and on light
             center.plot(*spot, "o", markersize=5, mfc="none", mec=color, mew=edge)
         center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
     long = min(band_height - 0.65, 4.0)
@@ -121,7 +121,7 @@ def _draw_nothing(ax: Axes) -> None:
 
 
 def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
-    """Draw the locality of every layer, a line a model, and what it would be if all places were alike."""
+    """Draw the locality of every layer, one line per model, and the locality if all positions were alike."""
     _check(correlations, "correlations")
     units = {found.unit for found in correlations.values()}
     figure, ax = _axes("layer", f"locality ({' or '.join(sorted(units))})", title)
@@ -144,7 +144,7 @@ def curves(
     ylabel: str,
     title: str = "",
 ) -> Figure:
-    """Draw lines of (x, mean, standard deviation or None), with a band of one deviation either side."""
+    """Draw lines of (x, mean, standard deviation or None), with a band of one standard deviation on either side."""
     _check(lines, "lines")
     figure, ax = _axes(xlabel, ylabel, title)
     for index, (label, points) in enumerate(lines.items()):
@@ -160,9 +160,9 @@ def curves(
 
 
 def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figure:
-    """Draw how far each layer is from translation equivariance, inside and at the border, a line a model.
+    """Draw the translation error of each layer, inside and at the border, one line per model.
 
-    0 is equivariant; the line at the square root of 2 is where two features have nothing to do with each other.
+    A layer at 0 is equivariant; the line at the square root of 2 is the error of unrelated features.
     """
     _check(found, "found")
     figure = Figure(figsize=(8.4, 4.4), layout="constrained")
@@ -215,7 +215,7 @@ def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
 
 
 def _style(index: int) -> dict[str, Any]:
-    """The look of the line `index`; no two of the first 28 are the same."""
+    """Return the style of the line `index`; the first 28 styles are all different."""
     return {
         "color": PALETTE[index % len(PALETTE)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -226,7 +226,7 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _legend(figure: Figure, ax: Axes) -> Figure:
-    """Put the legend beneath the axes, where it hides nothing; a long one makes the figure higher."""
+    """Put the legend below the axes, where it hides nothing; a long one makes the figure taller."""
     handles, labels = ax.get_legend_handles_labels()
     longest = max(map(len, labels), default=1)
     width, height = figure.get_size_inches()

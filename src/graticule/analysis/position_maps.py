@@ -20,9 +20,9 @@ from graticule.encodings import AbsoluteEncoding
 
 @dataclass(frozen=True, eq=False)
 class StageMaps:
-    """The maps of one stage; None for what it has not.
+    """The maps of one stage; None for a kind that it does not have.
 
-    correlations: of what each layer sees of tables.
+    correlations: of the tables as each layer sees them.
     rotary: similarity under the rotation of queries and keys alone.
     biases: of attention.
     """
@@ -41,7 +41,7 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
         untrained: number of untrained models that correlations are compared with.
 
     Raises:
-        ValueError: if there are none of any kind, or the size is refused.
+        ValueError: if there is no map of any kind, or the size is refused.
     """
     if not isinstance(model, TokenModel):
         view = view_of(model)

@@ -1,4 +1,4 @@
-"""The sheets of all maps of position information of a model, in a report."""
+"""Sheets of all maps of position information of a model, in a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graticule.analysis.plots import correlation_sheet
 from graticule.analysis.position_maps import StageMaps
 from graticule.analysis.report import Report
 
-#: Layers whose heads are drawn in a sheet of biases, at most.
+#: Maximum number of layers in a sheet of biases.
 _SHEET_LAYERS = 6
 
 
@@ -23,12 +23,12 @@ def position_sheets(report: Report, stages: Sequence[StageMaps], title: str) -> 
     Args:
         report: the page.
         stages: the maps of each stage, as `position_maps` returns them.
-        title: what the sheets are of.
+        title: subject of the sheets, such as the name of the model.
     """
     for number, maps in enumerate(stages, start=1):
         of = f", stage {number}" if len(stages) > 1 else ""
         if maps.correlations is not None:
-            said = f"Position correlations{of}: the cosine of what each layer sees of two positions (LaPE, Eq. 12)"
+            said = f"Position correlations{of}: the cosine of two positions as each layer sees them (LaPE, Eq. 12)"
             report.figure(
                 correlation_sheet(maps.correlations, f"Position correlations, {title}{of}"),
                 said,
@@ -54,7 +54,7 @@ def position_sheets(report: Report, stages: Sequence[StageMaps], title: str) -> 
 
 
 def _once(rotary: Correlations) -> tuple[Correlations, bool]:
-    """Return one layer alone if all that rotate are the same, and whether they are."""
+    """Return the maps of one layer if all layers that rotate have the same map, and whether they do."""
     rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
     first = rotary.similarity[rotating[0]]
     if len(rotating) == 1 or any(not np.array_equal(rotary.similarity[index], first) for index in rotating):

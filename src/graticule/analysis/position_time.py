@@ -1,4 +1,4 @@
-"""The time that position information takes of a forward pass, measured in turns."""
+"""Share of position information in the time of a forward pass, from interleaved passes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """Seconds of a forward pass of several variants of a model, measured in turns.
+    """Seconds of a forward pass of several variants of a model, which are measured interleaved.
 
-    batch: images of a pass.
-    seconds: variant -> seconds of each turn, (turns,).
+    batch: images per pass.
+    seconds: variant -> seconds of each round, (turns,).
     """
 
     batch: int
     seconds: Mapping[str, Array]
 
     def share(self, more: str, less: str) -> tuple[float, float, float]:
-        """Return what of the time of `more` the variant `less` saves: the median over turns, and the quartiles."""
+        """Return the share of the time of `more` that `less` saves: the median over rounds, and the quartiles."""
         saved = 1 - self.seconds[less] / self.seconds[more]
         low, median, high = np.quantile(saved, (0.25, 0.5, 0.75))
         return float(median), float(low), float(high)
@@ -34,7 +34,7 @@ class Turns:
 
 @torch.inference_mode()
 def time_in_turns(variants: Mapping[str, Callable[[Tensor], object]], images: Tensor, turns: int) -> Turns:
-    """Time a forward pass of each variant on `images`, `turns` times in turn, after one that is not counted."""
+    """Time each variant's forward pass on `images` in `turns` rounds over all variants, after one warm-up pass each."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for forward in variants.values():
         forward(images)

@@ -1,4 +1,4 @@
-"""A linear probe: how much of the row and the column of a patch can be read from the features of each layer."""
+"""Linear probe of the row and the column of a patch in the features of each layer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from graticule.grid import Grid
 Array = NDArray[np.float64]
 
 #: Penalties of the ridge regression that are tried, as shares of the variance of a feature; all features are scaled to
-#: variance 1. The largest makes the prediction nearly constant, so that nothing is read from features that say nothing.
+#: variance 1. The largest makes the prediction nearly constant, for features without information about position.
 RIDGES = (1e-4, 1e-2, 1.0, 100.0)
-#: Below this variance a label, from -1 to 1, is constant.
+#: A label, from -1 to 1, whose variance is below this is constant.
 _CONSTANT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """How well a linear map of the features of a layer gives the row and the column of their patch.
+    """Accuracy of a linear map from the features of a layer to the row and the column of their patch.
 
-    r2: (folds, 2), the share of the variance of row and column that is explained on images that were not fitted; NaN
-        where there is only one row or column.
+    r2: (folds, 2), the share of the variance of row and column that is explained on held-out images; NaN if there is
+        only one row or column.
     control: (folds, 2), the same for labels that were shuffled over the patches of each image.
-    examples: patches in all.
-    channels: of the features.
+    examples: total number of patches.
+    channels: number of channels of the features.
     """
 
     r2: Array
@@ -61,16 +61,16 @@ class Probe:
 
 
 class PositionSums:
-    """Sums over patches from which the probe of one layer is fitted, and its directions removed, in closed form.
+    """Sums over patches from which the probe of one layer is fitted, and its directions are removed, in closed form.
 
-    Images are added batch by batch, so features are never held; sums are of float64. Image i is of fold i modulo
+    Images are added batch by batch, so features are not stored; sums are in float64. Image i belongs to fold i modulo
     `folds`.
 
     Args:
-        grid: where the patches are.
+        grid: the grid of the patches.
         channels: D.
-        folds: into how many parts the images are split.
-        seed: decides how the labels of the control are shuffled, which differs from image to image.
+        folds: number of parts that the images are split into.
+        seed: of the shuffling of the control's labels, which differs between images.
     """
 
     def __init__(self, grid: Grid, channels: int, folds: int = 5, seed: int = 0) -> None:
@@ -103,9 +103,9 @@ class PositionSums:
         return self
 
     def probe(self) -> Probe:
-        """Fit on all folds but one, and score on that one; in turn.
+        """Fit and score by cross-validation: each fold is scored by a fit on the others.
 
-        The penalty is chosen for each label on a fold of those that are fitted.
+        The penalty is chosen for each label on one of the fitted folds.
 
         Raises:
             ValueError: if there are fewer images than folds.
@@ -125,10 +125,10 @@ class PositionSums:
         return Probe(r2[:, :2], r2[:, 2:], int(self.count.sum()), self.sums.shape[1] - 4)
 
     def _score(self, fitted: Iterable[int], fold: int, ridges: Sequence[float]) -> Tensor:
-        """Return R2 of the four labels on a fold, (4,), fitted on others; NaN for a label that is constant."""
+        """Return R2 of the four labels on a fold, (4,), fitted on other folds; NaN for a constant label."""
         mean, covariance = self._moments(fitted)
         weights = _ridge(covariance, ridges)  # (D, 4)
-        # the mean square error of the fold: from its own second moments about the mean of the fit
+        # the mean square error of the fold, from its second moments about the mean of the fit
         count, sums, products = self.count[fold], self.sums[fold], self.products[fold]
         cross = torch.outer(sums, mean)
         about = (products - cross - cross.T) / count + torch.outer(mean, mean)
@@ -145,10 +145,10 @@ class PositionSums:
         return float(covariance.diagonal()[:-4].sum())
 
     def eraser(self, control: bool = False) -> Eraser:
-        """Return what removes the directions of row and column, or those of the control's labels, from features."""
+        """Return an eraser of the directions of row and column, or of the control's labels."""
         mean, covariance = self._moments(range(len(self.count)))
         chosen = slice(-2, None) if control else slice(-4, -2)
-        label = covariance[:-4, -4:][:, chosen]  # (D, 2), what of the features goes with row and column
+        label = covariance[:-4, -4:][:, chosen]  # (D, 2), covariance of the features with row and column
         kept = covariance.diagonal()[-4:][chosen] > _CONSTANT
         read, label = _ridge(covariance)[:, chosen][:, kept], label[:, kept]
         write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if kept.any() else label
@@ -164,12 +164,12 @@ class PositionSums:
 
 @dataclass(frozen=True, eq=False)
 class Eraser:
-    r"""Removes what a linear probe reads from features, and as little else as possible.
+    r"""Removes the information that a linear probe reads from features, with the smallest change of the features.
 
     .. math:: x' = x - A (\beta^T A)^{-1} \beta^T (x - \mu)
 
     with :math:`\beta` the weights of the probe, (D, k), and A the covariance of the features with the labels, (D, k).
-    Afterwards no feature is correlated with a label, so that no linear probe does better than a constant.
+    After that no feature is correlated with a label, so no linear probe does better than a constant.
 
     Reference: LEACE (Belrose et al., 2023), Theorem 4.3.
     """
@@ -193,10 +193,10 @@ def labels_of(grid: Grid) -> Tensor:
 
 
 def _ridge(covariance: Tensor, ridges: Sequence[float] = (RIDGES[0],) * 4) -> Tensor:
-    """Return the weights (D, 4) of the regression of the four labels, with a penalty each."""
+    """Return the weights (D, 4) of the regression of the four labels, with one penalty per label."""
     features, label = covariance[:-4, :-4], covariance[:-4, -4:]
     scale = features.diagonal().clamp_min(0).sqrt()
-    scale = torch.where(scale > 1e-9 * scale.max(), scale, torch.inf)  # a feature that is constant is not used
+    scale = torch.where(scale > 1e-9 * scale.max(), scale, torch.inf)  # a constant feature is not used
     correlation, moments = features / scale[:, None] / scale, label / scale[:, None]
     weights = torch.empty_like(label)
     for ridge in set(ridges):

@@ -1,4 +1,4 @@
-"""One HTML page that contains everything it shows: nothing is fetched when it is read."""
+"""A self-contained HTML page, which loads nothing when it is read."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Report:
         self._parts.append({"kind": "text", "text": paragraph})
 
     def note(self, text: str) -> None:
-        """Add a highlighted paragraph: a caution, a finding."""
+        """Add a highlighted paragraph, such as a caution or a finding."""
         self._parts.append({"kind": "note", "text": text})
 
     def link(self, text: str, place: str) -> None:
-        """Add a link to `place`, a file beside the page, with a text that says what is there."""
+        """Add a link to `place`, a file beside the page, with a text that describes the file."""
         self._parts.append({"kind": "link", "text": text, "place": place})
 
     def table(self, columns: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> None:
@@ -95,5 +95,5 @@ class Report:
         return page.render(title=self.title, subtitle=self.subtitle, parts=self._parts) + "\n"
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to `path`, whole or not at all; returns the path."""
+        """Write the page to `path`, completely or not at all; returns the path."""
         return write_bytes(path, self.html().encode("utf-8"))

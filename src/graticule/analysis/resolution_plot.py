@@ -1,4 +1,4 @@
-"""Accuracy against the size of the images."""
+"""Plot of accuracy against the size of the images."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ def resolution_plot(
     ylabel: str = "top-1 accuracy (%)",
     title: str = "",
 ) -> Figure:
-    """Draw accuracy against the size of the test images: means over seeds, bars of one standard deviation.
+    """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
 
-    Squares are on a line. Other sizes are in a panel of their own, each at its name, as no line leads from a square to
-    them.
+    Square sizes are joined by lines. Other sizes are in a separate panel, as points without lines.
 
     Args:
         scores: label -> (height, width) in pixels -> values over seeds.
         trained_at: pixels, a side or (height, width); marked by a vertical line.
-        ylabel: what the values are.
+        ylabel: name and unit of the values.
         title: above the plot.
     """
     _check(scores, "scores")
@@ -68,7 +67,7 @@ def _draw(
     trained: Size,
     joined: bool = True,
 ) -> None:
-    """Draw the scores of some sizes at their places, as lines if they are `joined`."""
+    """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
     for index, (label, by_size) in enumerate(scores.items()):
         shown = [size for size in places if size in by_size]
         x, means = [places[size] for size in shown], [fmean(by_size[size]) for size in shown]
@@ -76,7 +75,7 @@ def _draw(
         style = _style(index) if joined else {**_style(index), "linestyle": "none"}
         if any(bars):
             ax.errorbar(x, means, bars, capsize=3, label=label, **style)
-        else:  # a legend with bars would promise some
+        else:  # the legend would show bars
             ax.plot(x, means, label=label, **style)
     crowded = len(places) > 8 or any(height != width for height, width in places)
     ax.set_xticks(
@@ -100,5 +99,5 @@ def _draw(
 
 
 def _side(size: Size) -> float:
-    """The side of a square of as many pixels."""
+    """Return the side of a square with the same number of pixels."""
     return math.sqrt(size[0] * size[1])

@@ -1,4 +1,4 @@
-"""Position similarity under rotation alone: how alike two positions are to queries and keys that say nothing else."""
+"""Position similarity under rotation alone: of two positions whose queries and keys are otherwise the same."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from graticule.grid import Grid
 def rotary_similarity(
     model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0
 ) -> Correlations | None:
-    r"""Compare two positions by what the rotation of a layer makes of queries and keys that are the same.
+    r"""Compare all pairs of positions by the rotations that a layer applies to the same query and key.
 
     .. math:: s_{i, j} = \frac{1}{d} \sum_k (R_i e_k) \cdot (R_j e_k)
 
     over the d channels of a head, mean over the heads: for pairs of channels that is the mean cosine of the angles
-    between i and j. Magnitudes (PoPE) are taken as all the same.
+    between i and j. Magnitudes (PoPE) are assumed to be all the same.
 
     Args:
         model: one of our backbones.
         img_size: pixels, a side or (height, width); by default the size that the model is built for.
-        stage: counted from 0, of a pyramid.
+        stage: of a pyramid, counted from 0.
 
     Returns:
         The similarities of every layer; NaN for a layer without rotation, with pooled queries or keys, or with windows
-        where others see the whole grid. None if there is no other.
+        where others see the whole grid. None if there are no other layers.
 
     Raises:
         ValueError: if the model is not a backbone or has no such stage.
@@ -68,7 +68,7 @@ def similarity_of(rotary: Any, grid: Grid, head_dim: int) -> Array:
 
 
 def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | None:
-    """Return the similarities of every layer; None if there are none."""
+    """Return the similarities of every layer; None if no layer has any."""
     if all(layer is None for layer in layers):
         return None
     nothing = np.full((grid.patches, grid.patches), np.nan)

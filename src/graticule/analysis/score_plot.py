@@ -1,4 +1,4 @@
-"""Scores of several choices: every seed, the mean, and one standard deviation."""
+"""Plot of the scores of several choices: every seed, the mean, and one standard deviation."""
 
 from __future__ import annotations
 

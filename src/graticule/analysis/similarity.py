@@ -1,4 +1,4 @@
-"""Numbers that summarize how similar positions are: locality, and how alike the two axes are."""
+"""Numbers that summarize the similarity of positions: locality and two-dimensionality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 def cosine_similarity(vectors: Array) -> Array:
-    """Cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
+    """Return the cosine of every pair of rows, (N, D) -> (N, N); NaN for a row of zeros, which has no direction."""
     with np.errstate(invalid="ignore", divide="ignore"):
         unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     cosines: Array = np.clip(unit @ unit.T, -1, 1)
@@ -19,16 +19,15 @@ def cosine_similarity(vectors: Array) -> Array:
 
 
 def locality(similarity: Array, grid: Grid) -> float:
-    r"""Mean distance that a token looks over, in patches, if it looks where the cosines are positive.
+    r"""Return the mean distance of tokens, in patches, weighted by the positive part of the similarity.
 
     .. math:: \frac{1}{N} \sum_i \frac{\sum_j \max(s_{ij}, 0)\, \|p_i - p_j\|}{\sum_j \max(s_{ij}, 0)}
 
-    over all j, i itself included: so it is 0 where every token is like itself alone, and the denominator is
-    never below 1.
+    over all j including i: so it is 0 if every token is similar to itself alone, and the denominator is never below 1.
 
     Args:
         similarity: (H * W, H * W).
-        grid: where the tokens are.
+        grid: the grid of the tokens.
     """
     return mean_distance(similarity, grid.distances().double().numpy())
 
@@ -40,25 +39,25 @@ def mean_distance(similarity: Array, distance: Array) -> float:
 
 
 def range_of(localities: Array, uniform: float) -> float:
-    """The largest less the smallest, as a share of `uniform`; NaN below two."""
+    """Return the largest minus the smallest, as a share of `uniform`; NaN for fewer than two."""
     finite = localities[np.isfinite(localities)]
     return float(np.ptp(finite)) / uniform if len(finite) > 1 and uniform else float("nan")
 
 
 def two_dimensionality(similarity: Array, grid: Grid) -> float:
-    r"""How alike the two axes are to this encoding: 1 if vertical neighbors count as much as horizontal ones.
+    r"""Return the ratio of the two axes in the encoding: 1 if vertical neighbors count as much as horizontal ones.
 
     .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
               h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
 
-    v and h say how much the mean cosine of neighbors exceeds the mean over all pairs of different tokens.
-    In [0, 1]; 0 where one axis alone is known, as with a sequence in row-major order. NaN where neither
-    axis has anything (all places alike, or all equally unlike), or the grid has only one axis. On a table without any
-    structure, such as a learnable one before training, it is a ratio of noise.
+    v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens.
+    The result is in [0, 1]: 0 if only one axis is encoded, as with a sequence in row-major order, and NaN if neither
+    axis is (all positions equally similar), or the grid has only one axis. On a table without any structure, such as
+    a learnable one before training, it is a ratio of noise.
 
     Args:
         similarity: (H * W, H * W).
-        grid: where the tokens are.
+        grid: the grid of the tokens.
     """
     if min(grid.shape) < 2:
         return float("nan")
@@ -67,4 +66,4 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
     vertical = max(similarity[(dy == 1) & (dx == 0)].mean() - mean, 0.0)
     horizontal = max(similarity[(dy == 0) & (dx == 1)].mean() - mean, 0.0)
     least, most = sorted((vertical, horizontal))
-    return float(least / most) if most > 1e-9 else float("nan")  # below is rounding
+    return float(least / most) if most > 1e-9 else float("nan")  # smaller values are rounding errors

@@ -1,4 +1,4 @@
-"""Position maps of a model of timm: correlations of its table, biases of its heads, similarity under its rotation."""
+"""Position maps of a timm model: correlations of its table, biases of its heads, similarity under its rotation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def timm_bias_maps(view: TimmView) -> list[BiasMaps]:
 
 @torch.no_grad()
 def timm_rotary(view: TimmView) -> Correlations | None:
-    """Return the similarity under rotation of every layer, as `rotary_similarity`; None if nothing rotates."""
+    """Return the similarity under rotation of every layer, as `rotary_similarity` does; None without a rotation."""
     parts = [part for part in view.parts if isinstance(part, Rotary) and "." not in part.module]
     grids = view.grids(view.img_size)
     if len(parts) != 1 or len({grid.shape for grid in grids}) > 1:
@@ -82,7 +82,7 @@ def timm_rotary(view: TimmView) -> Correlations | None:
 
 
 def _bias(holder: Any) -> Tensor:
-    """Return the bias that an attention of timm adds, (heads, n, n) or with an axis before it."""
+    """Return the bias that an attention module of timm adds, (heads, n, n) or (1, heads, n, n)."""
     for name in ("get_bias", "_get_rel_pos_bias"):
         if hasattr(holder, name):
             found: Tensor = getattr(holder, name)()

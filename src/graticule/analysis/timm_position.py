@@ -1,4 +1,4 @@
-"""The parts of a model of timm that hold position information: tables, biases, rotations and PEGs, by structure."""
+"""Parts of a timm model that hold position information, found by structure: tables, biases, rotations and PEGs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TABLE = re.compile(r"(absolute_)?pos_embed\d*")
 class Part(ABC):
     """A part of the position information of a model, by the name of the module that holds it.
 
-    The methods change a copy of the model that shares its tensors: they replace tensors, and write into none.
+    The methods change a copy of the model that shares its tensors: they replace tensors, and never write into them.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Part(ABC):
 
     @abstractmethod
     def zero(self, model: nn.Module) -> None:
-        """Make it say nothing."""
+        """Remove its effect, but not the module."""
 
     @abstractmethod
     def shuffle(self, model: nn.Module, seed: int) -> None:
@@ -61,7 +61,7 @@ class Table(Part):
     name: str = "pos_embed"
 
     def parameters(self, model: nn.Module) -> int:
-        """Return the number of values of the table."""
+        """Return the number of elements of the table."""
         return int(getattr(self.at(model), self.name).numel())
 
     def zero(self, model: nn.Module) -> None:
@@ -114,11 +114,11 @@ class Bias(Part):
     kind = "bias of displacements"
 
     def parameters(self, model: nn.Module) -> int:
-        """Return the number of values of the table, or of the parameters of the MLP."""
+        """Return the number of elements of the table, or of parameters of the MLP."""
         return sum(one.numel() for one in _bias_tensors(self.at(model)))
 
     def zero(self, model: nn.Module) -> None:
-        """Replace the table by zeros, and the last layer of an MLP: it then gives one number for all pairs."""
+        """Replace the table, or the last weight of an MLP, by zeros: the MLP then returns one number for all pairs."""
         holder = self.at(model)
         if isinstance(getattr(holder, "relative_position_bias_table", None), Tensor):
             holder.relative_position_bias_table = nn.Parameter(
@@ -154,7 +154,7 @@ class Bias(Part):
                 setattr(here, name, getattr(there, name))
 
     def remove(self, model: nn.Module) -> bool:
-        """Set it to None, if the attention can do without."""
+        """Set it to None, if the attention can run without it."""
         holder = self.at(model)
         if hasattr(holder, "get_bias"):  # a module of its own
             parent, _, name = self.module.rpartition(".")
@@ -168,7 +168,7 @@ class Bias(Part):
 
 @dataclass(frozen=True)
 class PositionalAttention(Part):
-    """Attention weights of displacements, blended with the others by a gate per head, as timm's GPSA in ConViT."""
+    """Attention weights of displacements, blended with those of content by a gate per head: timm's GPSA in ConViT."""
 
     kind = "positional attention"
 
@@ -196,7 +196,7 @@ class PositionalAttention(Part):
 
     def take(self, model: nn.Module, larger: nn.Module, grid: Grid, wide: Grid) -> None:
         """Refuse: its displacements are computed for squares."""
-        raise Unavailable("positional attention is not placed at other sizes")
+        raise Unavailable("positional attention cannot be taken from other sizes")
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Rotary(Part):
         return sum(one.numel() for one in self.at(model).parameters())
 
     def zero(self, model: nn.Module) -> None:
-        """Rotate by no angle."""
+        """Rotate by angle 0."""
 
         def unrotated(table: Tensor) -> Tensor:
             sines, cosines = table.chunk(2, -1)
@@ -265,7 +265,7 @@ class Peg(Part):
                 setattr(one, name, nn.Parameter(torch.zeros_like(held), False))
 
     def shuffle(self, model: nn.Module, seed: int) -> None:
-        """Move each token to another place before it, and back after it."""
+        """Permute the tokens before the convolution, and restore their order after it."""
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             x, *others = args
@@ -279,7 +279,7 @@ class Peg(Part):
         holder.register_forward_hook(after)
 
     def take(self, model: nn.Module, larger: nn.Module, grid: Grid, wide: Grid) -> None:
-        """Stay as it is: it is a function of the tokens."""
+        """Change nothing: a PEG is a function of the tokens."""
 
 
 def find_parts(model: nn.Module) -> list[Part]:
@@ -314,6 +314,6 @@ def _bias_tensors(holder: Any) -> list[Tensor]:
 
 
 def _is_grid(rows: int, model: Any) -> bool:
-    """Return whether a table of `rows` rows is of the patches alone."""
+    """Return whether a table of `rows` rows has rows of patches only."""
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     return rows == patches if patches is not None else not getattr(model, "num_prefix_tokens", 0)

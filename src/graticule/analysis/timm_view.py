@@ -1,4 +1,4 @@
-"""The view of a model that is not of this library, such as one of timm: blocks, grids and attention by structure."""
+"""View of a model of another library, such as timm: its blocks, grids and attention are found by structure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from graticule.grid import Grid, Windows
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases")
-#: Where models keep their blocks, the first that exists; a stage may have lists of its own.
+#: Attributes in which models hold their blocks; the first that exists is used, and a stage may have lists of its own.
 _LISTS = ("blocks", "layers", "stages", "encoder")
 
 
 class TimmView(ModelView):
-    """A model whose blocks are found by structure: modules in lists called blocks, layers or stages.
+    """A model whose blocks are found by structure: modules in lists named blocks, layers or stages.
 
     model: maps images (B, C, height, width) to logits.
     img_size: (height, width) in pixels; that of the model by default.
@@ -40,13 +40,13 @@ class TimmView(ModelView):
         self.blocks = find_blocks(model)
         if not self.blocks:
             raise ValueError(
-                "`model` must be one of our backbones, or a model with blocks in a list called blocks, layers or "
-                f"stages, as timm's, got {type(model).__name__}."
+                "`model` must be one of our backbones, or a model with blocks in a list named blocks, layers or "
+                f"stages, as in timm, got {type(model).__name__}."
             )
         self.prefix = int(getattr(model, "num_prefix_tokens", 0))
         found = img_size or _own_size(model)
         if found is None:
-            raise ValueError(f"`img_size` must be given for {type(model).__name__}, which names none, got none.")
+            raise ValueError(f"`img_size` must be given for {type(model).__name__}, which has none, got none.")
         self.img_size: Size = found
         self._grids: dict[Size, list[Grid]] = {}
 
@@ -84,7 +84,7 @@ class TimmView(ModelView):
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
         stem = getattr(self.model, "patch_embed", None) or next(iter(getattr(self.model, "patch_embeds", [])), None)
         if stem is None:
-            raise Unavailable(f"{type(self.model).__name__} has no patch_embed, whose output would be looked at")
+            raise Unavailable(f"{type(self.model).__name__} has no patch_embed, whose output is needed")
         found: list[Tensor] = []
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
@@ -105,13 +105,13 @@ class TimmView(ModelView):
             blank = torch.zeros(1, channels, *img_size, device=weight.device, dtype=weight.dtype)
             try:
                 layers = self.run(blank).layers
-            except (AssertionError, RuntimeError, TypeError, IndexError) as error:  # how models of others refuse a size
+            except (AssertionError, RuntimeError, TypeError, IndexError) as error:  # raised by models for a wrong size
                 raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {_line(error)}") from error
             self._grids[img_size] = [grid for _, grid in layers]
         return self._grids[img_size]
 
     def sized(self, img_size: Size) -> TimmView:
-        """Return a view that takes images of another size: by the model's own `set_input_size`, if it has it."""
+        """Return a view that takes images of another size, by the model's own `set_input_size` if it has one."""
         if img_size == self.img_size:
             return self
         model = shared_copy(self.model)
@@ -129,7 +129,7 @@ class TimmView(ModelView):
         return view
 
     def without_position(self) -> TimmView:
-        """Return a view of a copy whose tables and biases are zero, and whose rotations are by no angle."""
+        """Return a view of a copy whose tables and biases are zero, and whose rotations are by angle 0."""
         return self._with(lambda part, model: part.zero(model))
 
     def shuffled(self, seed: int = 0) -> TimmView:
@@ -182,7 +182,7 @@ class TimmView(ModelView):
         return {"computed": self.model, "without": self.removed().model.eval()}
 
     def removed(self) -> TimmView:
-        """Return a view of a copy without the parts of the position that the model can be run without, for timing."""
+        """Return a view of a copy, for timing, without the parts of the position that the model can run without."""
         model = shared_copy(self.model)
         grids = self.grids(self.img_size)
         taken = 0
@@ -199,7 +199,7 @@ class TimmView(ModelView):
 
     @property
     def unknown_parameters(self) -> list[str]:
-        """Names of parameters that look like position information and are of no known part."""
+        """Names of parameters that look like position information and belong to no known part."""
         known = tuple(part.module for part in self.parts)
         named = [name for name, _ in self.model.named_parameters() if _NAMES.search(name)]
         return [name for name in named if name.rpartition(".")[0] not in known and not name.startswith(known or "?")]
@@ -227,13 +227,13 @@ class TimmView(ModelView):
         return TimmView(model, self.img_size)
 
     def _tokens(self, x: Tensor, size: Size, last: bool, prefix: int | None = None) -> tuple[Tensor, Grid]:
-        """Return what a block gives as tokens (B, N, D), with their grid; `last`: whether the channels are."""
+        """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
         if x.ndim == 4:
             if last:
                 return x.flatten(1, 2), Grid(x.shape[1], x.shape[2])
             return x.flatten(2).mT, Grid(x.shape[2], x.shape[3])
         if x.ndim != 3:
-            raise Unavailable(f"a block gives {x.ndim} axes, which is neither a sequence of tokens nor a map")
+            raise Unavailable(f"a block returns {x.ndim} axes, neither a sequence of tokens nor a map")
         ahead = self.prefix if prefix is None else prefix
         return x, _grid_of(x.shape[1], size, ahead)
 
@@ -265,7 +265,7 @@ def _of_stage(stage: nn.Module) -> list[nn.Module]:
 def _tokens_last(x: Tensor, module: nn.Module) -> bool:
     """Return whether channels are the last axis: of a sequence, or of a map (B, H, W, D) rather than (B, D, H, W).
 
-    `module`, which gave it, has a norm or a convolution of as many channels.
+    The number of channels is that of a norm or a convolution of `module`, which returned it.
     """
     if x.ndim != 4:
         return True
@@ -305,12 +305,12 @@ def _own_size(model: Any) -> Size | None:
 
 
 def _attention(block: nn.Module) -> Any:
-    """Return the first attention within a block that drops out its weights in a module, where they can be seen."""
+    """Return the first attention within a block that has a dropout module for its weights, where they can be read."""
     return next((one for one in block.modules() if isinstance(getattr(one, "attn_drop", None), nn.Module)), None)
 
 
 def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: Any) -> AttentionMap:
-    """Name the grids of queries and keys from the shape of the weights, (B * windows, heads, n, m)."""
+    """Infer the grids of queries and keys from the shape of the weights, (B * windows, heads, n, m)."""
     queries, keys = weights.shape[-2:]
     window = getattr(attention, "window_size", None) or getattr(attention, "ws", None)
     inner = grid
@@ -319,7 +319,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: Any) ->
     factor = math.isqrt(inner.patches // max(keys - inner.prefix, 1)) or 1  # keys may be of a coarser grid
     coarse = Grid(max(inner.height // factor, 1), max(inner.width // factor, 1), inner.prefix)
     if (inner.tokens, coarse.tokens) != (queries, keys):
-        raise Unavailable(f"attention of {queries} queries and {keys} keys is not one of patches")
+        raise Unavailable(f"attention of {queries} queries and {keys} keys is not between patches")
     each = weights.flatten(0, -4) if weights.ndim > 4 else weights
     if not torch.allclose(each.sum(-1), torch.ones((), device=each.device, dtype=each.dtype), atol=1e-3):
         raise Unavailable("the weights of its attention are mixed over the heads, so rows do not sum to 1")
@@ -328,7 +328,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: Any) ->
 
 
 def _window_tokens(grid: Grid, window: Grid, shift: tuple[int, int]) -> NDArray[np.int64]:
-    """Return the tokens of each window, (L, M), -1 for padding, where the map is rolled by `shift` and then cut."""
+    """Return the tokens of each window, (L, M), -1 for padding; the map is rolled by `shift` and then cut."""
     rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
     tokens = window_tokens(Windows(Grid(*grid.shape), window)).numpy()
     return np.where(tokens < 0, -1, rolled[tokens])

@@ -1,4 +1,4 @@
-"""A model as the analyses see it: tokens and grid after each layer, and copies of it with another position."""
+"""Interface of the analyses to a model: tokens and grid after each layer, and views of it with another position."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Edit = Callable[[int, Tensor, Grid], Tensor]
 
 
 class Unavailable(ValueError):
-    """A model has nothing of a kind, or its structure is not known; the message says why."""
+    """An analysis is not possible, as the model lacks a part or its structure is not known; the message says why."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass: the tokens (B, N, D) and the grid after each layer, and logits (B, classes) if there are some."""
+    """Result of a forward pass: tokens (B, N, D) and grid after each layer, and logits (B, classes) if any."""
 
     layers: list[tuple[Tensor, Grid]]
     logits: Tensor | None
 
 
 class ModelView(ABC):
-    """A model of images, looked at from outside and in evaluation mode. The model is not changed.
+    """A model of images, observed in evaluation mode. The model is not changed.
 
     model: the model.
-    img_size: (height, width) in pixels of the images that its position is held for.
+    img_size: (height, width) in pixels of the images that its position is made for.
     """
 
     model: nn.Module
@@ -69,7 +69,7 @@ class ModelView(ABC):
         """Return a view of the model without any position information.
 
         Raises:
-            Unavailable: if it has none, or cannot do without.
+            Unavailable: if it has none, or cannot run without it.
         """
 
     @abstractmethod
@@ -77,14 +77,14 @@ class ModelView(ABC):
         """Return a view of the model in which each patch has the position of another one, the same in all layers.
 
         Raises:
-            Unavailable: if it has no position information, or some that cannot be shuffled.
+            Unavailable: if it has no position information, or its position information cannot be shuffled.
         """
 
     @abstractmethod
     def placed_at(self, img_size: Size) -> ModelView:
         """Return a view in which each patch has the position of the nearest patch of a larger image.
 
-        The larger image has as many pixels as `img_size`, and its patches have the size of the model's own.
+        The larger image has the size `img_size`, and its patches have the size of the model's own.
 
         Raises:
             Unavailable: if the model has no position information, or none for that size.
@@ -106,7 +106,7 @@ class ModelView(ABC):
 
     @abstractmethod
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
-        """Return forward passes to be timed: 'computed', the model as it is; 'without'; and 'folded' if it can be.
+        """Return forward passes to be timed: 'computed' (the unchanged model), 'without', and 'folded' if possible.
 
         Raises:
             Unavailable: if there is nothing to compare the model with.
@@ -126,7 +126,7 @@ class ModelView(ABC):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put `model` in evaluation mode, without gradients, within the block."""
+    """Set `model` to evaluation mode, without gradients, within the block."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -138,7 +138,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def permutation(patches: int, seed: int) -> Tensor:
-    """Return the order in which `patches` patches are shuffled, (patches,), fixed by `seed`."""
+    """Return a random permutation of `patches` patches, (patches,), determined by `seed`."""
     return torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
 
 
@@ -156,7 +156,7 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
 
 
 def repeated(grid: Grid, smaller: Grid) -> Tensor:
-    """Return the index of the patch of `smaller` that each patch of `grid` lies in, by its center, (H * W,).
+    """Return the index of the patch of `smaller` that contains the center of each patch of `grid`, (H * W,).
 
     Both cover the same rectangle.
 

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: one file a family."""
+"""Backbones, which map tokens to tokens; one file per family."""
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.cait import Cait

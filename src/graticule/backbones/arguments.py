@@ -15,7 +15,7 @@ from graticule.specs import Spec
 
 #: The arguments of every model that choose its position.
 CHOICES = ("encoding", "joining")
-#: What timm's `create_model` and builder take themselves, beside the arguments of a backbone.
+#: Arguments of timm's `create_model` and of its builder, in addition to those of a backbone.
 OF_TIMM = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_model_args"),
     *("checkpoint_path", "cache_dir", "features_only", "feature_cls", "out_indices"),
@@ -26,7 +26,7 @@ def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> 
     """Check that model `name` has every argument that is given.
 
     Raises:
-        ValueError: for the first that it has not, with the nearest ones.
+        ValueError: for the first unknown argument, with the nearest names.
     """
     for argument in given:
         if argument not in known:
@@ -40,7 +40,7 @@ def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> 
 def take_position(
     kwargs: dict[str, Any], encoding: str = "learnable", defaults: Mapping[str, Mapping[str, Any]] | None = None
 ) -> PositionBuilder:
-    """Take `encoding` and `joining`, or `position` itself, out of the arguments of a model, and return the builder.
+    """Remove `encoding` and `joining`, or `position` itself, from the arguments of a model, and return the builder.
 
     Args:
         kwargs: the arguments.
@@ -59,7 +59,7 @@ def take_position(
 
 
 def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
-    """Return encoding and joining as text, of a builder of `take_position`; None for another one."""
+    """Return the encoding and joining of a builder made by `take_position`, as text; None for any other builder."""
     if not isinstance(builder, partial):
         return None
     given = builder.keywords
@@ -70,7 +70,7 @@ def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
 
 @cache
 def argument_defaults(backbone: type) -> Mapping[str, Any]:
-    """Return the arguments of a class and their defaults, with those that it passes on to the class that it extends."""
+    """Return the arguments of a class and their defaults, including those that it passes to its base class."""
     found: dict[str, Any] = {}
     for kind in backbone.__mro__:
         parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []

@@ -1,4 +1,4 @@
-"""The base of every backbone: timm's interface and its stages."""
+"""The base class of all backbones: stages, and timm's interface."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
 from graticule.layers import patch_grid
 
-#: Images (C, height, width) of any sizes, and for each the crop that it is.
+#: Images (C, height, width) of any sizes, and the crop of each image.
 Images = list[Tensor] | tuple[Tensor, ...]
 Crops = list[Crop | None] | tuple[Crop | None, ...]
 
 
 class Backbone(TokenModel, HubModel):
-    """Images in, tokens or logits out, in one or several stages, with timm's interface.
+    """Base class of backbones: maps images to tokens or logits in one or several stages, with timm's interface.
 
-    A subclass makes tokens of an image (`tokenize`) and has blocks, modules that are called with tokens, their
-    `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` first, and calls in this order
-    `super().__init__`, `build_position`, `build_head` and `finish`; parameters may be made between them.
+    A subclass turns an image into tokens (`tokenize`) and has blocks: modules that are called with tokens, their
+    `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` as its first argument, and calls, in
+    this order, `super().__init__`, `build_position`, `build_head` and `finish`; it may create parameters in between.
 
-    Any image whose sides are multiples of the patch goes in, whatever `img_size` is: position information is
+    It accepts any image whose sides are multiples of the patch, whatever `img_size` is: position information is
     resampled or computed for its grid in the forward pass (`set_input_size` does it once).
 
     Args:
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, a side or (height, width), of a patch of the first stage.
+        img_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width), of a patch of the first stage.
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: one of `pools`.
@@ -49,21 +49,21 @@ class Backbone(TokenModel, HubModel):
         pos_drop_rate: dropout on the tokens that enter the first block of a stage.
     """
 
-    #: What `global_pool` can be.
+    #: Allowed values of `global_pool`.
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
-    #: Names of the module lists that have an entry for every stage; empty for the one stage whose blocks are `blocks`.
+    #: Names of the module lists with an entry per stage; empty with a single stage, whose blocks are `blocks`.
     stage_lists: ClassVar[tuple[str, ...]] = ()
-    #: Name of what timm adapts to another number of channels; empty where it is not a convolution.
+    #: Name of the first layer, which timm adapts to another number of channels; empty if it is not a convolution.
     first_conv: ClassVar[str | tuple[str, ...]] = "patch_embed.proj"
     #: Names of the classifiers, for timm.
     classifiers: ClassVar[str | tuple[str, ...]] = "head"
-    #: The encoding of models by name if the caller gives none.
+    #: Default encoding of models that are built by name.
     default_encoding: ClassVar[str] = "learnable"
-    #: Whether it cannot be built without its class token.
+    #: True if the model cannot be built without its class token.
     needs_class_token: ClassVar[bool] = False
     #: Default options of encodings in this family, by the name of the encoding.
     encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    #: Arguments that pick one of the modules a class is made of; neither recipes nor the command line have them.
+    #: Arguments that select a module of the model; recipes and the command line do not offer them.
     hidden_arguments: ClassVar[frozenset[str]] = frozenset(
         {
             "position",
@@ -80,11 +80,11 @@ class Backbone(TokenModel, HubModel):
     )
 
     head: nn.Module
-    #: What timm knows of a model that is built by name.
+    #: timm's configuration of a model that is built by name.
     pretrained_cfg: dict[str, Any]
-    #: h, of each stage where there are several.
+    #: h; one value per stage if there are several stages.
     num_heads: Any
-    #: The model of timm that it was converted from, for the way back; None once the position is another.
+    #: The timm model that it was converted from, for converting back; None after the position was replaced.
     timm_source: Any = None
     #: The report of the last change of position (`graticule.surgery.Certificate`); None if there was none.
     certificate: Any = None
@@ -120,26 +120,26 @@ class Backbone(TokenModel, HubModel):
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info: list[dict[str, Any]] = []
 
-    # What the constructor of a subclass calls
+    # Called by the constructor of a subclass
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
-        """Build the position of the blocks; prefix tokens have to exist."""
+        """Build the position of the blocks; the prefix tokens must exist already."""
         self.prepare_position(num_heads)
         (dim,), (depth,) = self.embed_dims, self.depths
         self.position = position(self.grid, dim=dim, depth=depth, num_heads=num_heads)
 
     def prepare_position(self, num_heads: Any) -> None:
-        """Set the heads, the number of prefix tokens and the grid that position is built for; checks the pooling."""
+        """Check the pooling, and set the heads, the number of prefix tokens and the grid that position is built for."""
         self.check_pool(self.global_pool)
         self.num_heads = num_heads
         self.num_prefix_tokens = sum(token.shape[1] for token in self._prefix_tokens())
         self.grid = self.grid_at(self.img_size)
 
     def replace_position(self, position: PositionBuilder) -> None:
-        """Build another position in place of the present one; all other weights stay.
+        """Replace the position by a new one; all other weights are unchanged.
 
         Raises:
-            ValueError: if the layers cannot use it. The present one then stays.
+            ValueError: if the layers cannot use it. The previous position is then kept.
         """
         before = self.position
         try:
@@ -156,7 +156,7 @@ class Backbone(TokenModel, HubModel):
             self.created = None if words is None else {**self.created, "arguments": arguments}
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what config.json says of the model (see `HubModel`)."""
+        """Return the contents of the model's config.json (see `HubModel`)."""
         return backbone_config(self, preprocessing)
 
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
@@ -169,11 +169,11 @@ class Backbone(TokenModel, HubModel):
         super().finish()
         self.feature_info = self._describe_features()
 
-    # What a subclass may have of its own
+    # Defined or overridden by subclasses
 
     @abstractmethod
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Turn images, or the map of the stage before, (B, C, height, width), into tokens (B, H * W, D), row by row."""
+        """Turn images or the map of the previous stage, (B, C, height, width), into tokens (B, H * W, D), row-major."""
 
     def stage_blocks(self, stage: int) -> nn.Sequential | nn.ModuleList:
         """Return the blocks of a stage."""
@@ -184,16 +184,16 @@ class Backbone(TokenModel, HubModel):
         return self.stage_blocks(stage)[index]
 
     def entered_stages(self) -> list[int]:
-        """Return for each block the stage whose grid and channels the tokens that enter it have."""
+        """Return, for each block, the stage that its input tokens belong to, by their grid and channels."""
         return [stage for stage, depth in enumerate(self.depths) for _ in range(depth)]
 
     def layer_grids(self, grid: Grid) -> list[Grid]:
-        """Return for each block the grid of the tokens that enter it, with its windows; `grid` is the first stage's."""
+        """Return, for each block, the grid of its input tokens, with windows; `grid` is that of the first stage."""
         grids = self.position_grids(grid)
         return [grids[stage] for stage in self.entered_stages()]
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
-        """Return what a block is called with after tokens and position: the `grid` of its stage."""
+        """Return the arguments of a block that follow tokens and position: the `grid` of its stage."""
         return (grid,)
 
     def check_pool(self, global_pool: str) -> None:
@@ -209,7 +209,7 @@ class Backbone(TokenModel, HubModel):
 
     @property
     def coarsest_patch(self) -> tuple[int, int]:
-        """(height, width) in pixels of a patch of the last stage."""
+        """Return (height, width) in pixels of a patch of the last stage."""
         step = 1 << (len(self.depths) - 1)
         return self.patch_size[0] * step, self.patch_size[1] * step
 
@@ -227,10 +227,10 @@ class Backbone(TokenModel, HubModel):
         return self.grid_at((images.shape[-2], images.shape[-1]))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of every stage, `grid` being the first's."""
+        """Return the grid of each stage; `grid` is that of the first."""
         return grid.pyramid(len(self.depths), self.num_prefix_tokens)
 
-    # What timm's tools call
+    # Called by timm's tools
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
@@ -254,10 +254,10 @@ class Backbone(TokenModel, HubModel):
         return module.to(weight.device, weight.dtype)
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
-        """Make another image size the one that position information is held for.
+        """Change the image size that position information is stored for.
 
         Args:
-            img_size: pixels, a side or (height, width); unchanged by default.
+            img_size: in pixels, one side or (height, width); unchanged by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
         grid = self.grid_at(size)
@@ -265,7 +265,7 @@ class Backbone(TokenModel, HubModel):
         self.img_size, self.grid = size, grid
 
     def _describe_features(self) -> list[dict[str, Any]]:
-        """Return what timm asks of every intermediate: the module whose output it is, channels, pixels per token."""
+        """Describe each intermediate for timm: the module that outputs it, its channels, and its pixels per token."""
         names = {id(module): name for name, module in self.named_modules()}
         coarsest, last = max(self.coarsest_patch), len(self.depths) - 1
         return [
@@ -278,11 +278,11 @@ class Backbone(TokenModel, HubModel):
     # The forward pass, from the image to the logits
 
     def embed(self, x: Tensor, stage: int = 0) -> Tensor:
-        """Turn images, or the map of the stage before, into tokens (B, N, D), without position information."""
+        """Turn images, or the map of the previous stage, into tokens (B, N, D), without position information."""
         tokens = self.tokenize(x, stage)
         prefix = self._prefix_tokens() if stage + 1 == len(self.depths) else []
         prefix = [token.expand(tokens.shape[0], -1, -1) for token in prefix]
-        # what a convolution returns is transposed; the layers want each token in one piece
+        # the output of a convolution is transposed; the layers want the channels of a token contiguous in memory
         return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 
     def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
@@ -309,7 +309,7 @@ class Backbone(TokenModel, HubModel):
 
         Args:
             x: the images.
-            crop: which part of a larger image they are, as in `forward`.
+            crop: the part of a larger image that they show, as in `forward`.
         """
         grid = self.grid
         for tokens, at in self.each_layer(x, crop):
@@ -317,16 +317,16 @@ class Backbone(TokenModel, HubModel):
         return self.final(x, grid)
 
     def features_of(self, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
-        """Turn the tokens after each layer, with their grids, into the features; here those after the last."""
+        """Turn the tokens after each layer, with their grids, into the features; here, those after the last layer."""
         return self.final(*layers[-1])
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
-        """Turn the tokens after the last block, (B, N, D), into the features, here by the final norm."""
+        """Turn the tokens after the last block, (B, N, D), into the features; here, by the final norm."""
         features: Tensor = self.norm(x)
         return features
 
     def normed(self, x: Tensor, grid: Grid) -> Tensor:
-        """Turn tokens between the blocks, (B, N, D), into what they are after the final norm."""
+        """Apply the final norm to tokens between the blocks, (B, N, D)."""
         return self.final(x, grid)
 
     @property
@@ -346,26 +346,26 @@ class Backbone(TokenModel, HubModel):
         output_dict: bool = False,
         crop: Crop | None = None,
     ) -> Any:
-        """Return the outputs of chosen blocks, or of chosen stages where there are several, as timm does.
+        """Return the outputs of chosen blocks, or of chosen stages if there are several, as timm does.
 
         Args:
             x: images (B, C, height, width).
             indices: the last n if an int, these if a list, all if None.
             return_prefix_tokens: pair every map with its prefix tokens (B, prefix, D).
-            norm: apply the final norm to the intermediates; of several stages, to the last stage's.
+            norm: apply the final norm to the intermediates; with several stages, only to those of the last.
             stop_early: run no block after the last one that is needed.
             output_fmt: 'NCHW' for (B, D, H, W), 'NLC' for (B, H * W, D).
-            intermediates_only: return the list alone, without the final tokens. These are after the final norm,
+            intermediates_only: return only the list, without the final tokens. These are after the final norm,
                 unless `stop_early` leaves out the last stage of several.
             output_dict: return a dictionary: `image_intermediates`, and unless `intermediates_only`,
                 `image_features`; with prefix tokens, `image_intermediates_prefix`.
-            crop: which part of a larger image the images are, as in `forward`.
+            crop: the part of a larger image that the images show, as in `forward`.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
         ends = list(accumulate(self.depths if self.stage_lists else [1] * self.depths[0]))
         take, last = feature_take_indices(len(ends), indices)
-        normed = not self.stage_lists  # whether the final norm is for all of them
+        normed = not self.stage_lists  # True if the final norm applies to all intermediates
         maps: list[Tensor] = []
         prefix: list[Tensor] = []
         for layer, (tokens, grid) in enumerate(self.each_layer(x, crop), start=1):
@@ -394,9 +394,9 @@ class Backbone(TokenModel, HubModel):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Remove the blocks, or stages, that the intermediates of `indices` do not need; returns the kept indices."""
+        """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
         take, last = feature_take_indices(len(self.feature_info), indices)
-        if self.created is not None:  # `create_model` builds the whole one
+        if self.created is not None:  # `create_model` builds the unpruned model
             self.created = {**self.created, "pruned": True}
         self.keep(last + 1)
         self.feature_info = self.feature_info[: last + 1]
@@ -407,12 +407,12 @@ class Backbone(TokenModel, HubModel):
         return take
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` blocks of the one stage."""
+        """Keep only the first `count` blocks of the single stage."""
         del self.stage_blocks(0)[count:]
         self.depths = (count,)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""
+        """Pool tokens (B, N, D) according to `global_pool`: (B, D)."""
         out: Tensor = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
         return out
 
@@ -424,13 +424,13 @@ class Backbone(TokenModel, HubModel):
     def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None) -> Any:
         """Classify images: (B, num_classes).
 
-        In a list, images of the same size and crop are computed together, one forward pass per size and crop; the
-        outputs have the order of the list. In evaluation mode each is that of the image alone.
+        Images of a list that have the same size and crop are computed together, in one forward pass per size and crop;
+        the outputs are in the order of the list. In evaluation mode each equals the output for the image alone.
 
         Args:
             x: images (B, C, height, width), or a list of B images (C, height, width) of any sizes.
-            crop: which part of a larger image they are; their position is then that of this part. For a list of
-                images also a list, with None for a whole image.
+            crop: the part of a larger image that they show; their position is then that of this part. For a list of
+                images it can be a list, with None for a whole image.
 
         Raises:
             ValueError: if the encoding cannot encode a crop, or the lists cannot be combined.

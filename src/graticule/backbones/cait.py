@@ -1,4 +1,4 @@
-"""CaiT: talking heads among the patches, then class attention, in which the class token alone reads them."""
+"""CaiT: talking-heads attention among the patches, then class attention, in which only the class token is updated."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from graticule.layers.parts import act_layer_of, norm_layer_of
 
 
 class Cait(LateTokenTransformer):
-    """CaiT as published: blocks of talking heads over the patches, then blocks of class attention, all with LayerScale.
+    """CaiT as published: blocks of talking-heads attention over the patches, then blocks of class attention.
 
-    The class token joins after the last block of patches and has no position. In the blocks after that it alone is
-    changed: it attends to itself and to the patches, which stay as they are. Any encoding and joining goes to the
-    blocks of patches. A bias is added to the logits of its own head, before heads are mixed.
+    All blocks have LayerScale. The class token joins after the last block of patches and has no position. The blocks
+    after that update only the class token: it attends to itself and to the patches, which do not change. Any encoding
+    and joining applies to the blocks of patches. A bias is added to the logits of its own head, before heads are mixed.
 
     Intermediates are those of the patches. Stochastic depth has the same rate in all blocks of patches and is 0 after
-    them, as published. The names of the parameters are timm's, except those of position and of LayerScale; timm's
-    are taken by `load_state_dict`.
+    them, as published. The names of the parameters are timm's, except those of position and of LayerScale;
+    `load_state_dict` accepts timm's.
 
     Reference: Going Deeper with Image Transformers (CaiT, Touvron et al., 2021); Talking-Heads Attention (Shazeer et
     al., 2020).
@@ -40,7 +40,7 @@ class Cait(LateTokenTransformer):
         global_pool: 'token' (class token), 'avg' or ''.
         depth_token_only: number of blocks of class attention.
         mlp_ratio_token_only: hidden channels of their MLPs, as a multiple of D.
-        init_values: what LayerScale starts at.
+        init_values: initial weights of LayerScale.
         embed_dim: D.
         num_heads: h.
         qkv_bias: whether queries, keys and values have a bias.
@@ -111,11 +111,11 @@ class Cait(LateTokenTransformer):
         return TalkingHeadsAttention
 
     def drop_path_rates(self, last: float, depth: int) -> list[float]:
-        """Return the rate of stochastic depth of each block: the same."""
+        """Return the rate of stochastic depth of each block: the same for all."""
         return [last] * depth
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
-        """Put the class token, which has attended to the patches x: (B, H * W, D), before them, and normalize all."""
+        """Let the class token attend to the patches x: (B, H * W, D), prepend it to them, and normalize all tokens."""
         for token in self._prefix_tokens():
             read = token.expand(x.shape[0], -1, -1)
             for block in self.blocks_token_only:
@@ -137,7 +137,7 @@ class Cait(LateTokenTransformer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices.
+        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices.
 
         The class token and its blocks are removed with the head.
         """
@@ -158,7 +158,7 @@ class TalkingHeadsAttention(Attention):
 
     .. math:: W' \, softmax(W (q k^T / \sqrt d + bias)) \, v
 
-    The bias is added to the logits of its own head, as a part of its product of queries and keys. The arguments are
+    The bias is added to the logits of its own head, together with the product of queries and keys. The arguments are
     those of `Attention`.
 
     Reference: Talking-Heads Attention (Shazeer et al., 2020); CaiT (Touvron et al., 2021), section 5.
@@ -190,7 +190,7 @@ def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:
 
 
 class ClassAttention(nn.Module):
-    """The class token attends to itself and to the patches.
+    """Attention of the class token to itself and to the patches.
 
     Reference: CaiT (Touvron et al., 2021), Eq. 6-8.
 
@@ -235,7 +235,7 @@ class ClassAttentionBlock(nn.Module):
         attn_drop: dropout rate on the attention weights.
         norm_layer: builds a norm from D.
         act_layer: the MLP's activation.
-        init_values: what LayerScale starts at.
+        init_values: initial weights of LayerScale.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ClassAttentionBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
 
     def forward(self, token: Tensor, x: Tensor) -> Tensor:
-        """Map the class token (B, 1, D) beside the patches x: (B, N, D) to (B, 1, D)."""
+        """Map the class token (B, 1, D), which attends to the patches x: (B, N, D), to (B, 1, D)."""
         token = token + self.ls1(self.attn(self.norm1(torch.cat([token, x], 1))))
         out: Tensor = token + self.ls2(self.mlp(self.norm2(token)))
         return out

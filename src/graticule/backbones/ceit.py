@@ -23,15 +23,15 @@ from graticule.layers.block import Block
 
 
 class CeitTransformer(VisionTransformer):
-    """CeiT, whose class token is the last layer's after it has attended to the class tokens of all layers.
+    """CeiT: the class token of the last layer attends to the class tokens of all layers.
 
-    `forward_features` returns this one token, (B, 1, D), after the norm.
+    `forward_features` returns only this token, (B, 1, D), after the norm.
 
     Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021).
 
     Args:
         position: builds the position.
-        patch_size: of the map that the stem makes, a quarter of the image a side.
+        patch_size: on the map of the stem, whose height and width are a quarter of the image's.
         kwargs: as `VisionTransformer`.
     """
 
@@ -83,9 +83,9 @@ class CeitTransformer(VisionTransformer):
         return out
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of chosen blocks, as `VisionTransformer`; the final tokens are `forward_features`.
+        """Return the outputs of chosen blocks, as `VisionTransformer` does, and the tokens of `forward_features`.
 
-        Those are computed in a second pass.
+        The latter are computed in a second pass.
         """
         found = super().forward_intermediates(x, *args, **kwargs)
         if isinstance(found, list):
@@ -102,14 +102,14 @@ class CeitTransformer(VisionTransformer):
         super().reset_classifier(num_classes)
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of its code."""
+        """Return our name for a parameter of the authors' code."""
         for theirs, own in (("i2t.backbone.", "patch_embed."), ("i2t.proj.", "patch_embed.proj.")):
             if published.startswith(theirs):
                 return own + published.removeprefix(theirs)
         return published.replace(".leff.", ".mlp.", 1)
 
     def published_name(self, own: str) -> str:
-        """Return the name of a parameter in its code."""
+        """Return the name of a parameter in the authors' code."""
         if own.startswith("patch_embed."):
             rest = own.removeprefix("patch_embed.")
             return "i2t." + rest if rest.startswith("proj.") else "i2t.backbone." + rest
@@ -163,7 +163,7 @@ class LocallyEnhancedFeedForward(nn.Module):
 
     Args:
         dim: D.
-        hidden: channels between.
+        hidden: number of hidden channels.
         kernel: side of the depth-wise convolution, odd.
         act_layer: the activation.
     """
@@ -219,16 +219,16 @@ class LeffBlock(Block):
 
 
 class ImageToTokens(Tokenizer):
-    """CeiT's: a convolution of stride 2, batch norm and max pooling, then patches of the map that they leave.
+    """Tokenizer of CeiT: a convolution of stride 2, batch norm and max pooling, then patches of the resulting map.
 
     Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021), section 3.2.
 
     Args:
         img_size: (height, width) in pixels.
-        patch_size: of the map, which is a quarter of the image a side.
+        patch_size: on the map, whose height and width are a quarter of the image's.
         in_chans: channels of the image.
         embed_dim: D.
-        channels: of the map.
+        channels: channels of the map.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class ImageToTokens(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """Return (height, width) in pixels of the patch of a token."""
         return 4 * self.patch_size[0], 4 * self.patch_size[1]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from graticule.layer_position import LayerPosition
 from graticule.layers import Patches, Tokenizer
 from graticule.layers.block import Block
 
-#: Our names and those of its code.
+#: Our names, and those of the authors' code.
 _NAMES = {
     "patch_embed.proj": "tokenizer.conv_layers.0.0",
     "patch_embed.conv_layers": "tokenizer.conv_layers",
@@ -36,8 +36,8 @@ _BLOCK = {"norm1": "pre_norm", "attn": "self_attn", "norm2": "norm1", "mlp.fc1":
 class CompactTransformer(VisionTransformer):
     """ViT-Lite (patches, class token), CVT (patches, sequence pooling) or CCT (convolutions, sequence pooling).
 
-    Its blocks have their second norm on the residual stream (`CompactBlock`), its norms an epsilon of 1e-5, and its
-    queries, keys and values no bias. Sequence pooling weighs the patches by a softmax of a learned score.
+    Its blocks apply their second norm to the residual stream (`CompactBlock`), its norms have an epsilon of 1e-5, and
+    queries, keys and values have no bias. Sequence pooling weights the patches by a softmax of a learned score.
 
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021).
 
@@ -45,12 +45,12 @@ class CompactTransformer(VisionTransformer):
         position: builds the position.
         tokenizer: 'patches' or 'convolutions'.
         conv_layers: number of convolutions.
-        conv_stride: their stride; max(1, kernel // 2 - 1) by default, `patch_size` being the kernel.
+        conv_stride: their stride; max(1, kernel // 2 - 1) by default, where the kernel is `patch_size`.
         conv_padding: their padding; max(1, kernel // 2) by default.
         kwargs: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
     """
 
-    encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in its code
+    encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in the authors' code
 
     @checked
     def __init__(
@@ -89,7 +89,7 @@ class CompactTransformer(VisionTransformer):
         )
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of its code."""
+        """Return our name for a parameter of the authors' code."""
         if found := re.match(r"classifier\.blocks\.(\d+)\.(pre_norm|self_attn|norm1|linear1|linear2)\.(.+)", published):
             own = next(own for own, theirs in _BLOCK.items() if theirs == found[2])
             return f"blocks.{found[1]}.{own}.{found[3]}"
@@ -102,7 +102,7 @@ class CompactTransformer(VisionTransformer):
         return published
 
     def published_name(self, own: str) -> str:
-        """Return the name of a parameter in its code."""
+        """Return the name of a parameter in the authors' code."""
         if found := re.match(r"blocks\.(\d+)\.(norm1|attn|norm2|mlp\.fc1|mlp\.fc2)\.(.+)", own):
             return f"classifier.blocks.{found[1]}.{_BLOCK[found[2]]}.{found[3]}"
         for ours, theirs in _NAMES.items():
@@ -116,9 +116,9 @@ class CompactBlock(Block):
 
     .. math:: x' = LN(x + MSA(LN(x) + p)), \quad x'' = x' + MLP(x')
 
-    where p is `inner` of the layer's position, if any. So the second norm is on the residual stream, unlike ViT's.
+    where p is `inner` of the layer's position, if any. So the second norm changes the residual stream, unlike ViT's.
 
-    Reference: Compact Transformers (Hassani et al., 2021), whose text draws ViT's block and whose code has this one.
+    Reference: Compact Transformers (Hassani et al., 2021), whose text shows ViT's block and whose code has this one.
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
@@ -129,15 +129,15 @@ class CompactBlock(Block):
         return out
 
     def carried(self, table: Tensor) -> Tensor:
-        """Return what a table on the residual stream, (N, D), is after the block."""
+        """Return a table on the residual stream, (N, D), as it is after the block."""
         carried: Tensor = self.norm2(table)
         return carried
 
 
 class ConvolutionalTokenizer(Tokenizer):
-    """CCT's: convolutions without bias, each followed by a ReLU and a max pooling.
+    """Tokenizer of CCT: convolutions without bias, each followed by a ReLU and a max pooling.
 
-    Any image goes in that leaves at least one token; as in its code, nothing must be a multiple of anything.
+    It accepts any image that yields at least one token; as in the authors' code, sides may be of any length.
 
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021), section 3.
 
@@ -147,8 +147,8 @@ class ConvolutionalTokenizer(Tokenizer):
         in_chans: channels of the image.
         embed_dim: D, channels of the last convolution.
         layers: number of convolutions; those before the last have 64 channels.
-        stride: of the convolutions; max(1, kernel // 2 - 1) by default, as in its code.
-        padding: of the convolutions; max(1, kernel // 2) by default.
+        stride: stride of the convolutions; max(1, kernel // 2 - 1) by default, as in the authors' code.
+        padding: padding of the convolutions; max(1, kernel // 2) by default.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ConvolutionalTokenizer(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """Return (height, width) in pixels of the patch of a token."""
         out: tuple[int, int] = to_2tuple((2 * self.stride) ** len(self.conv_layers))
         return out
 
@@ -193,7 +193,7 @@ class ConvolutionalTokenizer(Tokenizer):
         """Return the grid of an image of (height, width) pixels.
 
         Raises:
-            ValueError: if the convolutions leave nothing of it.
+            ValueError: if the image is too small for the convolutions.
         """
         return convolved_grid(image, len(self.conv_layers), (self.kernel, self.stride, self.padding), prefix)
 
@@ -204,10 +204,10 @@ class ConvolutionalTokenizer(Tokenizer):
 
 
 def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
-    """Return the grid that convolutions of (kernel, stride, padding), each with a max pooling, make of an image.
+    """Return the grid of an image after convolutions of (kernel, stride, padding), each with a max pooling.
 
     Raises:
-        ValueError: if nothing is left of it.
+        ValueError: if no token is left.
     """
     sides = list(image)
     for kernel, stride, padding in [convolution, (3, 2, 1)] * layers:
@@ -227,13 +227,13 @@ _POOLED = {"global_pool": "seq"}
 _ONE = {**_POOLED, "tokenizer": "convolutions"}
 _TWO = {**_ONE, "conv_layers": 2}
 _CONVOLUTION = {"first_conv": "patch_embed.conv_layers.0.0"}
-#: Means and deviations of CIFAR-10, which the published configurations of its code have.
+#: Means and standard deviations of CIFAR-10, as in the published configurations of the authors' code.
 _CIFAR10 = {"num_classes": 10, "mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "crop_pct": 1.0}
 #: Those of CIFAR-100, for a model of 32 pixels and 100 classes.
 _CIFAR100 = {100: {"num_classes": 100, "mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}}
 _CIFAR: dict[str, Any] = {"cfg": _CIFAR10, "cfg_of_classes": _CIFAR100}
 _CCT_CIFAR: dict[str, Any] = {"cfg": {**_CIFAR10, **_CONVOLUTION}, "cfg_of_classes": _CIFAR100}
-# The names are those of its code: layers, then side of a patch, or kernel x number of convolutions, then image.
+# The names are those of the authors' code: layers, side of a patch or kernel x number of convolutions, image.
 register_sizes(
     CompactTransformer,
     {

@@ -1,4 +1,4 @@
-"""ConViT: layers that attend by position first, and a class token that joins after them."""
+"""ConViT: layers with gated positional attention, and a class token that joins after them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ConVit(LateTokenTransformer):
     """ConViT as published: a learnable table, gated positional attention in ten of twelve layers, then a class token.
 
     The class token joins the patches after the last layer with positional attention ('gpsa'), or before the first layer
-    if there is none, and has no position. So `encoding="learnable + gpsa(layers=4)"` says both where the gates are and
-    where the class token joins. In layers with gates the projection of the values starts as the identity.
+    if there is none, and has no position. So `encoding="learnable + gpsa(layers=4)"` determines both the layers with
+    gates and where the class token joins. In layers with gates the projection of the values starts as the identity.
 
     The names of the parameters are timm's, except those of position and of the projections in layers with gates;
-    timm's are taken by `load_state_dict`. timm computes the positions of square grids only; other grids have the same
-    formula here.
+    `load_state_dict` accepts timm's. timm computes the positions of square grids only; here, other grids have the same
+    formula.
 
     Reference: ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases (d'Ascoli et al., 2021).
 
@@ -40,7 +40,7 @@ class ConVit(LateTokenTransformer):
     """
 
     takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}
-    takes_why = "The class token has no position, and what depends on all tokens cannot leave it out."
+    takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
 
@@ -51,7 +51,7 @@ class ConVit(LateTokenTransformer):
         super().__init__(position, qkv_bias=qkv_bias, global_pool=global_pool, **{"fc_norm": False, **kwargs})
 
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
-        """Build the position of the patches, and find the layer that the class token joins before.
+        """Build the position of the patches, and find the layer before which the class token joins.
 
         Raises:
             ValueError: if the last layer has positional attention.
@@ -95,20 +95,20 @@ class ConVit(LateTokenTransformer):
             self.prefix_names, self.num_prefix_tokens = (), 0
 
     def finish(self) -> None:
-        """Give layers with positional attention a projection of the values of its own, and initialize the weights."""
+        """Give layers with positional attention a separate projection of the values, and initialize the weights."""
         for index in range(self.joins_at):
             attention: Any = self.blocks[index].attn
             attention.qkv = ContentAndValues(self.embed_dim, bias=attention.qkv.bias is not None)
         super().finish()
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Initialize linear weights; with gates, the values start as the tokens themselves."""
+        """Initialize linear weights; with gates, the projection of the values starts as the identity."""
         super().init_module(name, module)
         if name.endswith(".attn.qkv.v"):
             nn.init.eye_(cast("nn.Linear", module).weight)
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of timm's."""
+        """Return our name for a parameter of timm."""
         return re.sub(r"\.attn\.(qk|v)\.", r".attn.qkv.\1.", published)
 
     def published_name(self, own: str) -> str:
@@ -117,7 +117,7 @@ class ConVit(LateTokenTransformer):
 
 
 def _joined(given: LayerPosition, prefix: Tensor, first: bool) -> LayerPosition:
-    """Return what a layer gets with prefix tokens (1, n, D), which join before it if it is the `first` with them."""
+    """Return a layer's position with prefix tokens (1, n, D); they join before it if it is the `first` with them."""
     joined = given.with_prefix(prefix.shape[1])
     if not first:
         return joined
@@ -141,7 +141,7 @@ torch.fx.wrap("_joined_grid")
 
 
 class ContentAndValues(nn.Module):
-    """Projects tokens to queries and keys by one matrix and to values by another.
+    """A projection of tokens to queries and keys by one matrix, and to values by another.
 
     Args:
         dim: D.

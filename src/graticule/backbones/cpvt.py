@@ -1,4 +1,4 @@
-"""CPVT: a ViT whose position embedding is made from its tokens, by a PEG."""
+"""CPVT: a ViT whose position embedding is computed from its tokens, by a PEG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graticule.encodings import PositionBuilder
 
 
 class ConditionalVisionTransformer(VisionTransformer):
-    """CPVT, with one PEG after the first block; with `encoding="peg(places=[0, 1, 2, 3, 4])"` five.
+    """CPVT, with one PEG after the first block, or with five: `encoding="peg(places=[0, 1, 2, 3, 4])"`.
 
     With global average pooling the final norm is before it, as in the code of the same authors (Twins); in a ViT or
     DeiT it is after it by default, as in timm. So for CPVT's Table 3, which compares the class token with global

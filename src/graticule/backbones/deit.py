@@ -1,4 +1,4 @@
-"""DeiT: ViT trained on ImageNet alone; and its distilled form with a second prefix token and a head for it."""
+"""DeiT: ViT trained on ImageNet alone; and its distilled form, with a second prefix token and a second head."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from graticule.encodings import PositionBuilder
 
 
 class DistilledVisionTransformer(VisionTransformer):
-    """DeiT with a distillation token and a head of its own for it.
+    """DeiT with a distillation token, which has its own head.
 
-    In evaluation the logits are the mean of the two heads; in training too, unless
-    `set_distilled_training()` asks for both, as timm's does.
+    In evaluation the logits are the mean of the two heads; in training, too, unless
+    `set_distilled_training()` requests both, as in timm.
 
     Reference: Training data-efficient image transformers & distillation through attention (Touvron et al., 2021).
     """

@@ -28,11 +28,11 @@ def generate(
     Args:
         model: the language model.
         tokens: (B, N), int64, the beginnings of the texts, at least one token.
-        new_tokens: how many are drawn.
+        new_tokens: number of tokens to draw.
         temperature: divisor of the logits; 0 takes the most likely token.
         top_k: draw among the k most likely tokens; among all by default.
-        generator: draws the tokens, on their device.
-        use_cache: keep keys and values; without them every token costs a pass over the whole text.
+        generator: random generator that draws the tokens, on their device.
+        use_cache: cache keys and values; otherwise every token costs a forward pass over the whole text.
 
     Raises:
         ValueError: before any work, if the text would become longer than a table allows (its last token is not read),
@@ -84,7 +84,7 @@ def _tokens(
 def draw(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw a token from each row of logits (B, W): (B,), int64; the likeliest with a temperature of 0."""
+    """Draw a token from each row of logits (B, W): (B,), int64; the most likely with a temperature of 0."""
     if temperature == 0:
         return logits.argmax(-1)
     likeliest = logits.float() / temperature

@@ -16,9 +16,9 @@ from graticule.layer_position import LayerPosition
 from graticule.layers.gating import mix_tokens
 
 
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+@register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
 class FilterBlock(MixerBlock):
-    r"""Mixes the tokens by the position's weights, then the channels by an MLP, with one residual connection.
+    r"""A block that mixes tokens by the position's weights, then channels by an MLP, with one residual connection.
 
     .. math:: x' = x + MLP(LN(W (LN(x) + p) + b))
 
@@ -42,8 +42,8 @@ class GfNet(Mixer):
     """GFNet with any mixing encoding instead of its global filter; a pyramid of one stage.
 
     By default it is GFNet as published: a learnable table, added once, and a filter per channel in every layer
-    ('learnable + global_filter'), applied as a convolution over displacements. The weights of the authors' code are
-    taken by `load_state_dict`.
+    ('learnable + global_filter'), applied as a convolution over displacements. `load_state_dict` accepts the weights
+    of the authors' code.
 
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021).
 
@@ -79,7 +79,7 @@ class GfNet(Mixer):
         )
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of the authors' code."""
+        """Return our name for a parameter of the authors' code."""
         return published.replace("patch_embed.", "stem.").replace(".mlp.", ".mlp_channels.")
 
     def published_name(self, own: str) -> str:

@@ -20,25 +20,25 @@ class GMlp(SingleStage):
     """gMLP with any mixing encoding instead of its dense token layer; a pyramid of one stage.
 
     With 'sgu' it is gMLP as published, and as in timm; with 'lrpe_m', 'lrpe', 'glrpe', 'gqpe' or 'ggqpe' it is
-    that of PosMLP's Tables 1 and 3. The gating unit's norm is for the dense matrix and the tables: after a
-    softmax it does harm (PosMLP, section 5.3). The names of the parameters are timm's, except those of the position.
+    that of PosMLP's Tables 1 and 3. The gating unit's norm is for the dense matrix and the tables: with a
+    softmax it is harmful (PosMLP, section 5.3). The names of the parameters are timm's, except those of the position.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021); PosMLP (Wang et al., 2022), Tables 1 and 3.
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, a side or (height, width).
+        img_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
-        groups: s, groups of channels where the encoding has several.
+        groups: s, groups of channels if the encoding has several.
         stem_norm: whether a LayerNorm follows the patches, as in PosMLP's code; timm's gMLP has none.
         gate_norm: whether the gating unit has its LayerNorm; by default, unless the mixing weights are a softmax.
-        combine: how the halves come together (`GatingUnit`).
+        combine: how the halves are combined (`GatingUnit`).
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout after the linear layers.
@@ -95,7 +95,7 @@ class GMlp(SingleStage):
             GatedBlock,
             embed_dim,
             mlp_ratio,
-            nn.LayerNorm if gate_norm else None,  # eps 1e-5, whatever the block's: as timm's
+            nn.LayerNorm if gate_norm else None,  # eps is 1e-5, whatever the block's is, as in timm
             combine,
             proj_drop_rate,
             drop_path_rate,
@@ -106,7 +106,7 @@ class GMlp(SingleStage):
         self.finish()
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of PosMLP's released code in our layout, any other as it is."""
+        """Return a state dict of PosMLP's released code in our layout, any other one unchanged."""
         return released_posmlp.to_own(self, state)
 
     def released_names(self) -> dict[str, str]:
@@ -116,7 +116,7 @@ class GMlp(SingleStage):
 
 _HALF = (0.5, 0.5, 0.5)
 _CFG = {"crop_pct": 0.875, "mean": _HALF, "std": _HALF}
-# Nano is for small images.
+# The nano size is for small images.
 register_sizes(
     GMlp,
     {

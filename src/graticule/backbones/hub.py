@@ -24,7 +24,7 @@ from graticule.typed import read_typed
 
 
 class _Words(TypedDict, total=False):
-    """What names the model, in our grammar."""
+    """Names of the model, its encoding and its joining, in our grammar."""
 
     kind: str
     model: str
@@ -36,14 +36,14 @@ class _Words(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class _Config(TypedDict):
-    """What is read of every config.json."""
+    """Entries that are read from every config.json."""
 
     graticule: _Words
 
 
 @with_config(ConfigDict(extra="allow"))
 class _BackboneConfig(Architecture):
-    """What is read of the config.json of a backbone; timm reads further keys."""
+    """Entries that are read from the config.json of a backbone; timm reads further ones."""
 
     pretrained_cfg: Preparation
 
@@ -68,18 +68,18 @@ def register_kind(kind: str) -> Callable[[Function], Function]:
 class HubModel(nn.Module):
     """A model that can be saved to a folder or to the hub, and opened from there."""
 
-    #: The name of the model and the arguments that `create_model` built it with; None where something else did.
+    #: The name and the arguments that `create_model` built the model from; None if it was built in another way.
     created: Mapping[str, Any] | None = None
-    #: Why no program can be written of it by `graticule.export`, as a part of a sentence; empty if one can.
+    #: Reason for which `graticule.export` cannot write a program of it, as a part of a sentence; empty if it can.
     no_program: ClassVar[str] = ""
     pretrained_cfg: dict[str, Any]
 
     @abstractmethod
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what config.json says of the model, `preprocessing` being entries of timm's configuration.
+        """Return the contents of the model's config.json; `preprocessing` has entries of timm's configuration.
 
         Raises:
-            ValueError: if no file can say how it is built.
+            ValueError: if a file cannot describe how it is built.
         """
 
     @checked
@@ -90,19 +90,19 @@ class HubModel(nn.Module):
         preprocessing: Mapping[str, Any] | None = None,
         card: Card | None = None,
     ) -> Path:
-        """Write config.json, model.safetensors and README.md to `folder`, each whole or not at all; returns it.
+        """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it.
 
         `graticule.from_pretrained` opens it. A backbone is opened by `timm.create_model("local-dir:FOLDER",
         pretrained=True)` too, once graticule is imported.
 
         Args:
-            folder: is made if it does not exist.
+            folder: created if it does not exist.
             preprocessing: entries of timm's configuration that differ from the model's, such as `mean`, `std` and
                 `label_names`.
-            card: what the model card says beside the names of the model.
+            card: contents of the model card in addition to the names of the model.
 
         Raises:
-            ValueError: if the model was not built from names, or with arguments that no file can hold.
+            ValueError: if the model was not built from names, or with arguments that a file cannot contain.
         """
         folder = Path(folder)
         check_folder(folder)
@@ -112,12 +112,12 @@ class HubModel(nn.Module):
     def push_to_hub(
         self, repo_id: str, *, private: bool = False, token: str | None = None, revision: str | None = None
     ) -> str:
-        """Upload what `save_pretrained` writes to the Hugging Face hub; returns the address of the commit.
+        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the commit.
 
         Args:
-            repo_id: OWNER/NAME; the repository is made if it does not exist.
+            repo_id: OWNER/NAME; the repository is created if it does not exist.
             private: whether a new repository is private.
-            token: of the hub, by default the one that `hf auth login` has saved.
+            token: token of the hub; by default the one that `hf auth login` has saved.
             revision: branch.
         """
         check_repo_id(repo_id)
@@ -147,11 +147,11 @@ def open_pretrained(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> nn.Module:
-    """Open a model of one of `KINDS` as `graticule.from_pretrained`, which knows all kinds, does.
+    """Open a model of one of `KINDS`, as `graticule.from_pretrained` does, which knows all kinds.
 
     Raises:
         FileNotFoundError: if there is no such folder, or a file is missing in it.
-        ValueError: if a file is damaged, says something that cannot be, or needs a plugin.
+        ValueError: if a file is damaged, has an invalid value, or needs a plugin.
     """
     if plugin is not None:
         load_plugin(plugin)
@@ -162,7 +162,7 @@ def open_pretrained(
     if missing:
         how = f"pass plugin={missing[0]!r}" if len(missing) == 1 else "call graticule.load_plugin for each"
         raise ValueError(
-            f"{config} needs the plugin {' and '.join(missing)}, which is imported only if you name it: {how}, or "
+            f"{config} needs the plugin {' and '.join(missing)}, which is imported only if named: {how}, or "
             f"{named_again(missing)} on the command line."
         )
     for name in changed:

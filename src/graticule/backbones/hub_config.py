@@ -18,14 +18,14 @@ from graticule.plugins import plugins_of
 from graticule.resampling import Resampler
 
 PREFIX = "graticule_"
-#: Arguments that a config.json must not set, beside those of timm: their values are functions and classes.
+#: Arguments that a config.json must not set, in addition to those of timm: their values are functions and classes.
 _FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
-#: Entries of timm's configuration that say how images are prepared, and what the classes are.
+#: Entries of timm's configuration about the preprocessing of images and the names of the classes.
 _PREPARATION = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names")
 
 
 class Preparation(TypedDict, total=False):
-    """How images are prepared, and what the classes are, as timm has it."""
+    """Preprocessing of images and names of the classes, as in timm's configuration."""
 
     mean: list[float]
     std: list[float]
@@ -46,7 +46,7 @@ def build_backbone(path: Path, described: Architecture) -> Any:
     """Build the backbone that the config.json at `path` describes.
 
     Raises:
-        ValueError: if it describes none.
+        ValueError: if it describes no backbone that can be built.
     """
     try:
         known_name("architecture", described["architecture"], timm.list_models(f"{PREFIX}*"))
@@ -56,17 +56,17 @@ def build_backbone(path: Path, described: Architecture) -> Any:
 
 
 def prepare(model: Any, given: Preparation) -> None:
-    """Give a backbone the entries of timm's configuration that say how its images are prepared."""
+    """Set the entries of a backbone's timm configuration that describe the preprocessing of its images."""
     values: dict[str, Any] = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
 
 
 def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a model in a config.json: plain values, and none that names a file or a class.
+    """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class.
 
     Raises:
-        ValueError: for another one.
+        ValueError: for any other argument.
     """
     for name, value in given.items():
         if name in (*OF_TIMM, *_FUNCTIONS):
@@ -86,10 +86,10 @@ def tuples(value: Any) -> Any:
 
 
 def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json says of a backbone.
+    """Return the contents of a backbone's config.json.
 
     Raises:
-        ValueError: if the model was not built by `create_model` or `convert`, or with arguments that no file can hold.
+        ValueError: if the model was not built by `create_model` or `convert`, or an argument cannot be in a file.
     """
     if model.created is None or model.created.get("pruned"):
         how = "of which blocks were removed" if model.created else "that was built in another way"
@@ -110,10 +110,10 @@ def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, A
 
 
 def architecture_of(model: Any) -> Architecture:
-    """Return the name of a backbone in timm's registry, and its arguments with the sizes that it has now.
+    """Return the name of a backbone in timm's registry, and its arguments with its present sizes.
 
     Raises:
-        ValueError: if a file cannot hold them.
+        ValueError: if a file cannot contain them.
     """
     if model.created is None:
         raise ValueError(
@@ -134,7 +134,7 @@ def architecture_of(model: Any) -> Architecture:
 
 
 def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's configuration of a model, without where weights of its name are found."""
+    """Return timm's configuration of a model, without the locations of pretrained weights."""
     known = getattr(backbone, "pretrained_cfg", None) or {}
     return {
         **{key: value for key, value in known.items() if key not in ("hf_hub_id", "url", "file", "source")},
@@ -145,7 +145,7 @@ def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str
 
 
 def words_of(model: nn.Module, backbone: Any) -> dict[str, Any]:
-    """Return what names a model with a backbone that was built from names, in our grammar."""
+    """Return the entry `graticule` of config.json, for a model whose backbone was built from names."""
     arguments = backbone.created["arguments"]
     return {
         "model": backbone.created["name"],

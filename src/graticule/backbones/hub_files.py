@@ -1,4 +1,4 @@
-"""The files of a published model: written to a folder, uploaded to the Hugging Face hub, and found again."""
+"""Files of a published model: write them to a folder, upload them to the Hugging Face hub, and find them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_folder(folder: Path) -> None:
         ValueError: if it is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is none.")
+        raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is a file.")
 
 
 def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card) -> Path:
-    """Write config.json, model.safetensors and README.md to `folder`, each whole or not at all; returns it."""
+    """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it."""
     text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(model.state_dict(), folder / WEIGHTS)
@@ -42,10 +42,10 @@ def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Check that a name can be one of a repository on the hub.
+    """Check that a name is valid for a repository on the hub.
 
     Raises:
-        ValueError: if it cannot.
+        ValueError: if it is not.
     """
     if not _HUB_ID.fullmatch(repo_id):
         raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
@@ -54,7 +54,7 @@ def check_repo_id(repo_id: str) -> None:
 def push_folder(
     folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
 ) -> str:
-    """Upload a folder that `save_pretrained` wrote; returns the address of the commit."""
+    """Upload a folder that `save_pretrained` wrote, and return the address of the commit."""
     check_repo_id(repo_id)
     from huggingface_hub import HfApi
 
@@ -71,11 +71,11 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
 
     Args:
         source: a folder, or OWNER/NAME on the hub.
-        hub: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
+        hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
 
     Raises:
         FileNotFoundError: if there is no such folder, or a file is missing in it.
-        ValueError: if a file is a link out of the folder.
+        ValueError: if a file is a link to outside the folder.
     """
     if Path(source).is_dir():
         return _inside(Path(source), CONFIG), _inside(Path(source), WEIGHTS)
@@ -87,17 +87,17 @@ def _inside(folder: Path, name: str) -> Path:
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it is a link that leads out of the folder.
+        ValueError: if it is a link to outside the folder.
     """
     path = folder / name
     if not path.is_file():
         pickles = [one for one in _PICKLES if (folder / one).exists()]
         why = f"; {pickles[0]}, which can hold code, is not read" if pickles and name == WEIGHTS else ""
         raise FileNotFoundError(f"`source` must be a folder with {CONFIG} and {WEIGHTS}, got {folder}, no {name}{why}.")
-    # the hub's own cache keeps files in blobs/ beside snapshots/
+    # the cache of the hub stores files in blobs/, next to snapshots/
     within = folder.resolve().parents[1] if folder.resolve().parent.name == "snapshots" else folder.resolve()
     if not path.resolve().is_relative_to(within):
-        raise ValueError(f"`source` must hold its files itself, got {path}, a link out of the folder.")
+        raise ValueError(f"`source` must contain its files itself, got {path}, a link to outside the folder.")
     return path
 
 

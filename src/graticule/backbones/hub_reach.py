@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached, found out in seconds: its client repeats requests for a minute."""
+"""Check within seconds that the Hugging Face hub can be reached; its client repeats requests for a minute."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-#: Seconds within which the hub has to take a connection.
+#: Timeout for a connection to the hub, in seconds.
 _SECONDS = 3.0
 
 
 @contextmanager
 def quick_hub() -> Iterator[None]:
-    """Let downloads from the hub take what is in its cache, or fail, at once where the hub cannot be reached.
+    """Let downloads use the cache of the hub, or fail, immediately if the hub cannot be reached.
 
     Raises:
-        ConnectionError: if it cannot, and a file is not in the cache.
+        ConnectionError: if the hub cannot be reached, and a file is not in the cache.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -31,14 +31,14 @@ def quick_hub() -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise ConnectionError(
-            f"{constants.ENDPOINT} takes no connection within {_SECONDS:.0f} s, and the file is not in the cache"
+            f"{constants.ENDPOINT} accepts no connection within {_SECONDS:.0f} s, and the file is not in the cache"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = False
 
 
 def can_connect(address: str) -> bool:
-    """Return whether the server at `address`, a URL, or the proxy that is set for it, takes a connection soon."""
+    """Return True if the server at `address`, a URL, or the proxy that is set for it, accepts a connection in time."""
     url = urlsplit(address)
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
@@ -54,7 +54,7 @@ def can_connect(address: str) -> bool:
             return
         found.append(True)
 
-    thread = Thread(target=connect, daemon=True)  # looking up a name has no timeout of its own
+    thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
     thread.start()
     thread.join(_SECONDS)
     return bool(found)

@@ -1,4 +1,4 @@
-"""The decoder-only transformer: a text in, for every token the logits of the next one."""
+"""Decoder-only transformer: maps a text to the logits of the next token, for every token."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from graticule.names import known_name
 
 @dataclass
 class TextCache:
-    """The state of a text that grows: its positions, computed once, and every layer's keys and values."""
+    """State of a growing text: its positions, computed once, and the keys and values of every layer."""
 
     positions: list[LayerPosition]
     layers: list[KeyValueCache]
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Return the number of tokens so far."""
         return self.layers[0].length
 
     @property
     def capacity(self) -> int:
-        """Return the number of tokens that it is for."""
+        """Return the maximum number of tokens."""
         return self.layers[0].capacity
 
     @property
     def bytes(self) -> int:
-        """Memory taken by keys and values, in bytes."""
+        """Return the memory of keys and values, in bytes."""
         return sum(layer.bytes for layer in self.layers)
 
 
@@ -54,17 +54,17 @@ class LanguageModel(TokenModel):
               p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
 
     The blocks, encodings and joinings are those of the vision backbones: a text is a grid of height 1. Positions
-    are computed for `context` tokens, and a shorter text gets their first rows: it is the beginning of a longer
-    one, whatever the encoding. A text longer than `context` is taken where the encoding is computed; where it is held
-    in a table it is refused until `set_context` resamples the table.
+    are computed for `context` tokens, and a shorter text gets the first rows: it is treated as the beginning of a
+    longer one, whatever the encoding. A text longer than `context` is accepted if the encoding is computed; if it is
+    a table, such a text is refused until `set_context` resamples the table.
 
     Reference: An Introduction to Transformers (Turner, 2024), sections 2 and 4.1. The norm before the head is GPT-2's
     (Radford et al., 2019), the tied weights are Press and Wolf's (2017).
 
     Args:
         position: builds the position (`graticule.encodings.PositionBuilder`).
-        vocab_size: W, kinds of token.
-        context: the number of tokens that position information is held for.
+        vocab_size: W, size of the vocabulary.
+        context: number of tokens that position information is stored for.
         embed_dim: D.
         depth: M, number of blocks.
         num_heads: h.
@@ -72,7 +72,7 @@ class LanguageModel(TokenModel):
         qkv_bias: whether queries, keys and values have a bias.
         tied: whether the head's weights are those of the token embedding, G = E.
         embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std
-            0.02; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table apart, avoid this.
+            0.02; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table separate, avoids it.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
@@ -83,7 +83,7 @@ class LanguageModel(TokenModel):
     """
 
     takes = frozenset({"pre", "inner", "bias", "token_bias", "rotary", "queries_keys", "query_scale"})
-    takes_why = "What convolves or mixes the tokens themselves would look at those ahead."
+    takes_why = "Convolutions and mixing of the tokens themselves would use later tokens."
 
     @checked
     def __init__(
@@ -152,11 +152,11 @@ class LanguageModel(TokenModel):
 
     @property
     def context(self) -> int:
-        """The number of tokens that position information is held for."""
+        """Return the number of tokens that position information is stored for."""
         return self.grid.width
 
     def set_context(self, context: int) -> None:
-        """Make another length the one that position information is held for; tables are resampled permanently."""
+        """Change the length that position information is stored for; tables are resampled permanently."""
         if not isinstance(context, int) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
         grid = Grid.of_text(context)
@@ -177,7 +177,7 @@ class LanguageModel(TokenModel):
         """Check that there is position information for a text of `length` tokens.
 
         Raises:
-            ValueError: if it is longer than a table allows, or than the constants of a folded model.
+            ValueError: if the text is longer than a table, or the constants of a folded model, allow.
         """
         if length < 1:
             raise ValueError("`tokens` must be at least one token long, got none.")
@@ -191,12 +191,12 @@ class LanguageModel(TokenModel):
         if held := self.position.resampled_encodings():
             raise ValueError(
                 f"`tokens` must be at most {self.context} long, as the table of {' and '.join(held)} is, got {length}: "
-                f"cut the text, or call model.set_context({length}), which resamples the table for good, or "
-                "train with an encoding that holds no table, such as sinusoidal_1d or none."
+                f"cut the text, or call model.set_context({length}), which resamples the table permanently, or "
+                "train with an encoding without a table, such as sinusoidal_1d or none."
             )
 
     def new_cache(self, length: int) -> TextCache:
-        """Make an empty cache for a text that grows to `length` tokens; its positions are computed here, once.
+        """Create an empty cache for a text of up to `length` tokens, and compute its positions, once.
 
         Raises:
             ValueError: if the text is longer than a table allows.
@@ -239,7 +239,7 @@ class LanguageModel(TokenModel):
         return self.forward_head(self.forward_features(tokens, cache))
 
 
-#: Not in timm's registry, whose models take images.
+#: The language models; they are not in timm's registry, whose models take images.
 SIZES: dict[str, dict[str, int]] = {
     "lm_nano": {"embed_dim": 64, "depth": 4, "num_heads": 4},
     "lm_tiny": {"embed_dim": 128, "depth": 6, "num_heads": 4},
@@ -249,12 +249,12 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def list_language_models() -> list[str]:
-    """List the names that `create_language_model` takes."""
+    """List the names that `create_language_model` accepts."""
     return list(SIZES)
 
 
 def list_language_arguments() -> list[str]:
-    """List the arguments of a language model that are numbers, words or truth values, those of position apart."""
+    """List the arguments of a language model that are numbers, strings or booleans, except those of its position."""
     hidden = ("self", "position", "norm_layer", "act_layer", "block_layer")
     return [name for name in inspect.signature(LanguageModel.__init__).parameters if name not in hidden]
 
@@ -265,12 +265,12 @@ def create_language_model(name: str, vocab_size: int, **kwargs: Any) -> Language
 
     Args:
         name: the size.
-        vocab_size: kinds of token.
-        **kwargs: `encoding`, `joining` and what else `build_position` takes, or `position`; `context` and the other
-            arguments of `LanguageModel`.
+        vocab_size: size of the vocabulary.
+        **kwargs: `encoding`, `joining` and further arguments of `build_position`, or `position`; `context` and the
+            other arguments of `LanguageModel`.
 
     Raises:
-        ValueError: for an unknown name or argument, with the nearest ones, or an encoding that looks ahead.
+        ValueError: for an unknown name or argument, with the nearest ones, or for an encoding that is not causal.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The base of Swin and Swin-MLP: stages that begin by merging patches, and images of any size, which are padded."""
+"""Base class of Swin and Swin-MLP: stages that begin by merging patches; images of any size are padded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graticule.backbones.pyramid import Pyramid
 class MergingPyramid(Pyramid):
     """A pyramid that merges 2 x 2 patches between stages, whose channels double; the names are those of Swin's code.
 
-    An absolute encoding is added before the first stage, and merged as the tokens are for those after it.
+    An absolute encoding is added before the first stage; for the later stages it is merged like the tokens.
     """
 
     stage_lists = ("layers",)
@@ -36,14 +36,14 @@ class MergingPyramid(Pyramid):
         """Build the patch embedding and the stages.
 
         Args:
-            block: builds a block from its stage, its number in the stage and its rate of stochastic depth.
+            block: builds a block from its stage, its index in the stage and its rate of stochastic depth.
             in_chans: channels of the image.
             drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
             norm_layer: builds a norm from its channels.
             merging_layer: builds the merging before a stage from the channels before and after it, and `norm_layer`.
         """
         dims = self.embed_dims
-        embedding: Any = PatchEmbed  # timm declares an int, and takes a pair as well
+        embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
         self.patch_embed = embedding(
             None, self.patch_size, in_chans, dims[0], norm_layer=norm_layer, strict_img_size=False
         )
@@ -55,7 +55,7 @@ class MergingPyramid(Pyramid):
             self.layers.append(Stage(downsample, blocks))
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, or merge those of the map of the stage before; tokens (B, H * W, D)."""
+        """Cut images into patches, or merge the patches of the previous stage's map; returns tokens (B, H * W, D)."""
         tokens: Tensor
         if stage == 0:
             tokens = self.patch_embed(pad_to(x, self.patch_size))
@@ -69,7 +69,7 @@ class MergingPyramid(Pyramid):
 
 
 class Stage(nn.Module):
-    """A stage under timm's names: the merging before it, and its blocks."""
+    """A stage with timm's names: the merging before it, and its blocks."""
 
     def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Stage(nn.Module):
 
 
 def pad_to(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Pad images with zeros, below and to the right, to multiples of `patch` = (height, width)."""
+    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width)."""
     below, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
     return F.pad(images, (0, right, 0, below)) if below or right else images
 

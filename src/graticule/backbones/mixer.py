@@ -1,4 +1,4 @@
-"""MLP-Mixer and ResMLP: tokens mixed by whatever the position says, then the channels by an MLP."""
+"""MLP-Mixer and ResMLP: tokens are mixed by the weights of the position, then channels by an MLP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graticule.layers.parts import norm_layer_of
 
 
 class Affine(nn.Module):
-    """alpha * x + beta, per channel: what ResMLP has instead of a norm; timm's names."""
+    """The map alpha * x + beta, per channel, which ResMLP uses instead of a norm; with timm's names."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class Affine(nn.Module):
         return torch.addcmul(self.beta.view(-1), self.alpha.view(-1), x)
 
 
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+@register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
 class MixerBlock(nn.Module):
-    r"""Mixes the tokens by the position's weights, then the channels by an MLP.
+    r"""A block that mixes tokens by the position's weights, then channels by an MLP.
 
     .. math:: x' = x + \lambda_1 (W (LN(x) + p) + b), \quad x'' = x' + \lambda_2 MLP(LN(x'))
 
     where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any. W may also be an MLP
-    over the tokens. lambda_1 and lambda_2 are numbers per channel, with `layer_scale`.
+    over the tokens. lambda_1 and lambda_2 have a value per channel with `layer_scale`; without it they are 1.
 
     Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; ResMLP (Touvron et al., 2021), Eq. 2-3.
 
@@ -50,7 +50,7 @@ class MixerBlock(nn.Module):
         mlp_ratio: hidden channels of the MLP, as a multiple of D.
         proj_drop: dropout rate after the mixing and in the MLP.
         drop_path: stochastic depth rate.
-        layer_scale: what lambda_1 and lambda_2 start at; none if None.
+        layer_scale: initial value of lambda_1 and lambda_2; no scales if None.
         norm_layer: builds a norm from D.
         act_layer: the activation.
     """
@@ -88,7 +88,7 @@ class MixerBlock(nn.Module):
         return mixed
 
     def windows(self, *where: Grid) -> Windows | None:
-        """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""
+        """Return the windows within which tokens of the grid are mixed; here None, for the whole grid."""
         return None
 
 
@@ -102,16 +102,16 @@ class Mixer(SingleStage):
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, a side or (height, width).
+        img_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: hidden channels of the MLPs over channels, as a multiple of D.
-        groups: s, groups of channels where the encoding has several.
-        layer_scale: what the scale of both parts of a block starts at, per channel; none if None.
+        groups: s, groups of channels if the encoding has several.
+        layer_scale: initial value of the scales per channel after both parts of a block; no scales if None.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout after the mixing and in the MLPs.
@@ -180,16 +180,16 @@ class ResMlp(Mixer):
     """ResMLP with any mixing encoding instead of its linear layer over the tokens.
 
     With 'sgu', a dense matrix, it is ResMLP as published, and as in timm: affine maps instead of norms, and a scale
-    after both parts of a block. The matrix starts with std 0.02, as in the authors' code. Loads timm's weights and
-    those of the authors.
+    after both parts of a block. The matrix starts with std 0.02, as in the authors' code. `load_state_dict` accepts
+    timm's weights and those of the authors.
 
     Reference: ResMLP: Feedforward networks for image classification with data-efficient training (Touvron et al.,
     2021).
 
     Args:
         position: builds the position, as `Mixer`.
-        layer_scale: what the scale of both parts of a block starts at, per channel.
-        norm_layer: builds what there is instead of a norm from its channels; `Affine` by default.
+        layer_scale: initial value of the scales per channel after both parts of a block.
+        norm_layer: builds the module that replaces a norm, from its channels; `Affine` by default.
         kwargs: as `Mixer`.
     """
 
@@ -216,7 +216,7 @@ class ResMlp(Mixer):
         )
 
     def own_name(self, published: str) -> str:
-        """Return the name of the matrix in timm's gMLP, which the encoding knows, for its name in timm's ResMLP."""
+        """Map the name of the matrix in timm's ResMLP to that in timm's gMLP, which the encoding knows."""
         return published.replace(".linear_tokens.", ".mlp_channels.gate.proj.")
 
     def published_name(self, own: str) -> str:
@@ -224,7 +224,7 @@ class ResMlp(Mixer):
         return own.replace(".mlp_channels.gate.proj.", ".linear_tokens.")
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of the authors' code under timm's names, any other as it is."""
+        """Return a state dict of the authors' code under timm's names, any other one unchanged."""
         if "patch_embed.proj.weight" not in state:
             return state
         found = {}

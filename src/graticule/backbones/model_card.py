@@ -15,7 +15,7 @@ _TEMPLATES = Environment(  # Markdown, so nothing is escaped for HTML
 )
 
 
-#: The task of each kind of model on the hub, and what the model is.
+#: The task of each kind of model on the hub, and a description of the model.
 _KINDS = {
     "backbone": ("image-classification", "An image classifier"),
     "attached": ("image-classification", "A model with a position"),
@@ -26,12 +26,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card says beside the names of the model.
+    """Contents of a model card in addition to the names of the model.
 
-    data: what it was trained on.
-    results: what was measured, pairs of a name and a value, in their order.
+    data: training data.
+    results: measured results, ordered pairs of a name and a value.
     measured: when, where and on what the results were measured.
-    figures: pairs of the name of a file in the folder and what it shows.
+    figures: pairs of the name of a file in the folder and its caption.
     """
 
     data: str = ""
@@ -65,5 +65,5 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
 
 
 def _line(text: str) -> str:
-    """Return text as one line that ends no code and opens no tag."""
+    """Return text as one line, escaped so that it ends no code span and opens no tag."""
     return printable(text).replace("`", "'").replace("<", "&lt;").replace("|", "/")

@@ -18,7 +18,7 @@ from graticule.encodings import PooledPosition, PooledPyramid, Pooling, Position
 from graticule.grid import Crop, Grid
 from graticule.layers.parts import norm_layer_of
 
-#: Why little is added to tokens where MLPs double the channels.
+#: Error message for encodings that add to tokens if MLPs double the channels.
 _WIDENED = (
     "`joining` must be 'default', and `encoding` one that adds nothing to the tokens of later stages, without "
     "`expand_attn`, as those have the grid of one stage and the channels of another"
@@ -30,41 +30,41 @@ class MultiscaleVisionTransformer(Pyramid):
 
     Queries, keys and values are convolved per channel of a head, with strides: keys of the first stage are
     `key_stride` times as coarse as its tokens, and half that in each later stage, down to 1. The pooled
-    queries are added to what attention mixed. In the first block of a stage, queries have stride 2, the channels
+    queries are added to the output of attention. In the first block of a stage, queries have stride 2, the channels
     double, and the residual connection is projected and max-pooled. The class token, if there is one, is not pooled.
-    Without `expand_attn`, as in MViTv2-L without a class token, the MLP of the last block of a stage doubles them. What
-    is added to the tokens of each layer (LaPE, a PEG) is then refused, as tokens have the grid of one stage and the
-    channels of another.
+    Without `expand_attn`, as in MViTv2-L without a class token, the MLP of the last block of a stage doubles the
+    channels. Encodings and joinings that add to the tokens of each layer (LaPE, a PEG) are then refused, as the tokens
+    have the grid of one stage and the channels of another.
 
     By default ('decomposed') each block has tables for rows and columns, as published. A bias, a rotation or a scale of
     the queries is that of the finer grid, of the queries or of the keys; the coarser one has every n-th row and column
-    of it (`PooledPosition`). A bias that is made from the keys or from the attention weights is refused. What is added
-    to tokens (LaPE, a PEG) is for the tokens that enter a block, so the first block of a later stage belongs to the
-    grid before it, and a table reaches the next stage along the residual connection of that block.
+    of it (`PooledPosition`). A bias that is computed from the keys or from the attention weights is refused. LaPE and
+    PEGs add to the tokens that enter a block, so the first block of a later stage belongs to the grid before it, and a
+    table reaches the next stage through the residual connection of that block.
 
-    Any image goes in; sides that strides do not divide are rounded up, with zeros around the map. Where sides are
-    not divided, the released code scales and rounds displacements, here they are exact. timm uses tables of one
-    size for all images; here they are resampled linearly, as it does it when it loads them. The names of the
-    parameters are timm's, except those of position; timm's are taken by `load_state_dict`, and so are those
-    of the released checkpoints.
+    Images of any size are accepted; sides that strides do not divide are rounded up, with zeros around the map. For
+    such sides the released code scales and rounds displacements; here they are exact. timm uses tables of one
+    size for all images; here they are resampled linearly, as timm does when it loads them. The names of the
+    parameters are timm's, except those of position; `load_state_dict` accepts timm's and those of the released
+    checkpoints.
 
     Reference: MViTv2: Improved Multiscale Vision Transformers for Classification and Detection (Li et al., 2022).
 
     Args:
         position: builds the position of a stage.
-        img_size: pixels, a side or (height, width).
+        img_size: in pixels, one side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'token', 'avg' or ''; by default 'token' if there is a class token, else 'avg'.
         class_token: whether there is one, in all stages.
         embed_dim: D of the first stage; it doubles from stage to stage.
-        depths: blocks of each stage; the last has two at least.
+        depths: number of blocks of each stage; at least two in the last.
         num_heads: h of the first stage; it doubles from stage to stage.
-        key_stride: how much coarser than its tokens the keys of the first stage are; a power of 2.
+        key_stride: stride of the keys of the first stage, relative to its tokens; a power of 2.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
-        residual_pooling: whether pooled queries are added to what attention mixed.
-        expand_attn: whether attention doubles the channels, in the first block of a stage, or the MLP before it.
+        residual_pooling: whether pooled queries are added to the output of attention.
+        expand_attn: whether attention in the first block of a stage doubles the channels; if not, the MLP before it.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
@@ -156,7 +156,7 @@ class MultiscaleVisionTransformer(Pyramid):
         self.finish()
 
     def _widths(self, stage: int, index: int) -> tuple[int, int]:
-        """Return D of the tokens that enter a block, and of those that leave it."""
+        """Return D of the input and of the output of a block."""
         here, dims = self.embed_dims[stage], self.embed_dims
         if self.expand_attn:
             return (here if index else dims[max(stage - 1, 0)]), here
@@ -164,11 +164,11 @@ class MultiscaleVisionTransformer(Pyramid):
         return here, dims[min(stage + 1, len(dims) - 1)] if last else here
 
     def _pooling(self, stage: int, index: int) -> Pooling:
-        """Return how a block pools its tokens."""
+        """Return the strides by which a block pools its tokens."""
         return Pooling(2 if stage and not index else 1, self.key_strides[stage])
 
     def build_position(self, position: PositionBuilder, num_heads: int | Sequence[int]) -> None:
-        """Build the position of the blocks, by the grids of the tokens that enter them.
+        """Build the position of the blocks, for the grids of their input tokens.
 
         Args:
             position: builds the position of a stage.
@@ -202,10 +202,10 @@ class MultiscaleVisionTransformer(Pyramid):
 
     @torch.no_grad()
     def check_position(self) -> None:
-        """Check that the layers can use all that the position gives them, and get all that they need.
+        """Check that the layers can use all fields that the position gives, and get all that they need.
 
-        Without `expand_attn`, nothing may be added to tokens after the first stage, whose grid and channels are of two
-        stages.
+        Without `expand_attn`, nothing may be added to tokens after the first stage, as they have the grid of one stage
+        and the channels of another.
         """
         super().check_position()
         added = ("pre", "before", "inner", "inputs", "after", "queries_keys")
@@ -215,24 +215,24 @@ class MultiscaleVisionTransformer(Pyramid):
                     raise ValueError(f"{_WIDENED}, got one that gives layer {layer} `{field}`.")
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` stages; without `expand_attn`, the last MLP has doubled the channels."""
+        """Keep only the first `count` stages; without `expand_attn`, the last MLP has doubled the channels."""
         width = self._widths(count - 1, self.depths[count - 1] - 1)[1]
         super().keep(count)
         self.num_features = self.head_hidden_size = width
 
     def _describe_features(self) -> list[dict[str, Any]]:
-        """Return what timm asks of every intermediate, with the channels that leave its stage."""
+        """Describe each intermediate for timm, with the output channels of its stage."""
         found = super()._describe_features()
         for stage, one in enumerate(found):
             one["num_chs"] = self._widths(stage, self.depths[stage] - 1)[1]
         return found
 
     def entered_stages(self) -> list[int]:
-        """Return for each block the stage whose grid and channels the tokens that enter it have."""
+        """Return, for each block, the stage that its input tokens belong to, by their grid and channels."""
         return [stage - 1 if stage and not index else stage for stage, index in self._each_block()]
 
     def _each_block(self) -> list[tuple[int, int]]:
-        """Return the stage and index of all blocks."""
+        """Return the stage and the index in it of every block."""
         return [(stage, index) for stage, depth in enumerate(self.depths) for index in range(depth)]
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
@@ -240,7 +240,7 @@ class MultiscaleVisionTransformer(Pyramid):
         return padded_grid(image, self.patch_size, self.num_prefix_tokens)
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into overlapping patches, tokens (B, H * W, D)."""
+        """Turn images into the tokens of overlapping patches, (B, H * W, D)."""
         tokens: Tensor = self.patch_embed(x).flatten(2).transpose(1, 2)
         return tokens
 
@@ -251,7 +251,7 @@ class MultiscaleVisionTransformer(Pyramid):
         return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the residual connection."""
+        """Compute the table of a stage, (N, D), from the previous one, of `grid`, like the residual connection."""
         if not self.expand_attn:
             raise ValueError(f"{_WIDENED}, got one that brings a table to stage {stage}.")
         block: Any = self.block(stage, 0)
@@ -276,14 +276,14 @@ class MultiscaleVisionTransformer(Pyramid):
         return blocks
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of timm's, or of the released code."""
+        """Return our name for a parameter of timm or of the released code."""
         name = re.sub(r"^blocks\.(\d+)\.", self._of_stage, published)
         projection = "shortcut_proj_attn" if self.expand_attn else "shortcut_proj_mlp"
         name = re.sub(r"(^stages\.\d+\.blocks\.\d+)\.proj\.", rf"\1.{projection}.", name)
         return re.sub(r"^head\.(fc|projection)\.", "head.", name)
 
     def _of_stage(self, found: re.Match[str]) -> str:
-        """Return the name of a block that is counted through all stages."""
+        """Return our name for a block that is numbered through all stages."""
         index, stage = int(found[1]), 0
         while stage + 1 < len(self.depths) and index >= self.depths[stage]:
             index, stage = index - self.depths[stage], stage + 1
@@ -306,7 +306,7 @@ def _pooled_position(
     heads: Sequence[int],
     **within: Any,
 ) -> PooledPosition:
-    """Build the position of the blocks that tokens of `grid` enter; `heads` are those of each of them."""
+    """Build the position of the blocks whose input tokens are of `grid`; `heads` has the number of heads of each."""
     return PooledPosition(build, grid, dim=dim, pooling=pooling, dims=dims, num_heads=heads, within=within)
 
 
@@ -314,7 +314,7 @@ torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call 
 
 
 class Stage(nn.Module):
-    """The blocks of a stage, under timm's names."""
+    """The blocks of a stage, with timm's names."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The block of MViTv2: attention among tokens that convolutions have pooled, beside a pooled residual connection."""
+"""The block of MViTv2: attention among tokens that convolutions have pooled, and a pooled residual connection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+@register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
 class PoolingBlock(nn.Module):
-    """Attention that pools, then an MLP, each after a norm and with a residual connection.
+    """Attention with pooling, then an MLP, each after a norm and with a residual connection.
 
     Where the channels change, the residual connection is a projection of the normalized tokens, not of the tokens, as
     in the released code; where queries have a stride, it is max-pooled.
@@ -26,18 +26,18 @@ class PoolingBlock(nn.Module):
     Reference: MViTv2 (Li et al., 2022), Figure 2.
 
     Args:
-        dim: D of the tokens that enter.
-        dim_out: D of the tokens that leave.
+        dim: D of the input tokens.
+        dim_out: D of the output tokens.
         num_heads: h.
         pooling: the strides of queries and of keys.
-        mlp_ratio: hidden channels of the MLP, as a multiple of those that enter it.
+        mlp_ratio: hidden channels of the MLP, as a multiple of its input channels.
         qkv_bias: whether queries, keys and values have a bias.
-        residual_pooling: whether pooled queries are added to what attention mixed.
+        residual_pooling: whether pooled queries are added to the output of attention.
         proj_drop: dropout rate on the outputs of attention and MLP.
         attn_drop: dropout rate on the attention weights.
         drop_path: stochastic depth rate.
         norm_layer: builds a norm from D.
-        expand_attn: whether attention makes the channels of `dim_out`, or the MLP.
+        expand_attn: if True, attention changes the channels to `dim_out`; otherwise, the MLP does.
     """
 
     @checked
@@ -72,7 +72,7 @@ class PoolingBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition, grid: Grid) -> Tensor:
-        """Map tokens x: (B, N, D) of `grid` to (B, N', D'), of half the sides where queries have a stride."""
+        """Map tokens x: (B, N, D) of `grid` to (B, N', D'), on a grid of half the sides if queries have a stride."""
         y = self.norm1(x)
         short = self.residual(x, y, grid)
         y = y if position.inner is None else y + position.inner
@@ -84,7 +84,7 @@ class PoolingBlock(nn.Module):
         return out
 
     def residual(self, x: Tensor, normalized: Tensor, grid: Grid) -> Tensor:
-        """Return what the residual connection makes of tokens (B, N, D) of `grid`: (B, N', D')."""
+        """Apply the residual connection to tokens (B, N, D) of `grid`: (B, N', D')."""
         x = x if self.shortcut_proj_attn is None else self.shortcut_proj_attn(normalized)
         if self.shortcut_pool_attn is None:
             return x
@@ -93,18 +93,18 @@ class PoolingBlock(nn.Module):
 
 
 class PoolingAttention(Attention):
-    r"""Attention among tokens that a convolution per channel has pooled, queries and keys by strides of their own.
+    r"""Attention among tokens pooled by a depth-wise convolution, with separate strides for queries and keys.
 
     .. math:: softmax(q k^T / \sqrt d + bias) v + q, \quad q, k, v = LN(conv(W x))
 
     Prefix tokens are not convolved. The bias is (h, N', M), between pooled tokens. A scale or a rotation of the queries
-    acts on the logits alone: what is added to the output is the queries before it.
+    changes only the logits: the queries that are added to the output have neither.
 
     Reference: MViTv2 (Li et al., 2022), Eq. 1-5.
 
     Args:
-        dim: D of the tokens that enter.
-        dim_out: D of the tokens that leave, a multiple of `num_heads`.
+        dim: D of the input tokens.
+        dim_out: D of the output tokens, a multiple of `num_heads`.
         num_heads: h.
         pooling: the strides of queries and of keys.
         qkv_bias: whether queries, keys and values have a bias.
@@ -152,7 +152,7 @@ class PoolingAttention(Attention):
         return self._weights(q, k, bias, position)
 
     def _pooled(self, x: Tensor, position: LayerPosition, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return pooled queries (B, h, N', d), keys and values (B, h, M, d), and what queries are projected from."""
+        """Return pooled queries (B, h, N', d), keys and values (B, h, M, d), and the input of the query projection."""
         q, k, v, of_q = self._projected(x, position)
         return self._pool("q", q, grid), self._pool("k", k, grid), self._pool("v", v, grid), of_q
 

@@ -1,4 +1,4 @@
-"""PosMLP: a pyramid of gated MLPs that mix the tokens of windows by their positions."""
+"""PosMLP: a pyramid of gated MLPs that mix the tokens within windows by their positions."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from graticule.grid import Grid, Windows
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
 
-#: Which blocks shift their windows, and where: as Swin, or as the authors' code.
+#: Rule for shifted windows: that of Swin, or that of the authors' code.
 Shift = Literal["swin", "released"]
 
 
 class PosMlp(Pyramid):
     """PosMLP with any mixing encoding; by default GGQPE, and no norm in the gating unit.
 
-    Stem, merging, norms and initial values are those of the authors' released code, where the paper leaves them
-    open, so that its checkpoints load (`graticule.checkpoints.released_posmlp`) and give the same.
+    Where the paper leaves stem, merging, norms and initial values open, they are those of the authors' released code,
+    so that its checkpoints load (`graticule.checkpoints.released_posmlp`) and give the same outputs.
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
-    open and the authors' code refuses, those below and to the right are cut at its border, and so are shifted windows
-    on all sides: no token has a weight for what is beyond the border or not there. The authors' code does so with a
+    open and the authors' code refuses, the last windows of rows and columns are cut at its border, and so are shifted
+    windows on all sides: no token has a weight for positions beyond the border. The authors' code does so with a
     mask on the logits of GQPE and GGQPE; in its LRPE, GLRPE, LRPE-M and SGU shifted windows mix opposite borders,
-    which we do not. The weights are computed once per forward pass, for a window. An absolute encoding beside the
+    but not here. The weights are computed once per forward pass, for a window. An absolute encoding in addition to the
     mixing one is added before the first stage only (Table 7).
 
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
     Args:
         position: builds the position of a stage; its `num_heads` are the groups of channels.
-        img_size: pixels, a side or (height, width), multiples of 32.
+        img_size: in pixels, one side or (height, width), multiples of 32.
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none).
@@ -57,18 +57,18 @@ class PosMlp(Pyramid):
         groups: s of each stage.
         mlp_ratios: gamma of each stage.
         patch_embedding: 'conv' (ConvPE) or 'linear'.
-        stem_norm: 'batch' or 'layer', what normalizes the convolutions of 'conv' there.
+        stem_norm: 'batch' or 'layer', the norm after the convolutions of the patch embedding 'conv'.
         patch_merging: 'conv' (ConvPM, depth-wise), 'dense_conv' (the same over all channels) or 'linear'.
-        merging_norm: 'layer' or 'batch', what normalizes the convolutions of the merging.
+        merging_norm: 'layer' or 'batch', the norm after the convolutions of the merging.
         gate_norm: whether the gating unit has a LayerNorm; by default, unless the mixing weights are a softmax: with
             'sgu' and the tables (Eq. 1, 10, 11) and not with Eq. 12.
-        combine: how the halves come together (`GatingUnit`).
-        shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin'
-            every second block of each stage, but not along an axis that one window covers, as Swin; with 'released'
-            every second block of the network, always, as the authors' code.
+        combine: how the halves are combined (`GatingUnit`).
+        shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin',
+            every second block of each stage, but not along an axis that one window covers, as in Swin; with
+            'released', every second block of the network, always, as in the authors' code.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout after the last linear layer of each block, as the released code has it.
+        proj_drop_rate: dropout after the last linear layer of each block, as in the released code.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
@@ -79,7 +79,7 @@ class PosMlp(Pyramid):
     stage_lists = ("downsamples", "blocks")
     first_conv = "downsamples.0.projs.0"
     default_encoding = "ggqpe"
-    encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}  # as in its code
+    encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}  # as in the authors' code
     absolute_stages = 1
     merges = True
 
@@ -124,7 +124,7 @@ class PosMlp(Pyramid):
             ("merging_norm", merging_norm != "layer", patch_merging),
         ):
             if changed and sampling == "linear":
-                raise ValueError(f"`{name}` must be left out where sampling is linear, which has a norm of its own.")
+                raise ValueError(f"`{name}` must be left out where sampling is linear, which has its own norm.")
         if not len(depths) == len(windows) == len(groups) == len(mlp_ratios):
             raise ValueError(
                 f"`windows`, `groups` and `mlp_ratios` must have a value for each of the {len(depths)} stages, got "
@@ -183,14 +183,14 @@ class PosMlp(Pyramid):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, windows: Sequence[int] | None = None
     ) -> None:
-        """Make another image size, or other windows, the ones that position information is held for.
+        """Change the image size, or the windows, that position information is stored for.
 
-        Quadratic encodings are functions of displacement and lose nothing; tables, matrices and biases are
+        Quadratic encodings are functions of displacement, so they stay exact; tables, matrices and biases are
         resampled.
 
         Args:
-            img_size: pixels, a side or (height, width); as it is by default.
-            windows: side of each stage's windows, in patches; as they are by default.
+            img_size: in pixels, one side or (height, width); unchanged by default.
+            windows: side of each stage's windows, in patches; unchanged by default.
         """
         size = self.img_size if img_size is None else img_size
         if windows is not None:
@@ -209,21 +209,21 @@ class PosMlp(Pyramid):
         return super().grid_at(image).in_windows(self.windows[: len(self.depths)])
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Turn images or the map of the stage before into tokens (B, H * W, D)."""
+        """Turn images, or the map of the previous stage, into tokens (B, H * W, D)."""
         tokens: Tensor = self.downsamples[stage](x)
         return tokens
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the tokens are made."""
+        """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
         if any(isinstance(module, nn.BatchNorm2d) for module in self.downsamples[stage].modules()):
             raise ValueError(
-                "`merging_norm` must be 'layer' with a joining that merges the table as it does the tokens: BatchNorm "
-                "would take the table for images, got 'batch'."
+                "`merging_norm` must be 'layer' with a joining that merges the table like the tokens: BatchNorm "
+                "would treat the table like images, got 'batch'."
             )
         return super().merge_table(stage, table, grid)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of the released code under our names and in our layout, any other as it is."""
+        """Return a state dict of the released code under our names and in our layout, any other one unchanged."""
         return released_posmlp.to_own(self, state)
 
     def released_names(self) -> dict[str, str]:
@@ -255,12 +255,12 @@ class _WindowBlock(GatedBlock):
 
 
 _POOL = {"pool_size": (7, 7)}
-# Nano is for small images. At 384 pixels the windows are 12, 12, 24 and 12; the paper does not give them. They are
-# those of 224 pixels, where the last two stages are one window each, and in the first two the nearest to 14 that tile
-# the grids. The authors' code has 14, 14, 14 and 7 at 384 pixels too, which do not, and so it cannot run. These cost
-# 18.6 G multiply-adds counted as the paper's other rows are, with the 5 s N^2 of the logits of every block, and 17.6 G
-# without them, where its Table 2 prints 17.7 G. Counted with them no windows give 17.7 G that tile the grids and are
-# alike in the first two stages.
+# The nano size is for small images. At 384 pixels the windows are 12, 12, 24 and 12; the paper does not give them. As
+# at 224 pixels, the last two stages are one window each; in the first two the sides are the nearest to 14 that tile
+# the grids. The authors' code has 14, 14, 14 and 7 at 384 pixels, too, which do not tile them, so it cannot run. Ours
+# cost 18.6 G multiply-adds if counted like the paper's other rows, with the 5 s N^2 of the logits of every block, and
+# 17.6 G without them, where its Table 2 prints 17.7 G. Counted with them, no windows that tile the grids and are equal
+# in the first two stages give 17.7 G.
 register_sizes(
     PosMlp,
     {

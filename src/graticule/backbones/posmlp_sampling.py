@@ -1,4 +1,4 @@
-"""The sampling of PosMLP: how an image becomes tokens, and how a stage halves the sides of the one before."""
+"""Sampling in PosMLP: patch embedding of an image, and merging of patches between stages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-#: What normalizes the output of a convolution: over the batch for each channel, or over the channels of each position.
+#: The norm after a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
 
 
 class ConvPatchEmbed(nn.Module):
-    """Makes tokens of patches of 4 from an image by three convolutions, each normalized, with GELU between them.
+    """A patch embedding for patches of 4: three convolutions, each followed by a norm, with GELU between them.
 
-    3 x 3 of stride 2 to C / 2 channels, 3 x 3 of stride 2 to C, and 1 x 1; the paper draws three convolutions, all
-    else is that of the released code.
+    3 x 3 of stride 2 to C / 2 channels, 3 x 3 of stride 2 to C, and 1 x 1; the paper draws three convolutions, and
+    everything else is as in the released code.
 
     Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (b).
 
@@ -48,7 +48,7 @@ class ConvPatchEmbed(nn.Module):
 
 
 class LinearPatchEmbed(nn.Module):
-    """Cuts an image into patches of 4 without overlap: a linear layer and a LayerNorm of the released code.
+    """A patch embedding for patches of 4 without overlap: a linear layer and the LayerNorm of the released code.
 
     Reference: PosMLP (Wang et al., 2022), Table 10, "PE Linear".
     """
@@ -56,7 +56,7 @@ class LinearPatchEmbed(nn.Module):
     def __init__(self, in_chans: int, dim: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_chans, dim, 4, stride=4)
-        self.norm = nn.LayerNorm(dim)  # eps 1e-5, whatever the model's: as the released code
+        self.norm = nn.LayerNorm(dim)  # eps is 1e-5, whatever the model's is, as in the released code
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (B, C, height, width) to tokens (B, N, D)."""
@@ -65,14 +65,14 @@ class LinearPatchEmbed(nn.Module):
 
 
 class ConvPatchMerging(nn.Module):
-    """Halves the sides by a 3 x 3 convolution of stride 2 to twice the channels, and normalizes.
+    """A patch merging: a 3 x 3 convolution of stride 2 to twice the channels, followed by a norm.
 
     Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is that of the released code.
 
     Args:
         dim: D.
         norm: 'layer' for LayerNorm, 'batch' for BatchNorm.
-        depthwise: two channels out for each one in, as in the paper; if not, all channels together.
+        depthwise: two output channels per input channel, as in the paper; if False, a dense convolution.
     """
 
     def __init__(self, dim: int, norm: ConvNorm = "layer", depthwise: bool = True) -> None:
@@ -86,7 +86,7 @@ class ConvPatchMerging(nn.Module):
 
 
 class LinearPatchMerging(nn.Module):
-    """Concatenates four neighbors, normalizes them and maps 4D channels to 2D.
+    """A patch merging that concatenates four neighbors, normalizes them and maps 4D channels to 2D.
 
     The order of the neighbors is (even row, even column), (odd, even), (even, odd), (odd, odd).
 

@@ -24,9 +24,9 @@ class PyramidVisionTransformer(Pyramid):
     """PVT as published, with one learnable embedding per stage and a class token in the last; or with PEG, GAP, both.
 
     PEG's place l is counted within each stage: 0 is after the first block of every stage. The models by name
-    resample their tables bilinearly for another size, as PVT's code does (but for its fault that a grid of another
-    shape and as many patches as the first stage's keeps the table as it is). The names of the parameters are
-    those of Twins' code, and PVT's are taken by `load_state_dict` as well.
+    resample their tables bilinearly for another size, as PVT's code does (except for its bug that a grid of another
+    shape, with as many patches as the first stage's, gets the table unchanged). The names of the parameters are
+    those of Twins' code, and `load_state_dict` accepts PVT's as well.
 
     Reference: Pyramid Vision Transformer (Wang et al., 2021); with PEG and GAP, CPVT (Chu et al., 2023), Table 13,
     which is PCPVT of Twins (Chu et al., 2021): `pvt_small_peg_gap` is timm's `twins_pcpvt_small`, `pvt_medium_peg_gap`
@@ -35,8 +35,8 @@ class PyramidVisionTransformer(Pyramid):
 
     Args:
         position: builds the position of a stage.
-        img_size: pixels, a side or (height, width), multiples of 8 patches.
-        patch_size: pixels, of the first stage.
+        img_size: in pixels, one side or (height, width), multiples of 8 patches.
+        patch_size: side of a patch of the first stage, in pixels.
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'token' (class token) or 'avg' (GAP).
@@ -44,7 +44,7 @@ class PyramidVisionTransformer(Pyramid):
         depths: blocks of each stage.
         num_heads: h of each stage.
         mlp_ratios: hidden channels of each stage's MLPs, as a multiple of D.
-        sr_ratios: R of each stage, how much coarser the grid of keys is.
+        sr_ratios: R of each stage, the stride of the grid of keys.
         qkv_bias: whether the projections have a bias.
         class_token: whether the last stage has one; by default, if `global_pool` is 'token'.
         drop_rate: dropout before the head.
@@ -52,14 +52,14 @@ class PyramidVisionTransformer(Pyramid):
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D; that of patch embeddings and of the reduced keys is PyTorch's, as published.
+        norm_layer: builds a norm from D; patch embeddings and reduced keys have PyTorch's LayerNorm, as published.
         act_layer: the MLPs' activation.
     """
 
     prefix_names = ("cls_token",)
     stage_lists = ("patch_embeds", "blocks")
     first_conv = "patch_embeds.0.proj"
-    encoding_options: ClassVar = {"learnable": {"resampler": "bilinear(antialias=False)"}}  # as in its code
+    encoding_options: ClassVar = {"learnable": {"resampler": "bilinear(antialias=False)"}}  # as in the authors' code
 
     @checked
     def __init__(
@@ -138,21 +138,21 @@ class PyramidVisionTransformer(Pyramid):
         self.finish()
 
     def attention_kind(self, index: int, reduction: int) -> Callable[..., nn.Module]:
-        """Return what builds the attention of block `index` of a stage whose keys are reduced by `reduction`."""
+        """Return the constructor of the attention of block `index` of a stage whose keys are reduced by `reduction`."""
         return partial(SpatialReductionAttention, reduction=reduction)
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images or the map of the stage before into patches, tokens (B, H * W, D)."""
+        """Turn patches of the images, or of the map of the previous stage, into tokens (B, H * W, D)."""
         tokens: Tensor = self.patch_embeds[stage](x)
         return tokens
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of PVT's code."""
+        """Return our name for a parameter of PVT's code."""
         name = re.sub(r"^patch_embed(\d)\.", lambda found: f"patch_embeds.{int(found[1]) - 1}.", published)
         return re.sub(r"^block(\d)\.", lambda found: f"blocks.{int(found[1]) - 1}.", name)
 
     def published_name(self, own: str) -> str:
-        """Return the name of a parameter in PVT's code; in Twins', which is ours, where there are PEGs."""
+        """Return the name of a parameter in PVT's code, or with PEGs in Twins' code, which is our name."""
         if any(name.startswith("pos_block.") for name in self.position.published_names()):
             return own
         name = re.sub(r"^patch_embeds\.(\d)\.", lambda found: f"patch_embed{int(found[1]) + 1}.", own)
@@ -160,7 +160,7 @@ class PyramidVisionTransformer(Pyramid):
 
 
 def check_class_token(global_pool: str, class_token: bool | None) -> bool:
-    """Return whether there is a class token: as given, or where `global_pool` reads it.
+    """Return True if there is a class token: as given, or, if not given, if `global_pool` reads it.
 
     Raises:
         ValueError: if the two contradict each other.
@@ -174,7 +174,7 @@ def check_class_token(global_pool: str, class_token: bool | None) -> bool:
 
 
 _POOL = {"pool_size": (7, 7)}
-# 'peg' has a PEG after the first block of every stage instead of the embeddings; 'gap' no class token. PVT + PEG + GAP
+# 'peg' has a PEG after the first block of every stage instead of the tables; 'gap' has no class token. PVT + PEG + GAP
 # is PCPVT of Twins (Chu et al., 2021), whose published weights have 81.2 and 82.7 % top-1: the rows of CPVT's Table 13.
 # Its 'base' is PVT-Medium.
 register_sizes(

@@ -1,4 +1,4 @@
-"""The base of backbones of several stages: one position per stage, and a grid that halves between stages."""
+"""Base class of backbones with several stages: one position per stage, and a grid that halves between stages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from graticule.symbolic import ceiling
 
 
 class Pyramid(Backbone):
-    """Stages of blocks, each on a grid of half the sides of the one before.
+    """Stages of blocks, each on a grid with half the sides of the previous one.
 
-    Any image whose sides are multiples of the coarsest patch goes in, whatever `img_size` is. The final norm is
+    It accepts any image whose sides are multiples of the coarsest patch, whatever `img_size` is. The final norm is
     before the pooling, as in PVT's and Swin's code.
     """
 
     takes = frozenset({"pre", "before", "inner", "after"})
-    #: How many stages, from the first, have an absolute encoding if one is asked for; None for all.
+    #: Number of stages, from the first, that get an absolute encoding if one is requested; None for all.
     absolute_stages: ClassVar[int | None] = None
-    #: Whether odd sides are padded before they are halved; `tokenize` then does so.
+    #: True if odd sides are padded before they are halved; `tokenize` must then pad them.
     pads: ClassVar[bool] = False
-    #: Whether the table of a later stage is that of the stage before, merged as the tokens are.
+    #: True if the table of a later stage is that of the previous stage, merged like the tokens.
     merges: ClassVar[bool] = False
 
     def build_position(self, position: PositionBuilder, num_heads: int | Sequence[int]) -> None:
@@ -60,24 +60,24 @@ class Pyramid(Backbone):
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
 
         Raises:
-            ValueError: if a side is not a multiple of the coarsest patch, or is empty where odd sides are padded.
+            ValueError: if a side is not a multiple of the coarsest patch, or, if odd sides are padded, is empty.
         """
         return padded_grid(image, self.patch_size) if self.pads else super().grid_at(image)
 
     def position_grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of every stage, `grid` being the first's."""
+        """Return the grid of each stage; `grid` is that of the first."""
         return grid.pyramid(len(self.depths), self.num_prefix_tokens, self.pads)
 
     def merge_table(self, stage: int, table: Tensor, grid: Grid) -> Tensor:
-        """Make the table of a stage, (N, D), from that of the stage before, of `grid`, as the tokens are made."""
+        """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
         return self.tokenize(grid.to_map(table[None]), stage)[0].contiguous()
 
     def has_softmax(self) -> bool:
-        """Return whether tokens are mixed by a softmax; a gating unit is better without its norm then (PosMLP, 5.3)."""
+        """Return True if a softmax mixes tokens; a gating unit is then better without its norm (PosMLP, 5.3)."""
         return any(isinstance(module, TokenMixing) and module.softmax for module in self.position.modules())
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` stages, or blocks of a single stage."""
+        """Keep only the first `count` stages, or blocks of a single stage."""
         if not self.stage_lists:
             super().keep(count)
             return

@@ -1,6 +1,6 @@
-"""Models by name: the backbone and the arguments of each, as data, and their entries in timm's registry.
+"""Models by name: the backbone and the arguments of each model, as data, and its entry in timm's registry.
 
-timm knows every model as `graticule_` and its own name.
+In timm every model is named `graticule_` and its own name.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def registry_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """A model by name, as data; nothing is built to read it.
+    """A model by name, as data; it is read without building the model.
 
-    parameters: how many, with the encoding of the model; None if unknown.
+    parameters: number of parameters, with the encoding of the model; None if unknown.
     arguments: those of the backbone that differ from its defaults.
     encoding: the encoding if the caller gives none; None for the family's.
     hub: repository of the published weights on the Hugging Face hub; None if there are none.
@@ -68,17 +68,17 @@ class Size:
 
     @property
     def kind(self) -> type[Backbone]:
-        """The class of the model."""
+        """Return the class of the model."""
         assert self.backbone is not None
         return self.backbone
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Return the value of an argument of the backbone, its default where the model has no other."""
+        """Return the value of an argument of the backbone: that of the model, or else the default of the backbone."""
         return self.arguments.get(name, argument_defaults(self.kind).get(name, default))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Number of blocks of each stage; empty if the arguments do not say it."""
+        """Return the number of blocks of each stage; empty if the arguments do not determine it."""
         several = self.argument("depths")
         one = self.argument("depth", self.argument("num_blocks"))
         given = several if isinstance(several, list | tuple) else (one,)
@@ -86,7 +86,7 @@ class Size:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """D of each stage; empty if the arguments do not say it."""
+        """Return D of each stage; empty if the arguments do not determine it."""
         several, first = self.argument("embed_dims"), self.argument("embed_dim")
         if several is not None:
             return tuple(several)
@@ -94,7 +94,7 @@ class Size:
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
+        """Return the image size, (height, width) in pixels."""
         size = self.argument("img_size", 224)
         return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -117,17 +117,17 @@ class Size:
         }
 
 
-#: The models by name, in the order of registration, as data: nothing is built to read them.
+#: The models by name, in the order of registration, as data; they are read without building a model.
 MODELS: dict[str, Size] = {}
-#: The classes of the models by name. timm builds them too, as `graticule_` and the name of the class, from all of their
-#: arguments: published models that no name describes, such as converted ones, are opened so.
+#: The classes of the models by name. timm also builds them, as `graticule_` and the name of the class, from all their
+#: arguments: published models that no name describes, such as converted ones, are opened in this way.
 CLASSES: dict[str, type[Backbone]] = {}
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}
 
 
 def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
-    """Register the models of a family, `backbone` being the class of those that name no other."""
+    """Register the models of a family; `backbone` is the class of those that name no other."""
     for name, size in sizes.items():
         _register(name, replace(size, backbone=size.backbone or backbone))
 
@@ -138,13 +138,13 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
     The class takes `position`, a `PositionBuilder`, as its first argument; all others can be given by name.
 
     Args:
-        name: of the model.
+        name: name of the model.
         encoding: the encoding if the caller gives none; `default_encoding` of the class by default.
-        sizes: arguments of the class that make up this model; the decorator can be applied several times.
+        sizes: arguments of the class for this model; the decorator can be applied several times.
 
     Raises:
         ValueError: if `name` is not an identifier, or another class has it.
-        TypeError: if the class is not a subclass of `Backbone`, or lacks methods that it leaves open.
+        TypeError: if the class is not a subclass of `Backbone`, or lacks abstract methods of it.
     """
     check_new_name("backbone", name)
 
@@ -170,7 +170,7 @@ def _register(name: str, size: Size) -> None:
 
 
 def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add a model to timm's registry, `options` being the default options of its encodings."""
+    """Add a model to timm's registry; `options` are the default options of its encodings."""
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*argument_defaults(size.kind), *CHOICES, *OF_TIMM], name)
@@ -179,7 +179,7 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
                 f"`pretrained` must be False: timm's hub has no weights of {name}; load a checkpoint file of its code "
                 "with load_checkpoint."
             )
-        # published weights are of sizes that are known, and would be fetched twice
+        # published weights have known sizes, and would be downloaded twice
         given = {argument: tuples(value) for argument, value in kwargs.items()}  # a config.json has lists
         build = partial(_build, name, size, options, pretrained, **given)
         return build() if pretrained else build_within_memory(build)
@@ -220,7 +220,7 @@ def _build(
 
 
 def _has_weights(pretrained_cfg: Any) -> bool:
-    """Return whether a configuration comes with a folder or a repository of weights, as timm reads it from there."""
+    """Return True if timm read a configuration from a folder or a repository that has weights."""
     return isinstance(pretrained_cfg, dict) and pretrained_cfg.get("source") in ("hf-hub", "local-dir")
 
 
@@ -237,7 +237,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 @checked
 def backbone_of(name: str) -> type[Backbone] | None:
-    """Return the class of model `name`; None if it is not a backbone of images."""
+    """Return the class of model `name`; None if it is not an image backbone."""
     size = MODELS.get(name.removeprefix(PREFIX))
     return None if size is None else size.kind
 
@@ -256,9 +256,9 @@ def definitions_of(model: str, encoding: str | None, joining: str) -> list[Defin
 
 
 def list_arguments(name: str) -> list[str]:
-    """List the arguments of the backbone of model `name` that are numbers, words or truth values.
+    """List the arguments of the backbone of model `name` that are numbers, strings or booleans.
 
-    Those of position are left out.
+    Those of position are omitted.
     """
     kind = MODELS[known_name("name", name.removeprefix(PREFIX), MODELS)].kind
     return [argument for argument in argument_defaults(kind) if argument not in kind.hidden_arguments]
@@ -283,12 +283,12 @@ def create_model(
 ) -> nn.Module:
     """Create one of `list_models()`.
 
-    The same is `timm.create_model("graticule_" + name, ...)`, and all that timm takes goes through
+    It equals `timm.create_model("graticule_" + name, ...)`, and accepts all arguments of timm
     (`num_classes`, `img_size`, `features_only`, ...).
 
     Args:
         name: with or without the `graticule_` of timm's registry.
-        pretrained: load the published weights, where timm has them on its hub.
+        pretrained: load the published weights, if timm has them on its hub.
         checkpoint_path: load the weights of this file, as `load_checkpoint` does.
         **kwargs: `encoding` and `joining`, names with options such as 'shaw(clip=4)' (see `build_position`), and the
             arguments of the backbone.

@@ -1,4 +1,4 @@
-"""The image encoder of Segment Anything: a ViT whose layers see windows, except for a few that see the whole grid."""
+"""The image encoder of Segment Anything: a ViT whose layers attend within windows, except for a few global ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from graticule.layers import Attention
 
 
 class WindowedPosition(Position):
-    """Gives some layers what they get within windows, and the others what they get on the whole grid.
+    """Position for a window in some layers, and for the whole grid in the others.
 
-    What is added to the tokens is the same in all layers: that of the whole grid. Each layer has its own relative
-    encoding, for a window or for the grid; one that all layers share is there twice.
+    Encodings that are added to tokens are those of the whole grid in all layers. Each layer has its own relative
+    encoding, for a window or for the grid; one that all layers share exists twice.
 
     Args:
         whole: the position of all layers on the whole grid.
         windowed: the position of all layers in a window.
         window: the grid of a window.
-        layers: indices of the layers that see windows.
+        layers: indices of the layers that attend within windows.
         depth: number of layers.
     """
 
@@ -49,24 +49,24 @@ class WindowedPosition(Position):
         ]
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the parameters of the whole grid are held for."""
+        """Change the grid that the parameters of the whole grid are stored for."""
         self.whole.set_grid(grid)
 
 
 class SamVisionTransformer(VisionTransformer):
     """The image encoder of Segment Anything, a ViTDet: no class token, windows, a neck of two convolutions.
 
-    Where windows do not tile the grid, it is padded with zeros, which are attended to, as in its code. Encodings of
-    tokens that see each other are built for a window in the layers of windows (`WindowedPosition`), and tables of the
-    others are resampled at other sizes. The names of the parameters are timm's, except those of position.
+    Where windows do not tile the grid, it is padded with zeros, which are attended to, as in the authors' code.
+    Encodings of pairs of tokens are built for a window in layers with windows (`WindowedPosition`), and tables of the
+    other layers are resampled at other sizes. The names of the parameters are timm's, except those of position.
 
     Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
 
     Args:
         position: builds the position.
-        window_size: patches, a side.
-        global_layers: indices of the layers that see the whole grid.
-        neck_dim: channels of the neck; None for a norm instead of it.
+        window_size: side of a window, in patches.
+        global_layers: indices of the layers that attend to the whole grid.
+        neck_dim: channels of the neck; None replaces it by a norm.
         global_pool: 'avg', 'max', 'avgmax' or '' (none).
         kwargs: as `VisionTransformer`.
     """
@@ -86,10 +86,10 @@ class SamVisionTransformer(VisionTransformer):
     ) -> None:
         if global_pool == "token" or kwargs.get("class_token") or kwargs.get("reg_tokens"):
             raise ValueError(
-                "`class_token` must be False where layers see windows, which hold patches alone, without "
+                "`class_token` must be False where layers attend within windows, which have patches only, without "
                 "`reg_tokens`; use `global_pool` 'avg'."
             )
-        # what builds position and blocks needs them
+        # needed for building the position and the blocks
         self.window = Grid(window_size, window_size)
         self.global_layers = frozenset(global_layers)
         self.neck_dim = neck_dim
@@ -111,7 +111,7 @@ class SamVisionTransformer(VisionTransformer):
     def build_position(self, position: PositionBuilder, num_heads: int) -> None:
         """Build the position of the whole grid and that of a window."""
         (dim,), (depth,) = self.embed_dims, self.depths
-        within = self.window.with_windows([self.window.shape])  # what is for all pairs of tokens is refused
+        within = self.window.with_windows([self.window.shape])  # refuses encodings that need all pairs of tokens
         windowed = position(within, dim=dim, depth=depth, num_heads=num_heads, absolute=False)
         super().build_position(position, num_heads)
         layers = [layer for layer in range(depth) if layer not in self.global_layers]
@@ -122,34 +122,34 @@ class SamVisionTransformer(VisionTransformer):
         return Attention if layer in self.global_layers else WindowAttention
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
-        """Return what a block is called with after tokens and position: the grid, or its windows."""
+        """Return the arguments of a block that follow tokens and position: the grid, or its windows."""
         return (grid,) if index in self.global_layers else (Windows(grid, self.window),)
 
     def layer_grids(self, grid: Grid) -> list[Grid]:
-        """Return for each block the grid, with windows where it attends within them."""
+        """Return, for each block, the grid, with windows if the block attends within windows."""
         windowed = grid.with_windows([self.window.shape])
         return [grid if layer in self.global_layers else windowed for layer in range(self.depths[0])]
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
-        """Turn the tokens after the last block, (B, N, D), into those after the neck."""
+        """Apply the neck to the tokens after the last block, (B, N, D)."""
         features: Tensor = self.neck(grid.to_map(x))  # (B, C, H, W)
         return features.flatten(2).transpose(1, 2)
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of timm's."""
+        """Return our name for a parameter of timm."""
         return super().own_name(published).replace("head.fc.", "head.")
 
     def published_name(self, own: str) -> str:
-        """Return timm's name of a parameter."""
+        """Return the name of a parameter in timm."""
         return super().published_name(own).replace("head.", "head.fc.")
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict whose table is a row per token, as here, and not a map, as in the released code."""
+        """Return a state dict whose table has a row per token, as here, instead of a map, as in the released code."""
         table = state.get("pos_embed")
         return {**state, "pos_embed": table.flatten(1, 2)} if table is not None and table.ndim == 4 else state
 
     def released_layout(self) -> dict[str, Tensor]:
-        """Return the state dict as timm has it."""
+        """Return the state dict in timm's layout."""
         state = renamed_state_dict(self)
         if "pos_embed" in state:
             state["pos_embed"] = state["pos_embed"].unflatten(1, self.grid.shape)
@@ -161,9 +161,9 @@ class SamVisionTransformer(VisionTransformer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices.
+        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices.
 
-        The neck is what other models have a final norm for: `prune_norm` removes it, as in timm.
+        The neck takes the role of the final norm of other models: `prune_norm` removes it, as in timm.
         """
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_norm:

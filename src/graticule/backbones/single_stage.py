@@ -1,4 +1,4 @@
-"""The base of gMLP and the mixers: one stage of blocks on a grid of patches."""
+"""Base class of gMLP and the mixers: one stage of blocks on a grid of patches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graticule.backbones.pyramid import Pyramid
 
 
 class SingleStage(Pyramid):
-    """A pyramid of one stage, whose blocks mix the tokens by the position's weights; names and weights as timm's."""
+    """A pyramid of one stage, whose blocks mix tokens by the position's weights; names and initial weights of timm."""
 
     needs = frozenset({"mixing"})
     first_conv = "stem.proj"
@@ -25,7 +25,7 @@ class SingleStage(Pyramid):
         in_chans: int,
         stem_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        """Build the patch embedding, with a norm after it or not, and the blocks, one by one."""
+        """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
         norm: Any = stem_norm
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
         self.stem = PatchEmbed(
@@ -34,7 +34,7 @@ class SingleStage(Pyramid):
         self.blocks = nn.Sequential(*[block() for _ in range(count)])
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
-        """Cut images into patches, tokens (B, H * W, D)."""
+        """Turn the patches of images into tokens (B, H * W, D)."""
         tokens: Tensor = self.stem(x)
         return tokens
 

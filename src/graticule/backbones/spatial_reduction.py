@@ -1,4 +1,4 @@
-"""The attention of PVT: keys and values are those of a coarser grid."""
+"""The attention of PVT: keys and values are on a coarser grid."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from graticule.layer_position import LayerPosition
 
 
 class SpatialReductionAttention(nn.Module):
-    r"""Every token attends to the tokens of a grid that a convolution of stride R made R times as coarse.
+    r"""Attention to the tokens of a coarser grid, which a convolution of stride R computes.
 
     .. math:: softmax(q k^T / \sqrt d) v, \quad k, v = W LN(conv_R(x))
 
-    M = H * W / R^2 keys. With R = 1 keys and values come from all tokens, prefix tokens included. It takes
-    position information that acts on the tokens; a bias or a rotation would need the places of the coarse keys.
-    Names and the reduction's norm (eps 1e-5, whatever the block's) are those of PVT's code.
+    There are M = H * W / R^2 keys. With R = 1 keys and values come from all tokens, prefix tokens included. It accepts
+    position information that acts on the tokens; a bias or a rotation would need the positions of the coarse keys.
+    Names and the reduction's norm (eps is 1e-5, whatever the block's is) are those of PVT's code.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), Eq. 2-4.
 
@@ -83,7 +83,7 @@ class SpatialReductionAttention(nn.Module):
         if self.reduction > 1:
             if min(grid.shape) < self.reduction:
                 raise ValueError(
-                    f"`img_size` must give this stage at least {self.reduction} patches a side, which its attention "
+                    f"`img_size` must give this stage at least {self.reduction} patches per side, which its attention "
                     f"reduces to one, got {grid.height} x {grid.width}."
                 )
             x = self.norm(grid.from_map(self.sr(grid.to_map(x))))  # (B, M, D)

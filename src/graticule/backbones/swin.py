@@ -18,40 +18,40 @@ from graticule.grid import Grid, Windows
 from graticule.layers import Block
 from graticule.layers.parts import norm_layer_of
 
-#: Patches: the side of the windows of all stages, or (rows, columns) for each.
+#: Size of windows in patches: the side for all stages, or (rows, columns) for each.
 WindowSize = int | tuple[tuple[int, int], ...]
 
 
 class SwinTransformer(MergingPyramid):
-    """Shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
+    """Swin: shifted windows; by default ('relative_bias') every block has a bias table for its window, as published.
 
-    An absolute encoding beside or instead of it is added before the first stage; with a joining that adds it in
-    every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters
-    are timm's, those of position apart; timm's are taken by `load_state_dict`.
+    An absolute encoding in addition to it or instead of it is added before the first stage; with a joining that adds
+    it in every layer, a later stage gets it through its patch merging (`PyramidPosition`). The names of the parameters
+    are timm's, except those of position; `load_state_dict` accepts timm's.
 
     With a PEG after the first block of every stage and global average pooling it is Swin + PEG + GAP of CPVT's Table
     15, whose text is ambiguous: section 4.6 says of PVT and Swin "we remove its learnable PE and apply our PEG in
-    position 0 of each stage", and what Swin has to remove is its bias tables; but its figures (81.1 to 82.25) are said
-    to show that PEG "can boost Swin". 29 M parameters fit both (the tables have 23,322). `swin_tiny_peg_...` keeps the
+    position 0 of each stage", which in Swin would be its bias tables; but it says that its results (81.1 to 82.25)
+    show that PEG "can boost Swin". 29 M parameters fit both (the tables have 23,322). `swin_tiny_peg_...` keeps the
     tables ('relative_bias+peg'), and with `encoding="peg"` it has none.
 
-    Any image goes in: patches, windows and merged patches that the grid does not fill are padded with zeros. A
-    window is never larger than the grid that a stage is built for, and a stage of one window does not shift it,
-    at another size neither: that is timm's, and the published weights'; `set_input_size` computes it again.
+    Images of any size are accepted: patches, windows and merged patches that the grid does not fill are padded with
+    zeros. A window is never larger than the grid that a stage is built for, and a stage of one window does not shift
+    it, not even at another size, as in timm and for the published weights; `set_input_size` computes it again.
 
     Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 
     Args:
         position: builds the position of a stage.
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, of the first stage.
+        img_size: in pixels, one side or (height, width).
+        patch_size: side of a patch of the first stage, in pixels.
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none); there is no class token.
         embed_dim: D of the first stage; it doubles from stage to stage.
         depths: blocks of each stage.
         num_heads: h of each stage.
-        window_size: patches, a side, or (rows, columns) for every stage.
+        window_size: in patches, one side, or (rows, columns) for every stage.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether the projections have a bias.
         drop_rate: dropout before the head.
@@ -124,7 +124,7 @@ class SwinTransformer(MergingPyramid):
         self.finish()
 
     def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
-        """Set the windows of every stage, which stay those of a model built for images of `size`."""
+        """Set the windows of every stage to those of a model built for images of `size`."""
         grid, count = super().grid_at(size), len(self.depths)
         if isinstance(given, int):
             self.windows = grid.in_windows((given,) * count, pad=True).windows
@@ -140,11 +140,11 @@ class SwinTransformer(MergingPyramid):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, window_size: WindowSize | None = None
     ) -> None:
-        """Make another image size, or another window, the one that position information is held for.
+        """Change the image size, or the windows, that position information is stored for.
 
         Args:
-            img_size: pixels, a side or (height, width); as it is by default.
-            window_size: patches, a side, or (rows, columns) for every stage; as it is by default.
+            img_size: in pixels, one side or (height, width); unchanged by default.
+            window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
         self._set_windows(size, self.window_size if window_size is None else window_size)
@@ -155,9 +155,9 @@ class SwinTransformer(MergingPyramid):
         return super().grid_at(image).with_windows(self.windows)
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Windows]:
-        """Return the windows of a block: every second one shifts them by half, along axes of more than one window.
+        """Return the windows of a block: every second block shifts them by half, along axes of more than one window.
 
-        The number of windows is that of the size that the model is built for.
+        The number of windows is the one for the size that the model is built for.
         """
         built = self.position_grids(self.grid)[stage]
         down, across = (
@@ -167,7 +167,7 @@ class SwinTransformer(MergingPyramid):
         return (Windows(grid, grid.within, (down, across)),)
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of timm's."""
+        """Return our name for a parameter of timm."""
         return re.sub(r"^head\.fc\.", "head.", published)
 
     def published_name(self, own: str) -> str:
@@ -176,7 +176,7 @@ class SwinTransformer(MergingPyramid):
 
 
 _POOL = {"pool_size": (7, 7)}
-# 'peg' has a PEG after the first block of every stage, beside the bias tables; `encoding="peg"` leaves these out.
+# 'peg' has a PEG after the first block of every stage and the bias tables; `encoding="peg"` omits the latter.
 register_sizes(
     SwinTransformer,
     {

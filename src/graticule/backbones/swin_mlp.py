@@ -1,4 +1,4 @@
-"""Swin-MLP: tokens mixed within shifted windows by whatever the position says, then the channels by an MLP."""
+"""Swin-MLP: tokens are mixed within shifted windows by the weights of the position, then channels by an MLP."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class SwinMlp(MergingPyramid):
     """Swin with token mixing instead of attention; any mixing encoding gives the weights of its windows.
 
     With 'gsgu(group_bias=True)', a dense matrix and a bias for each group of channels ("head"), it is Swin-MLP as
-    published, where this is a grouped 1-d convolution. Shifted windows are cut at the border of the grid, which is
-    what zero padding does there. The authors' code takes one size of image; here any goes in, as in `SwinTransformer`,
-    and windows that do not tile the grid are cut, too. The matrices start as a convolution does in PyTorch, for windows
-    of 8, but normal.
+    published, where this is a grouped 1-d convolution. Shifted windows are cut at the border of the grid, which equals
+    the zero padding of the authors' code. That code accepts one image size; here any is accepted, as in
+    `SwinTransformer`, and windows that do not tile the grid are cut, too. The matrices start with the standard
+    deviation of a convolution in PyTorch, for windows of 8, but from a normal distribution.
 
     Reference: Swin Transformer (Liu et al., 2021), appendix A3.3, Swin-Mixer, and its code.
 
     Args:
         position: builds the position of a stage; its `num_heads` are the groups of channels.
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, of the first stage.
+        img_size: in pixels, one side or (height, width).
+        patch_size: side of a patch of the first stage, in pixels.
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none).
         embed_dim: D of the first stage; it doubles from stage to stage.
         depths: blocks of each stage.
-        groups: s of each stage, groups of channels where the encoding has several.
-        window_size: patches, a side.
+        groups: s of each stage, groups of channels if the encoding has several.
+        window_size: side of a window, in patches.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
@@ -102,11 +102,11 @@ class SwinMlp(MergingPyramid):
         self.finish()
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
-        """Make another image size, or another window, the one that position information is held for.
+        """Change the image size, or the windows, that position information is stored for.
 
         Args:
-            img_size: pixels, a side or (height, width); unchanged by default.
-            window_size: patches, a side; unchanged by default.
+            img_size: in pixels, one side or (height, width); unchanged by default.
+            window_size: side of a window, in patches; unchanged by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)
         if window_size is not None:
@@ -119,10 +119,10 @@ class SwinMlp(MergingPyramid):
         return super().grid_at(image).in_windows((self.window_size,) * len(self.depths), pad=True)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of the authors' code under our names and in our layout, any other as it is.
+        """Return a state dict of the authors' code under our names and in our layout, any other one unchanged.
 
-        They have a stage's merging at the end of the stage before, and one convolution over all groups and tokens of a
-        window.
+        Their code has a stage's merging at the end of the previous stage, and one convolution over all groups and
+        tokens of a window.
         """
         shift = int("layers.0.downsample.reduction.weight" in state)
         found = {}
@@ -156,7 +156,7 @@ class SwinMlp(MergingPyramid):
         return found
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of the authors' code; for the matrices, the name in timm's gMLP."""
+        """Return our name for a parameter of the authors' code; for the matrices, the name in timm's gMLP."""
         return published.replace(".mlp.", ".mlp_channels.").replace(".spatial_mlp.", ".mlp_channels.gate.proj.")
 
     def published_name(self, own: str) -> str:

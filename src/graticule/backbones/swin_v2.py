@@ -25,28 +25,28 @@ from graticule.layers.projections import QueryValueBias
 
 
 class SwinTransformerV2(SwinTransformer):
-    """Swin V2 as published: cosine attention, biases made by a small network ('continuous_bias'), norms after branches.
+    """Swin V2 as published: cosine attention, biases of a small network ('continuous_bias'), norms after the branches.
 
     The released code masks a shifted window by adding -100 to the logits of tokens that are not neighbors. A logit is a
     cosine times a learned scale of up to 100, plus a bias of up to 16, so logits span up to 216, and tokens can attend
-    across the border of the image to the opposite side. By default it is so here, as the published weights were trained
-    with it; with `mask=None` such tokens do not see each other.
+    across the border of the image to the opposite side. This is the default here, too, as the published weights were
+    trained with it; with `mask=None` such tokens do not attend to each other.
 
     The coordinates of 'continuous_bias' are relative to the window that a model is built for. Models that were
-    fine-tuned with larger windows keep those of their pretraining, `pretrained_window_sizes`; `set_input_size` keeps
-    them in any case, as the paper describes it. timm's `set_input_size` changes them with the window unless the model
+    fine-tuned with larger windows keep those of their pretraining, `pretrained_window_sizes`; `set_input_size` never
+    changes them, as in the paper. timm's `set_input_size` changes them with the window unless the model
     has `pretrained_window_sizes`.
 
     A table that a joining adds in every layer (LaPE) is added to the input of attention, which has no norm before it.
-    The names of the parameters are timm's, those of position apart; timm's are taken by `load_state_dict`.
+    The names of the parameters are timm's, except those of position; `load_state_dict` accepts timm's.
 
     Reference: Swin Transformer V2: Scaling Up Capacity and Resolution (Liu et al., 2022).
 
     Args:
         position: builds the position of a stage.
-        img_size: pixels, a side or (height, width).
-        window_size: patches, a side, or (rows, columns) for every stage.
-        mask: what is added to the logits of tokens that are not neighbors; None excludes them.
+        img_size: in pixels, one side or (height, width).
+        window_size: in patches, one side, or (rows, columns) for every stage.
+        mask: number that is added to the logits of tokens that are not neighbors; None excludes them.
         pretrained_window_sizes: the windows of each stage that the coordinates of 'continuous_bias' are relative to, a
             side or (rows, columns) each; by default those that the model is built for.
         kwargs: as `SwinTransformer`.
@@ -77,7 +77,7 @@ class SwinTransformerV2(SwinTransformer):
             self._set_references(pretrained_window_sizes)
 
     def _set_references(self, windows: Sequence[int] | tuple[tuple[int, int], ...]) -> None:
-        """Set what the coordinates of each stage's biases are relative to."""
+        """Set the windows that the coordinates of each stage's biases are relative to."""
         pairs = [to_2tuple(window) for window in windows]
         if len(pairs) != len(self.depths) or min(map(min, pairs)) < 1:
             raise ValueError(
@@ -94,14 +94,14 @@ class SwinTransformerV2(SwinTransformer):
             value.copy_(torch.tensor(pairs[int(name.split(".")[1])]))
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Initialize linear weights as Swin; norms of blocks start at zero, so that each block is the identity."""
+        """Initialize linear weights as in Swin; norms of blocks start at zero, so that each block is the identity."""
         super().init_module(name, module)
         if re.fullmatch(r"layers\.\d+\.blocks\.\d+\.norm[12]", name):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of timm's."""
+        """Return our name for a parameter of timm."""
         return re.sub(r"\.attn\.([qv])_bias$", r".attn.qkv.\1_bias", super().own_name(published))
 
     def published_name(self, own: str) -> str:
@@ -109,14 +109,14 @@ class SwinTransformerV2(SwinTransformer):
         return re.sub(r"\.attn\.qkv\.([qv])_bias$", r".attn.\1_bias", super().published_name(own))
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of timm with the references of the biases, which it does not have; others as they are."""
+        """Add the references of the biases to a state dict of timm, which lacks them; others are returned unchanged."""
         if not any(".attn.cpb_mlp." in name for name in state):
             return state
         held = {f"position.{name}": value for name, value in self.position.named_buffers() if _is_reference(name)}
         return {**held, **state}
 
     def released_layout(self) -> dict[str, Tensor]:
-        """Return the state dict as timm has it."""
+        """Return the state dict in timm's layout."""
         state = renamed_state_dict(self)
         for name in [name for name in state if _is_reference(name)]:
             del state[name]
@@ -138,7 +138,7 @@ class CosineWindowAttention(WindowAttention):
         qkv_bias: whether queries and values have a bias.
         attn_drop: dropout rate on the attention weights.
         proj_drop: dropout rate on the output.
-        mask: what is added to the logits of tokens of a window that are not neighbors; None excludes them.
+        mask: number that is added to the logits of tokens of a window that are not neighbors; None excludes them.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class CosineWindowAttention(WindowAttention):
     def _project_windows(
         self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
+        """Cut a rectangle into windows and project them to q, k and v, (B * windows, h, M, d), with the bias."""
         if seen is None or self.mask is None:
             return super()._project_windows(part, window, position, seen)
         q, k, v, bias = super()._project_windows(part, window, position, None)

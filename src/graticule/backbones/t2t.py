@@ -22,10 +22,10 @@ from graticule.layers import Tokenizer
 
 
 class T2tVisionTransformer(VisionTransformer):
-    """T2T-ViT; by default with its fixed sinusoidal embedding, which counts the class token as place 0.
+    """T2T-ViT; by default with its fixed sinusoidal embedding, in which the class token has position 0.
 
-    The published weights of the performer models were trained with logits scaled by D^(-1/2): their code asks
-    for `qk_scale=embed_dim**-0.5` where they are loaded.
+    The published weights of the performer models were trained with logits scaled by D^(-1/2): their code loads them
+    with `qk_scale=embed_dim**-0.5`.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021).
 
@@ -56,18 +56,18 @@ class T2tVisionTransformer(VisionTransformer):
         )
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter of its code."""
+        """Return our name for a parameter of the authors' code."""
         return published.replace("tokens_to_token.", "patch_embed.", 1)
 
     def published_name(self, own: str) -> str:
-        """Return the name of a parameter in its code."""
+        """Return the name of a parameter in the authors' code."""
         return own.replace("patch_embed.", "tokens_to_token.", 1)
 
 
 class TokensToToken(Tokenizer):
-    """T2T-ViT's: three soft splits, and a small transformer on the tokens of the first two.
+    """Tokenizer of T2T-ViT: three soft splits, and a small transformer on the tokens of the first two.
 
-    A soft split makes a token of each of overlapping windows: 7 x 7 every 4 pixels, then twice 3 x 3 every 2.
+    A soft split turns overlapping windows into one token each: 7 x 7 with stride 4, then twice 3 x 3 with stride 2.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), section 3.1.
 
@@ -77,7 +77,7 @@ class TokensToToken(Tokenizer):
         in_chans: channels of the image.
         embed_dim: D.
         token_dim: channels of the tokens between the splits.
-        tokens_type: 'performer' or 'transformer', what the two small transformers are.
+        tokens_type: 'performer' or 'transformer', the kind of the two small transformers.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TokensToToken(Tokenizer):
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """Return (height, width) in pixels of the patch of a token."""
         return 16, 16
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class TokensToToken(Tokenizer):
 
 
 def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """Make tokens (B, N / 4, 9C) of the 3 x 3 windows, every 2, of tokens x: (B, N, C)."""
+    """Turn the 3 x 3 windows, with stride 2, of tokens x: (B, N, C) into tokens (B, N / 4, 9C)."""
     maps = x.transpose(1, 2).unflatten(-1, tuple(sides))
     return F.unfold(maps, 3, stride=2, padding=1).transpose(1, 2)
 
@@ -122,7 +122,7 @@ def _split(x: Tensor, sides: Sequence[int]) -> Tensor:
 class TokenTransformer(nn.Module):
     """A transformer layer of one head with narrower outputs; the values are the residual connection.
 
-    The logits are scaled by the input channels, not by those of a head, as in its code.
+    The logits are scaled by the input channels, not by those of a head, as in the authors' code.
 
     Reference: Tokens-to-Token ViT (Yuan et al., 2021), Eq. 1.
     """
@@ -138,7 +138,7 @@ class TokenTransformer(nn.Module):
         self.scale = dim**-0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take x: (B, N, C) to (B, N, token_dim)."""
+        """Map x: (B, N, C) to (B, N, token_dim)."""
         q, k, v = self.attn["qkv"](self.norm1(x)).unsqueeze(1).chunk(3, -1)
         y = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         x = (v + self.attn["proj"](y)).squeeze(1)
@@ -148,14 +148,14 @@ class TokenTransformer(nn.Module):
 
 @register_notrace_module  # torch.fx records the call as one node: autocast depends on the device
 class TokenPerformer(nn.Module):
-    r"""As `TokenTransformer`, with attention that is linear in N by positive random features.
+    r"""A `TokenTransformer` whose attention is linear in N, by positive random features.
 
     .. math:: \phi(x) = e^{w x - |x|^2 / 2} / \sqrt m, \quad
               y_i = \frac{\phi(q_i)^T \sum_j \phi(k_j) v_j^T}{\phi(q_i)^T \sum_j \phi(k_j) + 10^{-8}}
 
-    The m = C / 2 features w are orthogonal, drawn once and not learned. Never below float32.
+    The m = C / 2 features w are orthogonal, drawn once and not learned. Attention is computed in float32 or wider.
 
-    Reference: Rethinking Attention with Performers (Choromanski et al., 2021), as T2T-ViT uses it.
+    Reference: Rethinking Attention with Performers (Choromanski et al., 2021), as used in T2T-ViT.
     """
 
     def __init__(self, dim: int, token_dim: int, drop: float = 0.1) -> None:
@@ -173,7 +173,7 @@ class TokenPerformer(nn.Module):
         nn.init.orthogonal_(self.w, math.sqrt(self.features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take x: (B, N, C) to (B, N, token_dim)."""
+        """Map x: (B, N, C) to (B, N, token_dim)."""
         k, q, v = self.kqv(self.norm1(x)).chunk(3, -1)
         x = v + self.dp(self.proj(self._attend(q, k, v).to(v.dtype)))
         out: Tensor = x + self.mlp(self.norm2(x))

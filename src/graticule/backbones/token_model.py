@@ -1,4 +1,4 @@
-"""The base of all models: the one loop over the blocks, weight initialization and parameter groups."""
+"""Base class of all models: the loop over the blocks, weight initialization and parameter groups."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TokenModel(nn.Module, ABC):
             *("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "queries_keys", "query_scale"),
         }
     )
-    #: Those that every layer needs.
+    #: The fields that every layer needs.
     needs: ClassVar[frozenset[str]] = frozenset()
-    #: A sentence that says why it can use no others.
+    #: Reason for which the layers can use no others, as a sentence.
     takes_why: ClassVar[str] = ""
     #: Names of the parameters that hold prefix tokens, (1, n, D) or None, in the order of the tokens.
     prefix_names: tuple[str, ...] = ()
@@ -50,16 +50,16 @@ class TokenModel(nn.Module, ABC):
     def finish(self) -> None:
         """Initialize the weights and check that the layers can use the position; call it once all layers exist."""
         register_names(self)
-        if not any(parameter.is_meta for parameter in self.parameters()):  # without memory there is nothing to draw
+        if not any(parameter.is_meta for parameter in self.parameters()):  # on the meta device there is nothing to draw
             self.init_weights()
         self.check_position()
 
     @torch.no_grad()
     def check_position(self) -> None:
-        """Check that the layers can use all that the position gives them, and get all that they need.
+        """Check that the layers can use all fields that the position gives, and get all that they need.
 
         Raises:
-            ValueError: naming the first layer and field that violate it.
+            ValueError: naming the first layer and field for which this fails.
         """
         check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__, self.takes_why)
 
@@ -67,8 +67,8 @@ class TokenModel(nn.Module, ABC):
     def init_weights(self, mode: str = "") -> None:
         """Initialize linear weights and prefix tokens from a normal of std 0.02, cut at 2 (absolute); biases are zero.
 
-        As DeiT and LaPE's code; timm differs in the class token (std 1e-6). `mode` is there for timm's sake and
-        takes only ''. Parameters of the position keep the values of their encodings.
+        DeiT's and LaPE's code do the same; timm differs in the class token (std 1e-6). `mode` exists for timm and
+        must be ''. Parameters of the position keep the values of their encodings.
         """
         if mode:
             raise ValueError(f"`mode` must be '', the only initialization, got {mode!r}.")
@@ -79,7 +79,7 @@ class TokenModel(nn.Module, ABC):
             trunc_normal_(token, std=0.02)
 
     def init_module(self, name: str, module: nn.Module) -> None:
-        """Initialize the weights that a module itself has; `name` is its name in the model."""
+        """Initialize the weights of a module, without those of its submodules; `name` is its name in the model."""
         init_linear(module)
 
     def _prefix_tokens(self) -> list[Tensor]:
@@ -92,8 +92,8 @@ class TokenModel(nn.Module, ABC):
         """Yield the tokens (B, N, D) after each block.
 
         Args:
-            x: the tokens that enter the first block, (B, N, D).
-            layers: for every layer its block, its position, and what else the block is called with.
+            x: the input tokens of the first block, (B, N, D).
+            layers: for every layer its block, its position, and the further arguments of the block.
         """
         for index, (block, position, where) in enumerate(layers):
             x = position.enter(x)
@@ -107,15 +107,15 @@ class TokenModel(nn.Module, ABC):
             yield x
 
     def start(self, x: Tensor) -> Tensor:
-        """Turn the tokens with their position into what enters the first block, (B, N, D)."""
+        """Turn the tokens with their position into the input of the first block, (B, N, D)."""
         x = self.pos_drop(x)
         return x
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of prefix tokens and position parameters, fixed tables and LaPE's norms included.
+        """Return the names of prefix tokens and position parameters, including fixed tables and LaPE's norms.
 
-        The weights that mix tokens are not among them: with timm's rule, what has two dimensions or more decays. So
-        it is in timm's gMLP and in PosMLP's code. The same encoding as a bias on attention logits is.
+        Weights that mix tokens are not among them: by timm's rule, parameters of two or more dimensions decay, as in
+        timm's gMLP and in PosMLP's code. The same encoding as a bias on attention logits is among them.
         """
         mixing = [module for module in self.position.modules() if isinstance(module, MixingPosition)]
         decayed = {id(parameter) for module in mixing for parameter in module.encodings.parameters()}
@@ -124,9 +124,9 @@ class TokenModel(nn.Module, ABC):
         return {f"position.{name}" for name in kept} | published | set(self.prefix_names)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns that group the parameters: the stem, every block with its own position parameters, the rest.
+        """Return patterns that group the parameters: the stem, every block with its position parameters, the rest.
 
-        timm uses them for the decay of learning rates by layer.
+        timm uses them for layer-wise learning rate decay.
         """
         lists = "|".join(re.escape(name) for name in self.position.layer_lists()) or "(?!)"
         return {
@@ -135,13 +135,13 @@ class TokenModel(nn.Module, ABC):
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute each block's activations again in the backward pass instead of keeping them."""
+        """Recompute each block's activations in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
 
     # Names in published checkpoints
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter that published checkpoints call `published`; position parameters excepted."""
+        """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
         return published
 
     def published_name(self, own: str) -> str:
@@ -150,7 +150,7 @@ class TokenModel(nn.Module, ABC):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialize the weights of a linear layer as DeiT does; other modules are left alone."""
+    """Initialize the weights of a linear layer as in DeiT; other modules are unchanged."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

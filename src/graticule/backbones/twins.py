@@ -1,4 +1,4 @@
-"""Twins-SVT: attention within windows and attention to a coarser grid take turns, with a PEG in each stage."""
+"""Twins-SVT: blocks alternate between attention within windows and to a coarser grid, with a PEG in each stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.grid import Grid, Windows
 
 
 class TwinsSvt(PyramidVisionTransformer):
-    """Twins-SVT as published: every second block, from the first, attends within windows, the others as in PVT.
+    """Twins-SVT as published: every second block, from the first, attends within windows; the others attend as in PVT.
 
     Position is a PEG after the first block of every stage. Windows are not shifted; where they do not tile the grid,
     it is padded with zeros, which are attended to, as in the authors' code and in timm. The names of the parameters are
@@ -27,12 +27,12 @@ class TwinsSvt(PyramidVisionTransformer):
 
     Args:
         position: builds the position of a stage.
-        global_pool: 'avg' or '' (none); there is no class token, which would be in no window.
+        global_pool: 'avg' or '' (none); there is no class token, as it would be in no window.
         embed_dims: D of each stage.
         depths: blocks of each stage.
         num_heads: h of each stage.
         mlp_ratios: hidden channels of each stage's MLPs, as a multiple of D.
-        window_size: patches, a side.
+        window_size: side of a window, in patches.
         kwargs: as `PyramidVisionTransformer`.
     """
 
@@ -65,7 +65,7 @@ class TwinsSvt(PyramidVisionTransformer):
         )
 
     def attention_kind(self, index: int, reduction: int) -> Callable[..., nn.Module]:
-        """Return what builds the attention of block `index` of a stage: within windows if it is even."""
+        """Return the constructor of the attention of block `index` of a stage: within windows if it is even."""
         return super().attention_kind(index, reduction) if index % 2 else WindowAttention
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Grid | Windows]:

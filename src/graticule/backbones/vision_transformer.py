@@ -26,16 +26,16 @@ from graticule.layers.projections import build_projection
 
 
 class VisionTransformer(Backbone):
-    """Pre-norm blocks over the patches of an image, each with the `LayerPosition` that `position(grid)` has for it.
+    """Pre-norm blocks over the patches of an image, each with its `LayerPosition` from `position(grid)`.
 
-    The names of the parameters are timm's, except those of `position`; `load_state_dict` takes published names too.
+    The names of the parameters are timm's, except those of `position`; `load_state_dict` also accepts published names.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
         position: builds the position (`graticule.encodings.PositionBuilder`).
-        img_size: pixels, a side or (height, width).
-        patch_size: pixels, a side or (height, width).
+        img_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
@@ -45,29 +45,29 @@ class VisionTransformer(Backbone):
         num_heads: h.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether queries, keys and values have a bias.
-        class_token: whether there is one; as in timm it stays, unused, with another `global_pool` unless it is False.
+        class_token: whether there is one; as in timm, another `global_pool` leaves it unused unless this is False.
         reg_tokens: number of register tokens.
-        fc_norm: norm after pooling instead of before; by default, where `global_pool` is a pooling of patches, as in
-            timm. CPVT's models have it before in any case.
+        fc_norm: norm after pooling instead of before; by default, if `global_pool` is a pooling of patches, as in
+            timm. CPVT's models always have it before.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D, or its name such as 'rmsnorm(eps=1e-5)'.
-        act_layer: the MLPs' activation, or its name as 'quick_gelu'.
-        embed_layer: builds what turns images into tokens from image size, patch size, channels and D.
+        act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
+        embed_layer: builds the tokenizer from image size, patch size, channels and D.
         block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
             or 'parallel_branches' (two attentions, then two MLPs).
         qk_scale: factor of the attention logits instead of d^(-1/2).
-        init_values: what LayerScale starts at, in the order attention and MLP; 0 or None for no LayerScale.
+        init_values: initial weights of LayerScale, in the order attention and MLP; 0 or None for no LayerScale.
         qk_norm: whether queries and keys go through norms over the channels of a head.
-        scale_attn_norm: whether what attention mixed goes through a norm before its projection.
+        scale_attn_norm: whether the output of attention goes through a norm before its projection.
         scale_mlp_norm: whether the MLPs' hidden channels go through a norm.
         proj_bias: whether attention's output projection and the MLPs have biases.
         qkv_layer: the projection to queries, keys and values: 'fused', 'separate', or these without a bias of the keys,
             'no_key_bias' and 'separate_no_key_bias'.
-        mlp_layer: the MLPs: 'mlp', 'swiglu' or 'swiglu_packed', or what builds one from timm's arguments of an MLP.
+        mlp_layer: the MLPs: 'mlp', 'swiglu' or 'swiglu_packed', or a constructor with timm's arguments of an MLP.
         pre_norm: whether the tokens go through a norm before the first block, as in CLIP; the patches then have no
             bias.
         patch_norm: builds a norm of the patches, or its name; none by default.
@@ -212,7 +212,7 @@ class VisionTransformer(Backbone):
     def _attention_pool(
         self, norm: Callable[[int], nn.Module], act: type[nn.Module] | None, num_heads: int, mlp_ratio: float
     ) -> nn.Module | None:
-        """Build what pools tokens with weights, None if there is no such pooling."""
+        """Build the module that pools tokens with weights; None if there is no such pooling."""
         if self.global_pool == "seq":
             return SequencePool(self.embed_dim)
         if self.global_pool != "map":
@@ -227,7 +227,7 @@ class VisionTransformer(Backbone):
         return pool
 
     def _add_prefix_tokens(self) -> None:
-        """Make the prefix tokens that a subclass has beside the class and register tokens."""
+        """Create the prefix tokens that a subclass has in addition to the class and register tokens."""
 
     def check_pool(self, global_pool: str) -> None:
         """Check a value of `global_pool`."""
@@ -252,11 +252,11 @@ class VisionTransformer(Backbone):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Make another image or patch size the one that position information is held for.
+        """Change the image or patch size that position information is stored for.
 
         Args:
-            img_size: pixels, a side or (height, width); unchanged by default.
-            patch_size: pixels, a side or (height, width); unchanged by default.
+            img_size: in pixels, one side or (height, width); unchanged by default.
+            patch_size: in pixels, one side or (height, width); unchanged by default.
         """
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch = to_2tuple(self.patch_size if patch_size is None else patch_size)
@@ -266,7 +266,7 @@ class VisionTransformer(Backbone):
 
     @property
     def coarsest_patch(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """Return (height, width) in pixels of the patch of a token."""
         return self.patch_embed.reduction
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
@@ -278,21 +278,21 @@ class VisionTransformer(Backbone):
         return self.patch_embed.grid(image, self.num_prefix_tokens)
 
     def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:
-        """Turn images (B, C, height, width) into tokens (B, H * W, D), row by row."""
+        """Turn images (B, C, height, width) into tokens (B, H * W, D), row-major."""
         tokens: Tensor = self.patch_embed(x)
         return tokens
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; returns the kept indices."""
+        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices."""
         take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if prune_head:
             self.fc_norm = nn.Identity()
         return take
 
     def pool(self, x: Tensor) -> Tensor:
-        """Pool tokens (B, N, D) as `global_pool` says: (B, D)."""
+        """Pool tokens (B, N, D) according to `global_pool`: (B, D)."""
         if self.attn_pool is not None:
             x = self.attn_pool(x if self.pool_include_prefix else x[:, self.num_prefix_tokens :])
         else:
@@ -301,21 +301,21 @@ class VisionTransformer(Backbone):
         return pooled
 
     def start(self, x: Tensor) -> Tensor:
-        """Turn the tokens with their position into what enters the first block, (B, N, D)."""
+        """Turn the tokens with their position into the input of the first block, (B, N, D)."""
         x = self.norm_pre(super().start(x))
         return x
 
     def own_name(self, published: str) -> str:
-        """Return our name of a parameter that BEiT and EVA call otherwise: LayerScale, the biases and projections."""
+        """Return our name for a parameter with another name in BEiT and EVA: LayerScale, biases and projections."""
         name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published)
         return re.sub(r"\.attn\.([qv]_bias$|[qkv]_proj\.)", r".attn.qkv.\1", name)
 
     def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm's ViT, or, of biases and projections that it has not, in EVA."""
+        """Return the name of a parameter in timm's ViT, or, for biases and projections that it lacks, in EVA."""
         return re.sub(r"\.attn\.qkv\.([qv]_bias$|[qkv]_proj\.)", r".attn.\1", own)
 
 
-#: D and h of the sizes of DeiT below the default, with 12 blocks.
+#: D and h of DeiT's sizes that are smaller than the default, with 12 blocks.
 TINY = {"embed_dim": 192, "num_heads": 3}
 SMALL = {"embed_dim": 384, "num_heads": 6}
 _FOR_28 = {
@@ -323,7 +323,7 @@ _FOR_28 = {
     **{"depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
 }
 _INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-# Nano and micro are for small images.
+# The nano and micro sizes are for small images.
 register_sizes(
     VisionTransformer,
     {

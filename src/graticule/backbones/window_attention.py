@@ -16,22 +16,22 @@ from graticule.layers.attention import Attention
 class WindowAttention(Attention):
     """Attention among the tokens of a window; bias and rotation of the position are for a window.
 
-    With a shift the map is rolled first, and in the windows that then hold what was not neighbors, those of the
-    last row and column, tokens of different parts do not see each other. There are only four kinds of such windows,
-    so each kind is attended at once, with one bias of a window: no mask for every window, and none for every sample.
+    With a shift the map is rolled first. The windows of the last row and column then contain tokens that were not
+    neighbors, and these do not attend to each other. There are only four kinds of windows, so attention is computed
+    for each kind at once, with one bias of the size of a window: no mask per window or per sample.
 
-    Where windows do not tile the grid, the rolled map is padded with zeros below and to the right, as in timm. The
-    zeros are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet in
-    a shifted layer: on 9 rows with windows of 4, row 0 attends to rows 6 to 8. Microsoft's code for detection pads
-    first, where they never do.
+    Where windows do not tile the grid, the rolled map is padded with zeros at the bottom and on the right, as in timm.
+    The zeros are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet
+    in a shifted layer: on 9 rows with windows of 4, row 0 attends to rows 6 to 8. Microsoft's code for detection pads
+    first, so they never meet.
 
     Reference: Swin Transformer (Liu et al., 2021), section 3.2.
 
-    The `Windows` come with every call; the arguments are those of `Attention`.
+    The `Windows` are passed to every call; the arguments are those of `Attention`.
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) within the windows `where`, `Windows` by whose shift the map is rolled."""
+        """Mix the tokens x: (B, N, D) within the windows `where`, after rolling the map by their shift."""
         windows: Windows
         (windows,) = where
         grid, window = windows.grid, windows.window
@@ -55,8 +55,8 @@ class WindowAttention(Attention):
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
 
-        The windows of a sample are ordered by kind: those that the shift leaves whole, then those of the last column,
-        of the last row, and the corner.
+        The windows of a sample are ordered by kind: those that the shift does not divide, then those of the last
+        column, of the last row, and the corner.
         """
         windows: Windows
         (windows,) = where
@@ -71,10 +71,10 @@ class WindowAttention(Attention):
     def _project_windows(
         self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Cut a rectangle into windows and project them: q, k and v, (B * windows, h, M, d), and the bias."""
+        """Cut a rectangle into windows and project them to q, k and v, (B * windows, h, M, d), with the bias."""
         rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
         windows = part.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
-        # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
+        # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
         q, k, v, bias = self._project(windows.contiguous().flatten(3, 4).flatten(0, 2), position)
         if seen is None:
             return q, k, v, bias
@@ -84,9 +84,9 @@ class WindowAttention(Attention):
 
 
 def _kinds(x: Tensor, windows: Windows) -> list[list[tuple[Tensor, Tensor | None]]]:
-    """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window, with its mask.
+    """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D), each of one kind of window with its mask.
 
-    The mask, (M, M), says which tokens of a window see each other; it is None where all do.
+    The mask, (M, M), is True for tokens of a window that attend to each other; it is None if all do.
     """
     y, window = x.unflatten(1, windows.grid.shape), windows.window
     if any(windows.shift):

@@ -1,4 +1,4 @@
-"""Weights in files: reading and writing them, their published names, loading and transfer."""
+"""Weights in files: reading, writing, published names, loading and transfer."""
 
 from graticule.checkpoints import released_posmlp
 from graticule.checkpoints.load import load_checkpoint, load_own, load_position

@@ -1,4 +1,4 @@
-"""Make tensors of a checkpoint fit a model of another grid, window, patch, encoding or number of channels."""
+"""Fit tensors of a checkpoint to a model with another grid, window, patch, encoding or number of channels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from graticule.encodings import AbsoluteEncoding
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")
-#: How far a table may be from a formula and still be taken for it: half precision, sines of rounded angles.
+#: Largest difference of a table from a formula that counts as rounding: half precision, sines of rounded angles.
 _FORMULA = 1e-2
 
 
 class Fitting:
-    """Makes tensors of a checkpoint fit a model.
+    """Function that fits tensors of a checkpoint to a model.
 
     Args:
         model: the model.
@@ -39,14 +39,14 @@ class Fitting:
     def __call__(
         self, name: str, value: Tensor, shape: tuple[int, int] | None, published: bool
     ) -> tuple[Tensor | None, str, str]:
-        """Return `value` as the tensor `name` of the model, or None, and a status and detail of `Transferred`.
+        """Fit `value` to the tensor `name` of the model; return it or None, and status and detail of `Transferred`.
 
         Args:
-            name: in the model.
-            value: of the checkpoint.
-            shape: (H, W) of the grid that the value is for, if the checkpoint says it.
-            published: whether it has a published name there; then what can be a square is one, unless `shape` says
-                otherwise. Under our names, what is as large as the model's is for the same grid.
+            name: its name in the model.
+            value: tensor of the checkpoint.
+            shape: (H, W) of the grid that the value is for, if the checkpoint records it.
+            published: whether it has a published name there; its grid is then assumed to be square if it can be,
+                unless `shape` is given. Under our names, a tensor as large as the model's is for the same grid.
         """
         own, value = self.own[name], value.detach()
         if kind(value) != kind(own):
@@ -84,7 +84,7 @@ class Fitting:
         here = self.prefix_here[: encoding.grid.prefix]
         tokens = self.prefix_there
         grid = replace(encoding.grid, prefix=0)
-        for prefix in (tokens, here, []):  # the first stages of a pyramid have none, whatever the last one has
+        for prefix in (tokens, here, []):  # the first stages of a pyramid have none, even if the last one has some
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
@@ -106,7 +106,7 @@ class Fitting:
         return table[None], "resized" if details else "loaded", ", ".join(details)
 
     def _kernel(self, layer: nn.Conv2d, value: Tensor, own: Tensor) -> tuple[Tensor, str, str] | None:
-        """Bring the first convolution to another number of channels, a patch embedding to another patch."""
+        """Adapt the first convolution to another number of channels, or a patch embedding to another patch size."""
         if value.ndim != 4 or value.shape[0] != own.shape[0] or layer.groups != 1:
             return None
         status, details = "resized", []
@@ -118,14 +118,14 @@ class Fitting:
         old, new = tuple(value.shape[2:]), tuple(own.shape[2:])
         if old != new:
             if layer.kernel_size != layer.stride or layer.padding not in ((0, 0), "valid"):
-                return None  # no patches side by side
+                return None  # its patches overlap or are padded
             details.append(f"{old[0]}x{old[1]} -> {new[0]}x{new[1]} pixels")
             value = resample_patch_embed(value, list(new))
         return value, status, ", ".join(details)
 
 
 def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:
-    """Take a table that is the formula's, up to rounding; any other is left to the formula."""
+    """Accept a table that equals the formula's up to rounding; any other is ignored, and the formula is used."""
     own = encoding.pos_embed
     if value.numel() == own.numel() and value.shape[-1:] == own.shape[-1:]:
         value = value.reshape(own.shape)
@@ -135,7 +135,7 @@ def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, 
 
 
 def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
-    """Name the prefix tokens of a state dict, a name a row of a table."""
+    """List the names of the prefix tokens of a state dict, one per row of a table."""
     rows = []
     for name in _PREFIX:
         if name in state and state[name].ndim == 3:
@@ -145,10 +145,10 @@ def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _with_channels(weight: Tensor, channels: int) -> Tensor:
-    """Bring a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled.
+    """Adapt a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled.
 
-    So an image whose channels are all the same gives the same. timm's `adapt_input_conv` computes the same from three
-    channels, and takes no other number of them.
+    So the output is unchanged for an image whose channels are all equal. timm's `adapt_input_conv` computes the same,
+    but only from three channels.
     """
     wide, before = weight.to(torch.promote_types(weight.dtype, torch.float32)), weight.shape[1]
     if channels == 1:

@@ -1,4 +1,4 @@
-"""Load a checkpoint into a model, whole or not at all, and say why where it does not fit."""
+"""Load a checkpoint into a model, completely or not at all, with a reason if it does not fit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from graticule.checks import checked, printable
 
 @checked
 def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load the weights at `path` into `model`, whole or not at all; returns the model.
+    """Load the weights at `path` into `model`, completely or not at all, and return the model.
 
-    Ours, DeiT's, timm's and those of LaPE's code are taken. Position parameters of another grid or window are
-    resampled where their encoding can be. State dicts of this library say what grid a table is for, in files of
-    `torch.save` and in the weights of a run; other checkpoints do not, and what can be a square is taken for one
-    (with a warning where the model's own grid has as many patches and is none). A table under our names that does not
-    say it and has the shape of the model's is taken as it is.
+    Checkpoints of this library, DeiT, timm and LaPE's code are accepted. Position parameters of another grid or window
+    are resampled if their encoding can be. State dicts of this library record the grid of each table, in files of
+    `torch.save` and in the weights of a run; other checkpoints do not, and a table of them is assumed to be square if
+    it can be (with a warning if the model's own grid has as many patches and is not square). A table under our names
+    without a recorded grid, with the shape of the model's, is loaded unchanged.
 
     Args:
         model: one of our backbones.
@@ -30,7 +30,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read, or does not fit: names missing, names left over, other shapes
             (a class count that does not match is named as such), tensors that are sparse, quantized, without values
-            or of another kind of number than the model's, values that are not finite. The model is then as it was.
+            or of another kind of number than the model's, values that are not finite. The model is then unchanged.
     """
     state = _state_for(model, path)
     if complaints := misfits(model, state):
@@ -41,18 +41,18 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
 
 @checked
 def load_own(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load weights under the names of `model`, any module, as its `state_dict` gave them; returns the model.
+    """Load weights under the names of the `state_dict` of `model`, which can be any module, and return the model.
 
     Args:
-        model: such as a detector, which has a backbone in it.
-        path: a checkpoint of a model that was built alike.
+        model: a module, such as a detector, which contains a backbone.
+        path: a checkpoint of a model that was built in the same way.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read, or does not fit. The model is then as it was.
+        ValueError: if the file cannot be read, or does not fit. The model is then unchanged.
     """
     state = _read_usable(path)
-    if all(name.startswith("model.") for name in model.state_dict()):  # which reading took for a wrapper
+    if all(name.startswith("model.") for name in model.state_dict()):  # reading removed this as the prefix of a wrapper
         state = {f"model.{name}": value for name, value in state.items()}
     if complaints := misfits(model, state):
         raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
@@ -62,13 +62,13 @@ def load_own(model: nn.Module, path: str | Path) -> nn.Module:
 
 @checked
 def load_position(model: nn.Module, path: str | Path) -> nn.Module:
-    """Load the position parameters of the checkpoint at `path` into `model` and nothing else; returns the model.
+    """Load only the position parameters of the checkpoint at `path` into `model`, and return the model.
 
-    As for a PEG that was learned in one training and is part of another from its start (CPVT, 2023, section 5.1).
+    For example, a PEG that was learned in one training can start another (CPVT, 2023, section 5.1).
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read, or its position parameters do not fit. The model is then as it was.
+        ValueError: if the file cannot be read, or its position parameters do not fit. The model is then unchanged.
     """
     state = _state_for(model, path)
     position = position_of(model)
@@ -82,7 +82,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def _state_for(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
-    """Read the checkpoint at `path` as a state dict under the names of `model`, position parameters resampled."""
+    """Read the checkpoint at `path` as a state dict with the names of `model` and resampled position parameters."""
     position_of(model)
     return own_state(model, _read_usable(path))
 
@@ -97,7 +97,7 @@ def _read_usable(path: str | Path) -> dict[str, Tensor]:
 
 
 def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Describe what keeps `state` from being loaded into `model`, at most four things."""
+    """Describe, in at most four items, why `state` cannot be loaded into `model`."""
     own = model.state_dict()
     complaints = []
     for name, value in state.items():
@@ -117,7 +117,7 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
             complaints.append(f"{name} has {count:,} values that are not finite as {dtype_name(own[name])}")
     for what, names in (
         ("lacks", own.keys() - state.keys()),
-        ("has, beyond the model's,", state.keys() - own.keys()),
+        ("has, unlike the model,", state.keys() - own.keys()),
     ):
         if names:
             shown = [_shown(name) for name in sorted(names)[:4]]
@@ -127,5 +127,5 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """A name as it can stand in a message of one line."""
+    """Return a name in a form that fits into a message of one line."""
     return printable(name if len(name) <= 100 else f"{name[:100]}...")

@@ -1,4 +1,4 @@
-"""State dicts under published names: DeiT's, timm's and LaPE's go in, and ours can come out under them."""
+"""State dicts under published names: DeiT's, timm's and LaPE's can be loaded, and ours can be given under them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.checkpoints.read import GRIDS, read_grids, valid_grids
 from graticule.encodings import Position
 
-#: Buffers of references that are computed here.
+#: Buffers of published code that are computed here.
 _COMPUTED = ("relative_position_index", "rel_indices")
 
 
@@ -21,7 +21,7 @@ def position_of(model: nn.Module) -> Position:
     """Return the position of a backbone.
 
     Raises:
-        ValueError: if `model` is none.
+        ValueError: if `model` is not a backbone.
     """
     position = getattr(model, "position", None)
     if not isinstance(position, Position):
@@ -30,7 +30,7 @@ def position_of(model: nn.Module) -> Position:
 
 
 def register_names(model: nn.Module) -> None:
-    """Let `load_state_dict` of `model` take published names and other grids, and `state_dict` keep the grids."""
+    """Let `load_state_dict` of `model` accept published names and other grids, and `state_dict` record the grids."""
     untyped: Any = model
     untyped.register_load_state_dict_pre_hook(rename_published)
     untyped.register_state_dict_post_hook(_keep_grids)
@@ -45,11 +45,11 @@ def rename_published(
 ) -> None:
     """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
 
-    Tables of another grid or window are resampled where their encoding can be, under whatever name they come; tables
-    of a formula are left to the formula. `local_metadata` says what grid a table is for, if the state dict was made by
-    this library. A published table without it is taken for a square wherever it can be one; a table under our names
-    that has the shape of the model's is taken as it is. A family whose public code also keeps weights in another layout
-    has `own_layout`.
+    Tables of another grid or window are resampled if their encoding can be, whatever their names; tables of a formula
+    are replaced by the formula's. `local_metadata` records the grid of each table, if the state dict was made by
+    this library. A published table without it is assumed to be square if it can be; a table under our names
+    that has the shape of the model's is loaded unchanged. A family whose public code also has another layout of weights
+    defines `own_layout`.
     """
     grids = valid_grids(local_metadata)
     if convert := getattr(module, "own_layout", None):
@@ -89,13 +89,13 @@ def rename_published(
 def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename and resample the state dict of a checkpoint for `model`."""
     rename_published(model, state, "", {GRIDS: read_grids(state)})
-    return dict(state)  # without the grids of the tables as they were
+    return dict(state)  # without the grids that the tables had before
 
 
 def published_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of `model` as its family's public code has it: timm, DeiT, LaPE, PVT, Twins, PosMLP.
+    """Return the state dict of `model` in the form of its family's public code: timm, DeiT, LaPE, PVT, Twins, PosMLP.
 
-    A model with a learnable encoding and the default joining can so be loaded by timm.
+    So timm can load a model with a learnable encoding and the default joining.
 
     Raises:
         ValueError: if the model is not a backbone.
@@ -118,6 +118,6 @@ def renamed_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _keep_grids(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Keep the grid of every table in the metadata of a state dict, where PyTorch keeps versions."""
+    """Record the grid of every table in the metadata of a state dict, where PyTorch records versions."""
     shapes = module.position.table_shapes()
     local_metadata[GRIDS] = {f"position.{name}": list(shape) for name, shape in shapes.items()}

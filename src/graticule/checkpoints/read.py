@@ -1,4 +1,4 @@
-"""Read weights from files that may be anybody's, and write them."""
+"""Read weights from untrusted files, and write weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torch import Tensor
 from graticule.checks import checked
 from graticule.files import write_whole
 
-#: Under this name the metadata of a state dict say what grid each table is for.
+#: Entry of the metadata of a state dict that has the grid of each table.
 GRIDS = "grids"
-#: What the readers raise for a file that is damaged or of another kind.
+#: Exceptions of the readers for a file that is damaged or of another kind.
 _UNREADABLE = (
     *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
     *(struct.error, TypeError, AssertionError),
@@ -35,7 +35,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, of another kind, or holds more than tensors and plain values.
+        ValueError: if it is truncated, of another kind, or contains more than tensors and plain values.
     """
     path = Path(path)
     if not path.is_file():
@@ -43,9 +43,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
-        with warnings.catch_warnings():  # of the unpickler about what it is going to refuse
+        with warnings.catch_warnings():  # the unpickler warns about objects that it then refuses
             warnings.simplefilter("ignore")
-            # DeiT's and LaPE's code keep the options of the run in their checkpoints, an argparse.Namespace: plain data
+            # DeiT's and LaPE's code store the options of the run in checkpoints, as an argparse.Namespace: plain data
             with torch.serialization.safe_globals([argparse.Namespace]):
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except (*_UNREADABLE, pickle.UnpicklingError):
@@ -63,10 +63,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
-    """Write a state dict as .safetensors, whole or not at all, with the grid of each table; returns `path`.
+    """Write a state dict as .safetensors, completely or not at all, with the grid of each table, and return `path`.
 
     Raises:
-        OSError: if it cannot be written; what was at `path` is then as it was.
+        OSError: if it cannot be written; an existing file at `path` is then unchanged.
     """
     tensors = {name: value.contiguous() for name, value in state.items()}
     metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state))}
@@ -79,13 +79,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         metadata = file.metadata() or {}
     try:
         grids = valid_grids({GRIDS: json.loads(metadata.get(GRIDS, "{}"))})
-    except (ValueError, RecursionError):  # written by somebody else, for something else
+    except (ValueError, RecursionError):  # an entry of another program with the same name
         grids = {}
     return with_grids(tensors, grids)
 
 
 def _unsafe_names(path: Path) -> list[str]:
-    """List what a checkpoint would import besides plain data, as far as it can be read without importing it."""
+    """List the objects other than plain data that a checkpoint would import, as far as can be read without doing so."""
     try:
         return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
     except (*_UNREADABLE, pickle.UnpicklingError):
@@ -93,7 +93,7 @@ def _unsafe_names(path: Path) -> list[str]:
 
 
 def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict in `source`, a checkpoint file or what was read from one, under its names there.
+    """Return the state dict in `source`, a checkpoint file or its contents, with its names unchanged.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -111,7 +111,7 @@ def read_state(source: str | Path | Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def unusable(value: Tensor) -> str:
-    """Describe why a tensor of a checkpoint cannot be used, '' if it can: it must be dense, with every value stored."""
+    """Describe why a tensor of a checkpoint cannot be used; '' if it is dense and every value is stored."""
     if value.is_quantized:
         return "quantized"
     if value.layout != torch.strided:
@@ -119,12 +119,12 @@ def unusable(value: Tensor) -> str:
     if value.is_meta:
         return "without values"
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        return "a view that repeats its values"  # a few bytes may so be said to be any number of values
+        return "a view that repeats its values"  # so a few bytes could pretend to be any number of values
     return ""
 
 
 def kind(value: Tensor) -> str:
-    """The kind of number that a tensor holds; within one, other dtypes are a matter of rounding."""
+    """Return the kind of number in a tensor; dtypes of one kind differ only by rounding."""
     if value.is_floating_point():
         return "floating point"
     return "complex" if value.is_complex() else "truth" if value.dtype == torch.bool else "integer"
@@ -136,13 +136,13 @@ def dtype_name(value: Tensor) -> str:
 
 
 def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, int]]:
-    """Read the (H, W) of the grid that each table of a state dict is for, as far as its metadata say so."""
+    """Read (H, W) of the grid of each table of a state dict from its metadata, as far as it is recorded there."""
     metadata = getattr(state, "_metadata", None)
     return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
 
 
 def valid_grids(local_metadata: Any) -> dict[str, tuple[int, int]]:
-    """Take what is well formed: a checkpoint may have been written by anybody."""
+    """Return the well-formed grids in the metadata of a checkpoint, whose author may be unknown."""
     given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
     shapes = given.items() if isinstance(given, Mapping) else ()
     return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
@@ -153,10 +153,10 @@ def _is_shape(found: Any) -> bool:
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state dict in a checkpoint: what is under `state_dict_ema`, `model` or `state_dict`, or itself.
+    """Return the state dict in a checkpoint: its entry `state_dict_ema`, `model` or `state_dict`, or the checkpoint.
 
-    timm's training keeps the moving average under `state_dict_ema`, which is what it evaluates. `module.` before
-    names is left out.
+    timm's training stores the moving average, which it evaluates, under `state_dict_ema`. The prefix `module.` of
+    names is removed.
 
     Raises:
         ValueError: if nothing in it maps names to tensors.
@@ -180,7 +180,7 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def with_grids(tensors: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-    """Make a state dict of `tensors` that says what grid each table is for."""
+    """Return a state dict of `tensors` that records the grid of each table."""
     found = OrderedDict(tensors)
     found.__dict__["_metadata"] = {"": {GRIDS: dict(grids)}}
     return found

@@ -1,4 +1,4 @@
-"""Weights of dense models as their public code has them: mmdetection, mmsegmentation, ViT-Adapter, Segmenter."""
+"""Weights of dense models in the form of public code: mmdetection, mmsegmentation, ViT-Adapter, Segmenter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from graticule.checkpoints.read import read_state
 from graticule.checkpoints.released_rcnn import rcnn_heads
 from graticule.checks import checked
 
-#: Published names and ours, tried in this order; {features} is where the feature maps are in the model. Names of the
-#: backbone itself are then those of its family, which it knows.
+#: Published names and ours, tried in this order; {features} is the name prefix of the feature maps in the model. The
+#: family of a backbone then renames the parameters of the backbone itself.
 _NAMES = (
     (r"^(?:backbone|encoder)\.(?:head|head_dist|fc_norm)\..*", None),
     (r"^backbone\.((?:level_embed|spm|interactions|up)\b.*)", r"{features}reader.\1"),
@@ -38,20 +38,20 @@ _TABLE = re.compile(r"backbone\.pos_embed\d?$")
 
 @checked
 def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) -> nn.Module:
-    """Load the weights of public code for dense prediction into `model`, whole or not at all; returns the model.
+    """Load the weights of public code for dense prediction into `model`, completely or not at all, and return it.
 
-    Those of RetinaNet, Faster and Mask R-CNN in mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and others of the
-    backbones here), of ViT-Adapter, UperNet and Semantic FPN in mmsegmentation, and of Segmenter. Position tables are
-    resampled as for a backbone alone; the row of a class token that the model has not is left out; a layer scale that
-    the model has not is multiplied into the layer before it.
+    Accepted are those of RetinaNet, Faster and Mask R-CNN in mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and other
+    backbones of this library), of ViT-Adapter, UperNet and Semantic FPN in mmsegmentation, and of Segmenter. Position
+    tables are resampled as for a backbone alone; the row of a class token that the model lacks is omitted; a layer
+    scale that the model lacks is multiplied into the layer before it.
 
     Args:
         model: a model of `create_detector` or `create_segmenter`.
-        source: a checkpoint's path, or what was read from one.
+        source: the path or the contents of a checkpoint.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it cannot be read or does not fit. The model is then as it was.
+        ValueError: if it cannot be read or does not fit. The model is then unchanged.
     """
     dense: Any = model
     features, backbone = getattr(dense, "features", None), getattr(dense, "backbone", None)
@@ -68,11 +68,11 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
 
 
 def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a published state dict under our names, but for those of the backbone's family.
+    """Return a published state dict under our names, except those of the backbone, which its family renames.
 
     Args:
         published: the state dict.
-        features: what precedes the names of the feature maps in the model.
+        features: prefix of the names of the feature maps in the model.
         own: the state dict of the model.
     """
     given = rcnn_heads(published)
@@ -98,7 +98,7 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
 
 
 def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | None:
-    """Return our name of a published parameter; None for one that is never used."""
+    """Return our name for a published parameter; None for one that is never used."""
     if adapter and (found := re.match(r"^backbone\.norm([1-4])\.(.*)", name)):
         return f"{features}reader.norms.{int(found[1]) - 1}.{found[2]}"
     if (found := re.match(r"^neck\.fpn_convs\.(\d+)\.conv\.(.*)", name)) and int(found[1]) >= levels:
@@ -110,7 +110,7 @@ def _own_name(name: str, adapter: bool, levels: int, features: str) -> str | Non
 
 
 def _unused(name: str, features: str) -> bool:
-    """Return whether a parameter is one that a model may be without.
+    """Return True if a model may lack this parameter.
 
     These are the final norm, class tokens, the finest level of an adapter and the auxiliary decoder.
     """
@@ -119,7 +119,7 @@ def _unused(name: str, features: str) -> bool:
 
 
 def _without_class_row(table: Tensor) -> Tensor:
-    """Leave out the first row of a table (1, N, D) whose other rows alone are a square."""
+    """Remove the first row of a table (1, N, D) if the number of the other rows is a square and N is not."""
     rows = table.shape[-2]
     square = math.isqrt(rows) ** 2 == rows
     return table[:, 1:] if table.ndim == 3 and not square and math.isqrt(rows - 1) ** 2 == rows - 1 else table

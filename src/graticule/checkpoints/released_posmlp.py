@@ -1,14 +1,14 @@
-"""Parameters of the released code of PosMLP: under its names and in its layout, or under ours.
+"""Conversion of parameters between the names and layout of PosMLP's released code and ours.
 
-The code differs from ours in what a number is called and where it is, not in what is computed:
+The code differs from ours in the names and order of the numbers, not in the function that is computed:
 
-- The first half of the hidden channels is mixed and the second multiplies; ours are the other way round (as in timm).
-- Its groups are interleaved, channel c belongs to group c mod s; ours are contiguous, as the paper prints them.
+- The first half of the hidden channels is mixed and the second multiplies; in ours (as in timm) they are swapped.
+- Its groups are interleaved: channel c belongs to group c mod s; ours are contiguous, as printed in the paper.
 - Its displacements count y upwards, (x_j - x_i, y_i - y_j), and its tables are indexed by p_i - p_j; ours are by
   p_j - p_i.
 
-So its weights are permuted and their signs changed when they are loaded, exactly, and nothing is left to do in the
-forward pass.
+So its weights are permuted and their signs changed when they are loaded, exactly, and the forward pass needs no
+conversion.
 
 Reference: https://github.com/Zhicaiwww/PosMLP (the paper prints another address).
 """
@@ -36,7 +36,7 @@ GroupsOf = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class _Parameter:
-    """One parameter: its names, its dimensions there (None for any), and how its values change on either way."""
+    """One parameter: its names, its number of dimensions there (None for any), and the conversions of its values."""
 
     own: str
     theirs: str
@@ -46,13 +46,13 @@ class _Parameter:
 
 
 def is_released(state: Mapping[str, Any]) -> bool:
-    """Return whether names are those of the released code, of its PosMLP or its gMLP."""
+    """Return True if names are those of the released code, of its PosMLP or its gMLP."""
     marks = (".gate.pos.", ".gate.proj_list.", ".gate_unit.")
     return any(mark in name for name in state for mark in marks)
 
 
 def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state` under our names and in our layout if it is of the released code, else as it is."""
+    """Return `state` under our names and in our layout if it is of the released code, else unchanged."""
     if not is_released(state):
         return state
     left, found = dict(state), {}
@@ -60,13 +60,13 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
         value = left.get(parameter.theirs)
         if value is not None:
             del left[parameter.theirs]
-            fits = parameter.ndim in (None, value.ndim)  # what does not is refused by its name and shape
+            fits = parameter.ndim in (None, value.ndim)  # others are refused later, with name and shape
             found[parameter.own] = parameter.to_own(value) if fits else value
     return with_grids({**left, **found}, read_grids(state))
 
 
 def released_names(model: nn.Module) -> dict[str, str]:
-    """Return the names there of our parameters and buffers, where they may be other ones."""
+    """Return the names in the released code of those parameters and buffers whose names can differ."""
     return {parameter.own: parameter.theirs for parameter in _parameters(model, lambda unit: None)}
 
 
@@ -88,7 +88,7 @@ def _groups(state: Mapping[str, Tensor], unit: str) -> int | None:
 
 
 def _parameters(model: Any, groups_of: GroupsOf) -> Iterator[_Parameter]:
-    """Yield what has another name or layout there; `groups_of` may know the groups of a checkpoint."""
+    """Yield the parameters with another name or layout there; `groups_of` may return the groups of a checkpoint."""
     pyramid = hasattr(model, "downsamples")
     if pyramid:
         for stage, sampling in enumerate(model.downsamples):
@@ -161,7 +161,7 @@ def _mixing(position: str, index: int, unit: str, encoding: nn.Module) -> Iterat
         )
 
 
-# How values change
+# Conversions of values
 
 
 def _same(own: str, theirs: str) -> _Parameter:
@@ -202,7 +202,7 @@ def _mirrored(matrix: Tensor) -> Tensor:
 
 
 def _rows(groups: int, halves: int) -> tuple[Change, Change]:
-    """Return how the rows of hidden channels change: their halves swap places, and groups become contiguous."""
+    """Return the conversions of the rows of hidden channels: halves are swapped, and groups become contiguous."""
 
     def to_own(value: Tensor) -> Tensor:
         size, rest = divmod(len(value), halves * groups)
@@ -217,6 +217,6 @@ def _rows(groups: int, halves: int) -> tuple[Change, Change]:
 
 
 def _columns(groups: int) -> tuple[Change, Change]:
-    """Return how the columns of gated channels change."""
+    """Return the conversions of the columns of gated channels."""
     to_own, to_theirs = _rows(groups, 1)
     return lambda value: to_own(value.T).T.contiguous(), lambda value: to_theirs(value.T).T.contiguous()

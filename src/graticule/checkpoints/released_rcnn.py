@@ -1,4 +1,4 @@
-"""The heads of Faster and Mask R-CNN as mmdetection's checkpoints have them, under torchvision's names."""
+"""The heads of Faster and Mask R-CNN in mmdetection's checkpoints, converted to torchvision's names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-#: mmdetection's names, ours, and what becomes of the rows of the classes: so many of zeros come before them, or the
-#: last comes first (see `rcnn_heads`).
+#: mmdetection's names, ours, and the change of the rows of classes: the number of zero rows that are prepended, or
+#: 'last first' (see `rcnn_heads`).
 _NAMES: tuple[tuple[str, str, int | str | None], ...] = (
     (r"rpn_head\.rpn_conv\.", "model.rpn.head.conv.0.0.", None),
     (r"rpn_head\.rpn_cls\.", "model.rpn.head.cls_logits.", None),
@@ -25,10 +25,10 @@ _NAMES: tuple[tuple[str, str, int | str | None], ...] = (
 
 
 def rcnn_heads(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict of mmdetection with its heads of regions under torchvision's names; others stay as they are.
+    """Return a state dict of mmdetection with its region heads under torchvision's names; others are unchanged.
 
-    mmdetection's background is the last class, torchvision's the first. mmdetection moves boxes and draws masks of
-    objects only; torchvision has rows for the background as well, which no result depends on. They become zeros.
+    mmdetection's background is the last class, torchvision's the first. mmdetection regresses boxes and masks of
+    objects only; torchvision also has rows for the background, on which no result depends. They become zeros.
     """
     state = {}
     for name, value in published.items():

@@ -1,4 +1,4 @@
-"""Start a model from the checkpoint of another: load, resample or copy what fits, and report all of it."""
+"""Start a model from the checkpoint of another: load, resample or copy the tensors that fit, and report all of them."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.\d+\.")
 @torch.no_grad()
 @checked
 def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifier: bool = True) -> Transfer:
-    """Load as much of the checkpoint `source` into `model` as makes sense, whole or not at all; returns what was done.
+    """Load all tensors of the checkpoint `source` that fit into `model`, and return a report.
 
-    The checkpoint may be of another image, patch or window size, class count, number of channels, depth, encoding or
-    joining; names are those of `load_checkpoint`. Each tensor of the model is taken under its name if its shape is
-    the checkpoint's. Else, what has a way is brought over:
+    If it fails, the model is unchanged. The checkpoint may be of another image, patch or window size, class count,
+    number of channels, depth, encoding or joining; names are those of `load_checkpoint`. A tensor with the same name
+    and shape is loaded. Others are converted where possible:
 
     - Position parameters of another grid or window are resampled by the `fit` of their position. Rows of prefix
-      tokens are matched by token: those that the model has not are left out, those that the checkpoint has not are
-      as the model drew them (zero if the checkpoint has the token and gives it no position).
-    - The joinings hold the same table w: LaPE's norms are new beside it, or unused. Where every layer has a table of
-      its own, each starts as a copy of the one that was shared; the other way round, the first layer's is taken.
-    - A table that a formula gives is left to its formula, and one that was learned is then unused. The other way
-      round, the formula's values are what a learnable table starts from.
-    - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as
-      timm does. A patch embedding of another patch size is resampled as FlexiViT (Beyer et al., 2023) does.
+      tokens are matched by token: rows that the model lacks are omitted; rows that the checkpoint lacks keep the
+      model's initial values (zero if the checkpoint has the token and gives it no position).
+    - All joinings have the same table w; LaPE's norms are new, or unused. If every layer has its own table, each
+      starts as a copy of the shared one; in the other direction, the first layer's table is used.
+    - A table that is given by a formula keeps the formula's values, and a learned one is then unused. In the other
+      direction, a learnable table starts from the formula's values.
+    - The first convolution of another number of channels is summed for gray images, else repeated and scaled, as in
+      timm. A patch embedding of another patch size is resampled as in FlexiViT (Beyer et al., 2023).
 
-    All else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of which one
-    tensor does not fit. The norm before average pooling is another parameter than the one after it, and new.
+    Everything else is new: a classifier of another class count, a layer beyond the checkpoint's depth, a module of
+    which one tensor does not fit. The norms before and after average pooling are different parameters.
 
     Args:
         model: one of our backbones, not folded.
-        source: a checkpoint's path, or what was read from one.
-        classifier: whether a classifier of the same class count is taken too.
+        source: the path or the contents of a checkpoint.
+        classifier: whether a classifier of the same class count is loaded, too.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file cannot be read, or none of the weights of the model's blocks fit: a checkpoint of
-            another width or family. The model is then as it was.
+            another width or family. The model is then unchanged.
     """
     if isinstance(position_of(model), Folded):
         raise ValueError("`model` must not be folded, to be trained from here; call graticule.unfold(model) first.")
@@ -92,14 +92,14 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
 
 
 def _in_own_layout(model: Any, there: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return a checkpoint in the layout of the family, and what its names were, where its authors have another one."""
+    """Return a checkpoint in our layout, and its previous names, if the authors' code has another layout."""
     layout: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = getattr(model, "own_layout", None)
     if layout is None:
         return there, {}
     converted = layout(there)
     if is_released(there):
         return converted, model.released_names()
-    if len(converted) != len(there):  # what is computed was added
+    if len(converted) != len(there):  # computed tensors were added
         return there, {}
     return converted, dict(zip(converted, there, strict=True))
 
@@ -107,8 +107,8 @@ def _in_own_layout(model: Any, there: dict[str, Tensor]) -> tuple[dict[str, Tens
 def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
     """Map our names to those of a checkpoint, published or ours.
 
-    Tables stay as they are, where `rename_published` would resample them or put the model's own in their place.
-    A checkpoint may have one table where the model has one per layer, and the other way round.
+    Tables are unchanged, whereas `rename_published` would resample them or replace them by the model's own.
+    A checkpoint may have one table where the model has one per layer, and vice versa.
     """
     position = model.position
     stages = len(position.stages) if isinstance(position, PyramidPosition) else 1
@@ -129,9 +129,9 @@ def _own_names(model: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Name a parameter of a position without the encodings it is combined with and the norm it goes through.
+    """Return the name of a position parameter without the parts for combined encodings and for a norm.
 
-    What SAM adds to all tokens is in `whole`, and MViTv2 in `tokens`.
+    The position that is added to all tokens is `whole` in SAM, and `tokens` in MViTv2.
     """
     name = re.sub(r"^(position\.(?:stages\.\d+\.)?)(?:whole|tokens)\.", r"\1", name)
     name = re.sub(r"^(position\.(?:stages\.\d+\.)?(?:windowed\.|pairs\.\d+\.)?)parts\.\d+\.", r"\1", name)
@@ -139,13 +139,13 @@ def _place(name: str) -> str:
 
 
 def _layer(name: str) -> str | None:
-    """Which layer a table is of, if it is one."""
+    """Return the layer of a table; None if the parameter is not a table."""
     table = _TABLE.fullmatch(_place(name))
     return table and table[2]
 
 
 def _origins(own: Iterable[str], there: Iterable[str]) -> dict[str, str]:
-    """Map names of the model to those, of ours, under which the checkpoint has what they are to become."""
+    """Map each name of the model to the name, in our layout, of the checkpoint's tensor that it is set from."""
     own, there = list(own), list(there)
     origins = {name: name for name in set(own).intersection(there)}
     wanted = Counter(_place(name) for name in own if name not in origins)
@@ -169,7 +169,7 @@ def _origins(own: Iterable[str], there: Iterable[str]) -> dict[str, str]:
 
 
 def _classifier_names(model: Any) -> set[str]:
-    """Names of what the classifiers hold."""
+    """Return the names of the classifiers' parameters and buffers."""
     held = model.get_classifier()
     classifiers = held if isinstance(held, tuple) else (held,)
     modules = {name for name, module in model.named_modules() if any(module is one for one in classifiers)}
@@ -177,14 +177,14 @@ def _classifier_names(model: Any) -> set[str]:
 
 
 def _classes(value: Tensor, own: Tensor) -> str:
-    """Say that the class counts differ, '' if it is something else that does."""
+    """Describe a difference of the class counts; '' if something else differs."""
     if value.ndim != own.ndim or value.shape[1:] != own.shape[1:]:
         return ""
     return f"{value.shape[0]:,} -> {own.shape[0]:,} classes"
 
 
 def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfits: Iterable[str]) -> None:
-    """Leave new, in place, what belongs to a module of which another tensor does not fit."""
+    """Mark as new, in place, the tensors of a module of which another tensor does not fit."""
     modules = {name.rpartition(".")[0] for name in misfits} - {""}
     for name in [name for name in state if name.rpartition(".")[0] in modules]:
         del state[name]
@@ -192,7 +192,7 @@ def _leave_halves(rows: dict[str, Transferred], state: dict[str, Tensor], misfit
 
 
 def _check_blocks(model: nn.Module, source: Any, state: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> None:
-    """Refuse a checkpoint of which no weight of the model's blocks was taken."""
+    """Refuse a checkpoint from which no weight of the model's blocks was loaded."""
     weights = {
         name: value
         for name, value in model.state_dict().items()

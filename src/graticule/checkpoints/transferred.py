@@ -1,4 +1,4 @@
-"""The report of a transfer: how each tensor of a model and of a checkpoint was used, as rows and as a table."""
+"""Report of a transfer: the source or use of each tensor of a model and of a checkpoint, as rows and as a table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 
 class Transferred(NamedTuple):
-    """How a tensor, or several in the same way, came into the model.
+    """Status and source of a tensor of the model, or of several tensors that share them.
 
-    name: in the model; of what is unused, in the checkpoint. Neighbors are put together as `blocks.0-11`.
+    name: its name in the model; for unused tensors, in the checkpoint. Neighbors are combined as `blocks.0-11`.
     status: 'loaded' (same shape), 'resized' (resampled for another grid, window or patch), 'adapted' (to another
-        number of channels), 'copied' (from the one table that there was for all layers), 'new' (as the model drew it)
-        or 'unused' (in the checkpoint alone).
-    detail: from what to what, or why not.
-    values: how many numbers.
-    source: name in the checkpoint, '' if it comes from none, or from several.
+        number of channels), 'copied' (from the single table of all layers), 'new' (initialized by the model)
+        or 'unused' (only in the checkpoint).
+    detail: sizes before and after, or the reason for which it was not loaded.
+    values: number of values.
+    source: name in the checkpoint; '' if there is none, or several.
     """
 
     name: str
@@ -30,35 +30,35 @@ class Transferred(NamedTuple):
 
 @dataclass(frozen=True)
 class Transfer:
-    """How every tensor of a model was set, and how every tensor of the checkpoint was used.
+    """Report of the source of every tensor of a model, and of the use of every tensor of the checkpoint.
 
     Args:
-        rows: every parameter and persistent buffer of the model once, in its order, then what is unused.
+        rows: every parameter and persistent buffer of the model once, in its order, then the unused tensors.
     """
 
     rows: tuple[Transferred, ...]
 
     def table(self) -> list[Transferred]:
-        """Return the rows with all that went the same way put together, module by module; what is unused comes last.
+        """Return the rows, combined by module where status and detail are equal, with unused tensors last.
 
-        Blocks that went the same way in all their parts are one, such as `blocks.0-11`.
+        Blocks whose rows are all equal are combined, such as `blocks.0-11`.
         """
         taken = [row for row in self.rows if row.status != "unused"]
-        # what is used is grouped with what is not, so that a partly used module is not shown as one
+        # used tensors are grouped with unused ones, so that a partly used module is not shown as unused
         used = [Transferred(source, "used", "", 0) for source in dict.fromkeys(row.source for row in taken) if source]
         left = _grouped([*used, *(row for row in self.rows if row.status == "unused")])
         return _grouped(taken) + [row for row in left if row.status != "used"]
 
     @property
     def totals(self) -> dict[str, int]:
-        """Return the number of values per status, in their order."""
+        """Return the number of values per status, in the order of the rows."""
         totals: Counter[str] = Counter()
         for row in self.rows:
             totals[row.status] += row.values
         return dict(totals)
 
     def __str__(self) -> str:
-        """Return the table as text, one line per group, and the sums below."""
+        """Return the table as text, one line per group, followed by the totals."""
         lines = [(row.name, row.status, f"{row.values:,}", row.detail) for row in self.table()]
         name, status, values = (max((len(line[i]) for line in lines), default=0) for i in range(3))
         shown = [f"{a:<{name}}  {b:<{status}}  {c:>{values}}  {d}".rstrip() for a, b, c, d in lines]
@@ -69,12 +69,12 @@ def _grouped(rows: Iterable[Transferred]) -> list[Transferred]:
     return _lines("", [(tuple(row.name.split(".")), row) for row in rows])
 
 
-#: Rows, each with what is left of its name.
+#: Rows, each with the remaining parts of its name.
 _Rows = list[tuple[tuple[str, ...], Transferred]]
 
 
 def _lines(prefix: str, rows: _Rows) -> list[Transferred]:
-    """Put rows together from the top down, each given with what is left of its name below `prefix`."""
+    """Combine rows from the top down; each is given with the parts of its name below `prefix`."""
     children: dict[str, _Rows] = {}
     for parts, row in rows:  # a name may be the start of another
         children.setdefault(parts[0] if parts else "", []).append((parts[1:], row))
@@ -96,7 +96,7 @@ def _lines(prefix: str, rows: _Rows) -> list[Transferred]:
 
 
 def _alike(children: Mapping[str, _Rows]) -> list[list[str]]:
-    """Put neighbors that are numbered one after another together where all their parts went the same way."""
+    """Group consecutively numbered neighbors whose parts all have the same status and detail."""
     went = {label: {(rest, row.status, row.detail) for rest, row in held} for label, held in children.items()}
     groups: list[list[str]] = []
     for label in children:

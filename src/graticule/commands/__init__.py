@@ -1,1 +1,1 @@
-"""The commands of `graticule`, one per file: its options, and `run`, which takes its arguments."""
+"""The commands of `graticule`, one per file: a dataclass of its options, and `run`, which takes its arguments."""

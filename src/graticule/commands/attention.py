@@ -33,15 +33,15 @@ class Attention(ScaledFigures, NamedData):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """runs, files of weights, names of models or timm:NAME, which have the layers"""
+    """runs, files of weights, names of models or timm:NAME"""
     layers: list[int] = dataclasses.field(default_factory=lambda: [2])
-    """layers, the first being 1"""
+    """layers, counted from 1"""
     heads: list[int] = dataclasses.field(default_factory=list)
-    """heads, the first being 1 (default: evenly spaced ones, six columns in all)"""
+    """heads, counted from 1 (default: evenly spaced ones, six columns in all)"""
     query: str | None = None
     """ROWxCOLUMN of the patch whose attention is drawn on the image, in the first layer, from 0x0 (default: center)"""
     image: int = 0
-    """index of the test image, the first being 0"""
+    """index of the test image, counted from 0"""
     without_position: bool = False
     """also draw each model with its position information removed"""
     img_size: str | None = None
@@ -96,14 +96,14 @@ def run(arguments: list[str]) -> int:
                 f"{options.query}."
             )
         images = data.test_images(size, [options.image])[0]
-        if not maps:  # the image of the first model is drawn
+        if not maps:  # draw the image of the first model
             picture = pixels_of(images[0], data.info.mean, data.info.std)
             share = (at[0] + 0.5) / grids[0].height, (at[1] + 0.5) / grids[0].width
         maps[label] = attention_maps(view.model, images, layers)
         if options.without_position:
             maps[f"{label}\nwithout position"] = attention_maps(view.model, images, layers, without_position=True)
     title = f"Attention weights, test image {options.image}"
-    # drawn before anything is written
+    # all figures are drawn before a file is written
     figures = {
         "attention": attention_sheet(maps, heads, title=title, limits=limits),
         "attention-image": attention_on_image(maps, picture, share, heads, title=title, limits=limits),

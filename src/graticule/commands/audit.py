@@ -31,21 +31,20 @@ from graticule.commands.options import (
 if TYPE_CHECKING:
     from graticule.analysis import ModelView
 
-#: The other size that is looked at by default, as a multiple of the model's own.
+#: The default of the other size, as a multiple of the model's own.
 _OTHER = 1.5
 
 
 @dataclass
 class Audit(NamedModels):
-    """Measure what position information costs, where it can be read, and what depends on it; one page and a JSON file.
+    """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
 
         graticule audit deit_tiny_patch16_224 --images FOLDER
         graticule audit my_model.py:build --images FOLDER --sizes 288
 
-    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME where both have
+    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME if both have
     it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
-    column for each layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and where
-    attention goes.
+    column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
     """
 
     model: tyro.conf.Positional[str]
@@ -53,7 +52,7 @@ class Audit(NamedModels):
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
     count: int = 64
-    """largest number of images, evenly spaced through all"""
+    """largest number of images, evenly spaced"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
     labels: Path | None = None
@@ -115,7 +114,7 @@ def run(arguments: list[str]) -> int:
         augmentation=opened.augmentation,
     )
     if pictures.num_test < 5:
-        raise ValueError(f"`images` must have five images at least, got {pictures.num_test} in {options.images}.")
+        raise ValueError(f"`images` must have at least five images, got {pictures.num_test} in {options.images}.")
     chosen = range(pictures.num_test)
     images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
     labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
@@ -136,7 +135,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
-    """Return the size that is looked at by default; none if the model refuses it."""
+    """Return the default of the other sizes; empty if the model refuses it."""
     step = view.coarsest_patch
     sides = [max(round(_OTHER * side / one), 1) * one for side, one in zip(view.img_size, step, strict=True)]
     other = sides[0], sides[1]
@@ -148,7 +147,7 @@ def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
 
 
 def _about(opened: Opened, options: Any, device: str) -> dict[str, str]:
-    """Return what was done, as the rows of a table."""
+    """Return the description of the audit, as the rows of a table."""
     from datetime import UTC, datetime
 
     from graticule.training.surroundings import surroundings

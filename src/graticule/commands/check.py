@@ -27,9 +27,9 @@ class Check:
 
         graticule check vit_small_patch16_rope_224 --skip export
         graticule check my_model.py:build --img-size 64x96
-        graticule check my_methods.py        # what a plugin registers
+        graticule check my_methods.py        # the classes of a plugin
 
-    MODEL is a name of timm or else of graticule, built with random weights (timm's with two layers per stage).
+    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
     FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
     backbones and tasks are checked, tasks by short runs of the first recipe in it.
     The exit code is 1 if a check failed.
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _plugin(file: str) -> Iterator[Finding]:
-    """Check what a plugin registers, by the contracts of `graticule.testing`."""
+    """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
     from graticule.backbones import list_models
     from graticule.backbones.registry import backbone_of
     from graticule.encodings import ENCODINGS
@@ -98,11 +98,11 @@ def _plugin(file: str) -> Iterator[Finding]:
         return source is not None and source.resolve() == place
 
     recipes: list[TrainingRecipe] = [one.function(**one.arguments) for one in RECIPES.values() if here(one.function)]
-    of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first of each
+    of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first recipe of each task
 
     def check_its_task(name: str) -> None:
         if name not in of_task:
-            raise NotApplicable(f"no recipe of it is registered in {file}")
+            raise NotApplicable(f"no recipe for it is registered in {file}")
         check_task(of_task[name])
 
     laws: list[tuple[str, Callable[[str], None], str]] = [
@@ -125,7 +125,7 @@ def _plugin(file: str) -> Iterator[Finding]:
         except NotApplicable as reason:
             yield Finding(f"{kind} {name}", "not applicable", str(reason))
         else:
-            yield Finding(f"{kind} {name}", "passed", "keeps the contract")
+            yield Finding(f"{kind} {name}", "passed", "fulfills the contract")
 
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module]:

@@ -1,4 +1,4 @@
-"""Choices as the command line has them: overrides of a recipe, separated by commas."""
+"""Choices on the command line: overrides of a recipe, separated by commas."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from graticule.specs import split_outside
 
 
 def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, Any]:
-    """Return text -> `base` with its overrides, for each text as encoding=sinusoidal_2d,joining=lape.
+    """Return text -> `base` with its overrides, for each text, such as encoding=sinusoidal_2d,joining=lape.
 
     Args:
         base: a recipe, a dataclass.
         given: the texts.
-        command: whose options the fields are.
+        command: the command whose options are the fields.
 
     Raises:
-        ValueError: for text that is not a list of overrides or comes twice, an unknown field or a refused value.
+        ValueError: for a text that is not a list of overrides or is repeated, an unknown field or a refused value.
     """
     choices: dict[str, Any] = {}
     for choice in given:
@@ -33,10 +33,10 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
 
 
 def flags_of(key: str, value: str) -> list[str]:
-    """Turn one override into options as tyro has them: a truth value is --option or --no-option."""
+    """Convert one override to options of tyro: a truth value is --option or --no-option."""
     *group, name = key.replace("_", "-").split(".")
     truth = value.lower()
     if truth in ("true", "false"):
         return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
-    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # of which one text has spaces
+    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # one text with spaces
     return [f"--{'.'.join([*group, name])}", *values]

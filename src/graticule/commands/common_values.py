@@ -1,4 +1,4 @@
-"""Values of the recipe that a command changes for all of its runs."""
+"""Values of the recipe that a command changes for all its runs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class CommonValues:
     """The options that change all runs."""
 
     epochs: int | None = None
-    """of every run (default: those of the recipe)"""
+    """epochs of every run (default: those of the recipe)"""
     precision: str | None = None
-    """of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
+    """precision of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
     values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
-    """values of the recipe for every run, such as lr=1e-3; a choice may change them again"""
+    """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
 
     def flags(self) -> dict[str, list[str]]:
-        """Return the key of each changed value -> the options of train that change it.
+        """Return key of each changed value -> options of train that change it.
 
         Raises:
-            ValueError: for a text that is not KEY=VALUE, or a key that is given twice.
+            ValueError: for a text that is not KEY=VALUE, or a repeated key.
         """
         named = [("epochs", self.epochs), ("precision", self.precision)]
         pairs = [(key, str(value)) for key, value in named if value is not None]
@@ -48,11 +48,11 @@ class CommonValues:
         return found
 
     def changed(self, recipe: Any, command: str) -> Any:
-        """Return a recipe with the values; an unknown one is an error that names the nearest.
+        """Return a recipe with the values; the error for an unknown one names the nearest.
 
         Args:
             recipe: a dataclass.
-            command: whose options its fields are.
+            command: the command whose options are its fields.
         """
         flags = [text for values in self.flags().values() for text in values]
         return overridden(recipe, flags, command) if flags else recipe
@@ -62,7 +62,7 @@ def study_with(study: Study, values: CommonValues) -> Study:
     """Return a study whose runs all have the values.
 
     Raises:
-        ValueError: for one that the recipe does not have, or that its choices or variants change.
+        ValueError: for a value that the recipe does not have, or that its choices or variants change.
     """
     keys = [key.partition(".")[0] for key in values.flags()]
     if not keys:
@@ -73,7 +73,7 @@ def study_with(study: Study, values: CommonValues) -> Study:
         for name, fields in changes.items():
             if taken := sorted(set(keys) & fields.keys()):
                 raise ValueError(
-                    f"`set` must not change what the {of} of the study change, got {taken[0]}, which {name!r} changes."
+                    f"`set` must not change a value of the study's {of}, got {taken[0]}, which {name!r} changes."
                 )
     start = dataclasses.replace(load_recipe(study.recipe), **study.base)
     found = values.changed(start, f"train {study.recipe}")
@@ -82,7 +82,7 @@ def study_with(study: Study, values: CommonValues) -> Study:
 
 
 def folder_suffix(values: CommonValues) -> str:
-    """Return what tells the default folder of changed runs apart: '-epochs-3', empty where nothing is changed."""
+    """Return the suffix of the default folder of changed runs, such as '-epochs-3'; empty if nothing is changed."""
     given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
     text = "".join(f"-{key}-{value}" for key, value in given.items())
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)

@@ -36,8 +36,8 @@ class Compare(CommonValues):
         graticule compare digits_quick --choices encoding=peg "encoding=shaw(clip=4)"
         graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --epochs 3
 
-    A choice is values of the recipe, separated by commas, which are options of train; an argument of the backbone is
-    "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given as it is, and adjusted by Holm's
+    A choice is a list of values of the recipe, options of train, separated by commas; an argument of the backbone is
+    "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given unadjusted, and adjusted by Holm's
     method for their number.
     """
 
@@ -50,22 +50,22 @@ class Compare(CommonValues):
     output: Path | None = None
     """folder of the runs and tables (default: runs/compare-RECIPE, followed by changed values)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
-    """of images: evaluate every run at these sides too, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """with --sizes: zoom scales the content; canvas keeps its scale in more room; crop keeps it and takes the middle"""
+    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
     lengths: list[int] = dataclasses.field(default_factory=list)
-    """of text: evaluate every run in windows of these numbers of tokens too: a second table and a plot"""
+    """for text: also evaluate every run in windows of these numbers of tokens: a second table and a plot"""
     quick: bool = False
-    """only a few steps, to see that everything works"""
+    """only a few steps, to check that everything works"""
     list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the runs, their states and an estimate of the time that is left, and train nothing"""
+    """list the runs, their states and an estimate of the remaining time, and train nothing"""
     part: str | None = None
     """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: str = "here"
-    """where the runs are trained: here, one after the other; local:N, N processes of one thread each; dask:ADDRESS, the
+    """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
     workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
     dry_run: bool = False
-    """print what would be trained where, with slurm the script of a job, and train nothing"""
+    """print which runs would be trained where, with slurm the script of a job, and train nothing"""
     replace: bool = False
     """replace the tables of a comparison with further choices or seeds in the same folder"""
     json: bool = False
@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
     output = Output(options.json)
     from graticule.recipes import load_recipe
 
-    base = load_recipe(options.recipe)  # first, so that an unknown name costs no import of PyTorch
+    base = load_recipe(options.recipe)  # first, so that an unknown name does not import PyTorch
 
     from graticule.studies import (
         compare,
@@ -151,7 +151,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _show_tests(found: Resolutions | Lengths, output: Output) -> None:
-    """Print the differences from the first choice with p, p adjusted, and how many tests there are."""
+    """Print the differences from the first choice with p, adjusted p, and the number of tests."""
     if len(found.scores) > 1:
         columns, *rows = found.differences()
         output.table(columns, rows)

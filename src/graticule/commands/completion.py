@@ -32,7 +32,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
     for name, about in commands.items():
         command = parsers.add_parser(name, help=about, description=about)
         command.add_argument("--help-all", action="store_true", help="list every option")
-        _complete(command.add_argument("--plugin", help="your file that registers what you made"), "FILE")
+        _complete(command.add_argument("--plugin", help="Python file that registers your classes"), "FILE")
         for option in options_of(command_options(name)):
             _add(command, option)
         if name == "train":
@@ -70,7 +70,7 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _complete(action: Any, metavar: str) -> None:
-    """Let files and folders be completed where they are meant."""
+    """Set the completion of files and folders for options that take them."""
     kind = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY, "RUN": shtab.DIRECTORY, "MODEL": shtab.DIRECTORY}
     if metavar in kind:
         action.complete = kind[metavar]

@@ -13,11 +13,11 @@ from graticule.commands.options import parse, parse_checkpoint
 
 @dataclass
 class Consolidate:
-    """Write the weights of a run's checkpoint to one safetensors file, as evaluation reads them.
+    """Write the weights of a run's checkpoint to one safetensors file, for evaluation.
 
         graticule consolidate RUN --checkpoint last
 
-    The checkpoints of a sharded run (strategy fsdp) are folders with a file per process; of a run with a moving
+    The checkpoints of a sharded run (strategy fsdp) are folders with a file per process; for a run with a moving
     average, the average is written. A run need not be finished.
     """
 

@@ -38,7 +38,7 @@ class Correlations(ScaledFigures, NamedModels):
     checkpoint: str = "best"
     """best or last"""
     untrained: int = 39
-    """number of untrained models of the same shape that the range over layers is tested against; 0 for none"""
+    """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the run's)"""
     json: bool = False
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     limits = limits_of(options.scale)
     size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
     folder = output_folder(options.output, opened.folder)
-    # everything is computed before anything is written
+    # everything is computed before a file is written
     stages = position_maps(opened.model, size, options.untrained)
     title = opened.title if opened.run is not None else printable(opened.target)
     written: list[Path] = []

@@ -23,7 +23,7 @@ class Demo:
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
     """seeds, the same for both"""
     quick: bool = False
-    """take a few steps on a few images, to see that everything works"""
+    """train a few steps on a few images, to check that everything works"""
 
 
 def run(arguments: list[str]) -> int:

@@ -23,13 +23,13 @@ from graticule.commands.options import (
 
 @dataclass
 class Evaluate(Figures, NamedData):
-    """Scores of models on held-out data: image classifiers at several sizes, language models at several lengths.
+    """Score models on held-out data: image classifiers at several sizes, language models at several lengths.
 
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
         graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
         graticule evaluate RUN --lengths 128 512
 
-    One table, and a plot of the difference from the size or length of the training.
+    The results are one table, and a plot of the difference from the size or length of the training.
     """
 
     models: tyro.conf.Positional[list[str]]
@@ -45,7 +45,7 @@ class Evaluate(Figures, NamedData):
 
 
 def run(arguments: list[str]) -> int:
-    """Score runs on the held-out data, as their task says."""
+    """Score runs on the held-out data, by their task."""
     options = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
     check_targets(options.models, options, "evaluate")
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
     evaluation = kind(**{field.name: changed[field.name] for field in dataclasses.fields(kind)})
     folder = output_folder(options.output, opened[0].folder)
     loaded = []
-    for one, task in zip(opened, tasks, strict=True):  # every mistake is found before the first example is read
+    for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
         data = test_data(one, options)
         if not getattr(data, "labelled", True):
             raise ValueError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Explore(NamedModels):
-    """Write one page to look at position in a model, or in two side by side, and open it in the browser.
+    """Write one page to explore position in a model, or in two side by side, and open it in the browser.
 
         graticule explore RUN
         graticule explore RUN RUN --images 0 5 --sizes 224 288
@@ -38,13 +38,13 @@ class Explore(NamedModels):
 
     Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
     attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
-    everything that it shows, so it can be sent as it is.
+    all its data, so it can be sent as one file.
     """
 
     models: tyro.conf.Positional[list[str]]
     """one or two: runs, files of weights, names of models, timm:NAME, or FILE.py:NAME"""
     images: list[str] = dataclasses.field(default_factory=list)
-    """files of images, or numbers of test images of runs, the first being 0 (default: 0)"""
+    """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
     checkpoint: str = "best"
@@ -52,7 +52,7 @@ class Explore(NamedModels):
     output: Path | None = None
     """file NAME.html (default: explorer.html in the first run, or in this folder)"""
     open: bool = True
-    """open the page in the browser, where there is a terminal"""
+    """open the page in the browser, if there is a terminal"""
 
 
 def run(arguments: list[str]) -> int:
@@ -86,10 +86,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _images(given: list[str], targets: list[str]) -> list[int | Path]:
-    """Return the images as numbers of test images or as files, before any work.
+    """Return the images as indices of test images or as files, before any work.
 
     Raises:
-        ValueError, FileNotFoundError: for a file that does not exist, or a number for a model that is not a run.
+        ValueError, FileNotFoundError: for a file that does not exist, or an index for a model that is not a run.
     """
     named = next((target for target in targets if is_named(target)), None)
     images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
@@ -108,10 +108,10 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
 
 
 def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Tensor:
-    """Return the images as the model takes them, (n, C, height, width).
+    """Return the images as inputs of the model, (n, C, height, width).
 
     Raises:
-        ValueError: for a number that no test image has, or a file that is not an image.
+        ValueError: for an index out of range, or a file that is not an image.
     """
     import torch
     from PIL import Image
@@ -138,7 +138,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
 
 
 def _made(options: Explore) -> str:
-    """Return how the page was made."""
+    """Return the footer with the command, version and date."""
     from datetime import UTC, datetime
     from importlib.metadata import version
 

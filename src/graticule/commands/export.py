@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 #: The suffix of a file in each format.
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
-#: Operators that are printed, the most frequent ones.
+#: Number of most frequent operators that are printed.
 _SHOWN = 8
 
 
 @dataclass
 class Export:
-    """Write a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
+    """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
 
         graticule export RUN --dynamic batch
         graticule export RUN --output model.pt2 --dynamic batch height width
@@ -38,27 +38,27 @@ class Export:
     model: tyro.conf.Positional[str]
     """folder of a run or of a published model, name of a model, or timm:NAME, which is converted"""
     format: str | None = None
-    """onnx, torch-export or safetensors, the weights alone (default: from the name of the output, or onnx)"""
+    """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
     output: Path | None = None
     """file (default: model.onnx, .pt2 or .safetensors in the run's folder, or in this one)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
-    """what the program leaves free: batch, height, width, separated by spaces or commas"""
+    """dynamic dimensions of the program: batch, height, width, separated by spaces or commas"""
     img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH, where they are fixed (default: that of the model)"""
+    """side in pixels, or HEIGHTxWIDTH, if fixed (default: that of the model)"""
     features: list[int] = dataclasses.field(default_factory=list)
-    """blocks, or stages where there are several, counted from 0, whose maps are outputs too"""
+    """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
     maps: bool = False
-    """of a detector or segmentation model, write the backbone with its pyramid alone, whose maps are outputs"""
+    """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
     int8: bool = False
-    """write the weights of linear layers in 8 bits"""
+    """quantize the weights of linear layers to 8 bits"""
     data: str | None = None
     """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
     weights: Path | None = None
-    """checkpoint for a model that is given by name; of timm:NAME also random (default: its published weights)"""
+    """checkpoint for a model given by name; for timm:NAME also random (default: its published weights)"""
     encoding: str | None = None
-    """encoding of a model that is given by name (default: its own)"""
+    """encoding of a model given by name (default: its own)"""
     joining: str | None = None
-    """joining of a model that is given by name"""
+    """joining of a model given by name"""
     checkpoint: str = "best"
     """best or last, of a run"""
     json: bool = False
@@ -66,7 +66,7 @@ class Export:
 
 
 def run(arguments: list[str]) -> int:
-    """Write a model as a program, run it and compare it."""
+    """Export a model, run it and compare it."""
     options = parse(Export, "export", arguments)
     shown = Output(options.json)
     size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
 
 
 def report(exported: Exported) -> list[str]:
-    """Return what is known of an exported file, in lines."""
+    """Return the facts of an exported file, in lines."""
     lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
     if exported.operators:
         top = list(exported.operators.items())[:_SHOWN]
@@ -136,7 +136,7 @@ def _maps(model: Any) -> Any:
 
 
 def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) -> Any:
-    """Return batches of test images and labels to score the file on; None where there are no data or no need."""
+    """Return batches of test images and labels to score the file on; None without data or need."""
     if options.data is None and (opened is None or not options.int8):
         return None
     if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):

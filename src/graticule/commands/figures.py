@@ -11,19 +11,19 @@ class Figures:
     """The format of the figures of a command."""
 
     format: Literal["png", "pdf", "svg"] = "png"
-    """of the figures: png, or pdf or svg, which scale to any size"""
+    """format of the figures: png, or pdf or svg, which scale to any size"""
 
 
 @dataclass(kw_only=True)
 class ScaledFigures(Figures):
-    """The format of figures, and the ends of their color scale."""
+    """The format of figures, and the limits of their color scale."""
 
     scale: list[float] = field(default_factory=list)
-    """ends of the color scale, LOW HIGH, so that sheets can stand side by side (default: those of the values)"""
+    """limits of the color scale, LOW HIGH, so that sheets can be compared (default: those of the values)"""
 
 
 def limits_of(scale: list[float]) -> tuple[float, float] | None:
-    """Return the ends of a color scale; None for those of the values.
+    """Return the limits of a color scale; None for those of the values.
 
     Raises:
         ValueError: if they are not two numbers, the lower one first.

@@ -21,9 +21,9 @@ from graticule.commands.options import choose_device, parse, parse_checkpoint
 if TYPE_CHECKING:
     from graticule.backbones import LanguageModel
 
-#: How many new tokens there are where nothing is said.
+#: Default number of new tokens.
 _TOKENS = 400
-#: More tokens than a text is long, and the most bytes of a prompt.
+#: Upper bounds of the tokens of a text and of the bytes of a prompt.
 _MOST, _LARGEST_PROMPT = 10_000_000, 1 << 24
 
 
@@ -38,25 +38,25 @@ class Generate:
     run: tyro.conf.Positional[Path]
     """run folder"""
     prompt: str = ""
-    """what the text begins with (default: nothing, the beginning of a document)"""
+    """beginning of the text (default: none, the beginning of a document)"""
     prompt_file: Path | None = None
-    """file with what the text begins with, in UTF-8"""
+    """UTF-8 file with the beginning of the text"""
     tokens: int | None = None
-    """how many new tokens, at most (default: 400, or as many as a learned table allows)"""
+    """largest number of new tokens (default: 400, or as many as a learned table allows)"""
     temperature: float = 1.0
-    """what the logits are divided by: below 1, what is likely comes more often; 0 takes the likeliest token"""
+    """divisor of the logits: below 1, likely tokens become more likely; 0 always takes the most likely one"""
     top_k: int | None = None
-    """draw among so many of the likeliest tokens only (default: among all)"""
+    """draw only from this number of most likely tokens (default: from all)"""
     seed: int = 0
-    """decides the text"""
+    """seed of the text"""
     context: int | None = None
-    """resample a learned table to so many tokens; the run stays as it is"""
+    """resample a learned table to this number of tokens; the run is unchanged"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
-    """file for the text, too"""
+    """file to which the text is also written"""
 
 
 def run(arguments: list[str]) -> int:
@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _check(options: Generate) -> None:
-    """Check what can be checked before anything is loaded."""
+    """Check the options, as far as possible without loading anything."""
     if options.prompt and options.prompt_file is not None:
         raise ValueError(f"`prompt` must be left out with `prompt_file`, got {options.prompt!r}.")
     if options.tokens is not None and options.tokens < 1:
@@ -111,11 +111,11 @@ def _check(options: Generate) -> None:
         if (getattr(options, name) or 0) > _MOST:
             raise ValueError(f"`{name}` must be at most {_MOST:,}, got {getattr(options, name)}.")
     if not math.isfinite(options.temperature) or 0 < options.temperature < 1e-4:
-        # a quotient by less would be beyond what float32 holds
+        # a smaller divisor would overflow float32
         raise ValueError(f"`temperature` must be 0, or at least 0.0001, got {options.temperature}.")
     if options.temperature == 0 and options.top_k is not None:
         raise ValueError(
-            f"`top_k` must be left out with a temperature of 0, which takes the likeliest token, got {options.top_k}."
+            f"`top_k` must be left out with a temperature of 0, which takes the most likely token, got {options.top_k}."
         )
     if not 0 <= options.seed < 2**63:
         raise ValueError(f"`seed` must be at least 0 and below 2^63, got {options.seed}.")
@@ -127,7 +127,7 @@ def _check(options: Generate) -> None:
 
 
 def _prompt(options: Generate) -> str:
-    """Return what the text begins with, "" for the beginning of a document."""
+    """Return the beginning of the text, "" for the beginning of a document."""
     path = options.prompt_file
     if path is not None:
         from graticule.data.text import read_utf8
@@ -146,14 +146,14 @@ def _prompt(options: Generate) -> str:
     except UnicodeEncodeError as error:
         wrong = options.prompt[error.start]
         raise ValueError(
-            f"`prompt` must be text that UTF-8 can write, got {wrong!r} at place {error.start}: does the terminal use "
+            f"`prompt` must be text that UTF-8 can encode, got {wrong!r} at index {error.start}: does the terminal use "
             "another encoding? A file in UTF-8 can be given as --prompt-file."
         ) from None
     return options.prompt
 
 
 def _held(model: LanguageModel) -> str:
-    """Name the encodings of `model` that hold a table."""
+    """Return the names of the encodings of `model` with a table."""
     return " and ".join(model.position.resampled_encodings())
 
 
@@ -161,17 +161,17 @@ def _resample(model: LanguageModel, context: int) -> None:
     """Resample the tables of `model` to `context` tokens."""
     if not _held(model):
         raise ValueError(
-            f"`context` must be left out, as the run has no table to resample: a text of any length goes in, got "
+            f"`context` must be left out, as the run has no table to resample: a text can have any length, got "
             f"{context}."
         )
     model.set_context(context)
 
 
 def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
-    """Return how many tokens to draw after the first `begin`; the last one drawn is not read, so it needs no position.
+    """Return the number of tokens to draw after the first `begin`; the last one is not read and needs no position.
 
     Raises:
-        ValueError: if a table has no places for so many.
+        ValueError: if a table has too few positions.
     """
     count = _TOKENS if wanted is None else wanted
     held = _held(model)
@@ -183,7 +183,7 @@ def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
     if room > 0:
         starts = f"the text begins with {begin} token{'s' * (begin > 1)}"
         wrong = (
-            f"`tokens` must be at most {room}, as the table of {held} has {model.context} places and {starts}, got "
+            f"`tokens` must be at most {room}, as the table of {held} has {model.context} positions and {starts}, got "
             f"{wanted}: take fewer{', or a shorter prompt' * (begin > 1)}"
         )
     else:
@@ -193,13 +193,13 @@ def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
         )
     raise ValueError(
         f"{wrong}, or --context {begin + count - 1}, which resamples the table, or a run trained with an encoding "
-        "that holds no table, such as sinusoidal_1d or none."
+        "without a table, such as sinusoidal_1d or none."
     )
 
 
 @contextlib.contextmanager
 def _within_memory() -> Iterator[None]:
-    """Describe what to do where a text is too long for the memory, which PyTorch says with a RuntimeError."""
+    """Turn PyTorch's RuntimeError for a text that is too long for the memory into an error with advice."""
     try:
         yield
     except RuntimeError as error:
@@ -207,19 +207,19 @@ def _within_memory() -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"`tokens` and `context` must be fewer, for the memory does not hold them ({reason})."
+            f"`tokens` and `context` must be fewer, since they do not fit into memory ({reason})."
         ) from None
 
 
 def _write(prompt: str, tokens: Any, tokenizer: Any, output: Path | None) -> int:
-    """Show `prompt` and what `tokens` come to until the document ends, and put it into `output`; returns the exit code.
+    """Show `prompt` and the text of `tokens` until the document ends, and write it to `output`; returns the exit code.
 
-    If that is interrupted, what came is in `output`, too.
+    If it is interrupted, the text so far is written to `output`, too.
     """
     from graticule.files import write_bytes
 
     screen = _Screen()
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds the bytes of a character until it is whole
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps the bytes of a character until it is complete
     count, ended = 0, False
     started = time.perf_counter()
     try:
@@ -242,9 +242,9 @@ def _write(prompt: str, tokens: Any, tokenizer: Any, output: Path | None) -> int
 
 
 class _Screen:
-    """Standard output: shows a text piece by piece, at once, and lets none of it command a terminal.
+    """Standard output that shows a text piece by piece, without control characters for a terminal.
 
-    shown: the pieces as they were given.
+    shown: the pieces, unchanged.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class _Screen:
         self._stream.flush()
 
     def close(self) -> None:
-        """Let what a terminal shows next begin on a line of its own."""
+        """End the line, so that the next output begins on a new one."""
         if self._terminal and not "".join(self.shown).endswith("\n"):
             self._stream.write("\n")
             self._stream.flush()

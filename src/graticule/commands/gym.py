@@ -16,15 +16,15 @@ from graticule.studies.gym.recipe import GymRecipe
 
 @dataclass
 class Gym:
-    """Train tiny models on pictures whose answer needs one kind of knowledge of position, and print their profiles.
+    """Train tiny models on pictures whose answer needs one kind of position information, and print their profiles.
 
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
         graticule gym --choices encoding=peg joining=lape --tasks place border
         graticule gym --seeds 0 --on local:2
         graticule gym --list
 
-    A score is the share of the way from chance to a perfect answer. A choice is values of the options below, separated
-    by commas, as in compare. The same command resumes an interrupted gym.
+    A score is linear in the accuracy, 0 at chance level and 1 if perfect. A choice is a list of values of the options
+    below, separated by commas, as in compare. The same command resumes an interrupted gym.
     """
 
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -40,7 +40,7 @@ class Gym:
     on: str = "here"
     """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the tasks, what they need, chance level; train nothing"""
+    """list the tasks, their requirements and chance levels; train nothing"""
     json: bool = False
     """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
     recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _single(base: GymRecipe) -> list[str]:
-    """Return the one choice that options name instead of --choices."""
+    """Return the one choice that is given by options instead of --choices."""
     named = {name: getattr(base, name) for name in ("model", "encoding", "joining")}
     changed = [f"{name}={value}" for name, value in named.items() if value != getattr(GymRecipe, name)]
     return [",".join(changed)] if changed else []

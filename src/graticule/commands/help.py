@@ -29,7 +29,7 @@ from tyro.constructors import (
 from graticule.commands.values import value_registry
 from graticule.terminal import bold
 
-#: Option -> the word for its value, the same for every command; a path is FOLDER or FILE, by the text of its option.
+#: Option -> metavar, the same for every command; a path is FOLDER or FILE, depending on the text of its option.
 METAVARS = {
     **dict.fromkeys(("sizes", "img_size", "train_sizes", "patch_size"), "SIZE"),
     **dict.fromkeys(("lengths", "context", "tokens"), "TOKENS"),
@@ -65,7 +65,7 @@ METAVARS = {
     "start_from": "FILE",
     "weights": "FILE",
 }
-#: Options that few people need: `--help-all` lists them.
+#: Options that are rarely needed: `--help-all` lists them.
 RARE = {
     *("batch_size", "checkpoint", "context", "data_root", "device", "border", "labels", "private", "workers"),
     *(
@@ -82,14 +82,14 @@ RARE = {
         "on",
     ),
 }
-#: Options of recipes that most people need.
+#: Options of recipes that are often needed.
 USUAL = {
     *("output", "quick", "auto_resume", "model", "encoding", "joining", "dataset", "data_root", "img_size"),
     *("epochs", "batch_size", "lr", "weight_decay", "seed", "start_from", "precision", "devices"),
     *("text", "tokenizer", "context", "backbone", "head", "detector"),
 }
 _COLUMN = 24
-_MOST_CHOICES = 40  # characters of choices that stand beside an option's name
+_MOST_CHOICES = 40  # most characters of choices beside an option's name
 #: The default of an option, at the end of its text.
 _DEFAULT = re.compile(r"\s*\((default: .*|optional)\)\s*$", re.DOTALL)
 
@@ -98,9 +98,9 @@ _DEFAULT = re.compile(r"\s*\((default: .*|optional)\)\s*$", re.DOTALL)
 class Option:
     """An option or a positional argument of a command.
 
-    name: as it is typed, without dashes.
+    name: the name without dashes.
     metavar: the word for its value; empty for a flag.
-    about, default: its text, and what holds without it.
+    about, default: its text and its default.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """Return it as it is typed, with the word for its value."""
+        """Return the option as typed, with its metavar."""
         value = f"{self.metavar} ..." if self.many else self.metavar
         if not self.positional:
             return f"--{self.name} {value}".rstrip()
@@ -123,7 +123,7 @@ class Option:
 
 
 def options_of(kind: Any, prefix: str = "", default: Any = MISSING_NONPROP, recipe: bool = False) -> list[Option]:
-    """List the options of a dataclass, in its order, those of a recipe in it last."""
+    """List the options of a dataclass, in its order, with those of a nested recipe last."""
     with value_registry():
         spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
         assert isinstance(spec, StructConstructorSpec)
@@ -164,12 +164,12 @@ def help_page(kind: Any, name: str, *, every: bool = False) -> str:
 
 
 def help_text(command: str, *more: str, every: bool = False) -> str:
-    """Return what `graticule COMMAND --help` prints at a width of 80 columns, as for documentation.
+    """Return the output of `graticule COMMAND --help` at a width of 80 columns, for documentation.
 
     Args:
         command: the command, such as "plot".
-        more: what stands before --help, as the recipe of "train".
-        every: whether rare options are listed too.
+        more: arguments before --help, such as the recipe of "train".
+        every: whether rare options are listed, too.
     """
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
@@ -189,7 +189,7 @@ def _entry(shown: str, about: str, width: int) -> Iterator[str]:
 
 
 def _text(option: Option) -> str:
-    """Return what is said of an option."""
+    """Return the text of an option with its choices and default."""
     listed = option.choices and option.metavar[:1] != "{"
     choices = f" ({', '.join(option.choices)})" if listed else ""
     return f"{option.about}{choices}{f' ({option.default})' if option.default else ''}"
@@ -223,7 +223,7 @@ def _option(field: Any, prefix: str, rare: bool) -> Option:
 
 
 def _metavar(field: Any, spec: Any, about: str, choices: Sequence[str], positional: bool, many: bool) -> str:
-    """Return the word for the value of an option."""
+    """Return the metavar of an option."""
     joined = f"{{{','.join(choices)}}}"
     if choices and len(joined) <= _MOST_CHOICES:
         return joined
@@ -240,14 +240,14 @@ def _metavar(field: Any, spec: Any, about: str, choices: Sequence[str], position
 
 
 def _leaves(kind: Any) -> list[Any]:
-    """List the types and words that an annotation is made of: [Path] of list[Path], ["a", "b"] of Literal["a", "b"]."""
+    """List the types and words in an annotation: [Path] of list[Path], ["a", "b"] of Literal["a", "b"]."""
     inner = get_args(kind)
     inner = inner[:1] if get_origin(kind) is Annotated else inner
     return [leaf for one in inner for leaf in _leaves(one)] if inner else [kind]
 
 
 def _renamed(field: Any) -> str | None:
-    """Return the name that a field has on the command line, if it is another one."""
+    """Return the name of a field on the command line, if it differs."""
     for one in getattr(field.type, "__metadata__", ()):
         if (name := getattr(one, "name", None)) is not None:
             return str(name)
@@ -255,7 +255,7 @@ def _renamed(field: Any) -> str | None:
 
 
 def _rare_in_recipe(kind: Any, name: str, prefix: str) -> bool:
-    """Return whether an option of a recipe is rare: all but a few of the library's own are."""
+    """Return whether an option of a recipe is rare, as all except a few of the library's are."""
     owner = next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
     return owner.__module__.startswith("graticule.") and (bool(prefix) or name not in USUAL)
 

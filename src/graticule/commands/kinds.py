@@ -1,4 +1,4 @@
-"""Which options and commands belong to which task."""
+"""Checks that options and commands match the task of a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def check_task_options(task: str, **given: Any) -> None:
-    """Check that a task is given no option of the evaluation of another.
+    """Check that no option of the evaluation of another task is given.
 
     Raises:
-        ValueError: naming the option, and those that the task has.
+        ValueError: naming the option, and the options of the task.
     """
     from graticule.training import list_tasks
 
@@ -33,7 +33,7 @@ def check_on_images(runs: Sequence[Any], command: str) -> None:
     """Check that all runs are on images.
 
     Raises:
-        ValueError: for the first that is not, with the commands that take one.
+        ValueError: for the first that is not, naming the commands that accept it.
     """
     for run in runs:
         if run.task().inputs != "images":

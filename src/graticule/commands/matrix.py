@@ -14,14 +14,14 @@ from graticule.names import known_name
 
 @dataclass
 class Matrix:
-    """Print which models take which encodings with which joinings.
+    """Print the supported combinations of models, encodings and joinings.
 
         graticule matrix
         graticule matrix swin_tiny_patch4_window7_224 vit_tiny_patch16_224
         graticule matrix pvt_tiny --encodings rope "shaw(clip=4)" --reasons
 
-    A cell lists the joinings, abbreviated; a dash marks an encoding that is refused with each of them. Methods and
-    models that --plugin FILE.py registers are among them.
+    A cell lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them. Methods and
+    models that --plugin FILE.py registers are included.
     """
 
     models: tyro.conf.Positional[list[str]] = dataclasses.field(default_factory=list)
@@ -29,13 +29,13 @@ class Matrix:
     encodings: list[str] = dataclasses.field(default_factory=list)
     """encodings, with options (default: every one)"""
     reasons: bool = False
-    """also print why a combination is refused"""
+    """also print the reason why a combination is refused"""
     json: bool = False
-    """print the combinations, with the reason of each that is refused, as JSON, and nothing else, on stdout"""
+    """print the combinations, with the reason for each refusal, as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
-    """Print which models take which encodings with which joinings."""
+    """Print the supported combinations of models, encodings and joinings."""
     options = parse(Matrix, "matrix", arguments)
     if len(set(options.models)) < len(options.models):
         raise ValueError(f"`models` must differ, got {' '.join(options.models)}.")

@@ -29,15 +29,15 @@ class Mixing(ScaledFigures):
         graticule mixing RUN
         graticule mixing RUN --layers 1 4 --query 0x3
 
-    Where the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
+    If the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
     """
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     layers: list[int] = dataclasses.field(default_factory=list)
-    """layers, the first being 1 (default: all, six of them drawn)"""
+    """layers, counted from 1 (default: all, six of them drawn)"""
     groups: list[int] = dataclasses.field(default_factory=list)
-    """groups of channels, the first being 1 (default: eight, evenly spaced)"""
+    """groups of channels, counted from 1 (default: eight, evenly spaced)"""
     query: str | None = None
     """ROWxCOLUMN of the token within its grid or window, starting at 0x0 (default: the center)"""
     values: Literal["weights", "logits"] = "weights"
@@ -130,10 +130,10 @@ def run(arguments: list[str]) -> int:
 
 
 def parse_query(text: str) -> tuple[int, int]:
-    """Return the ROWxCOLUMN of a token.
+    """Parse ROWxCOLUMN, the position of a token.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: for another format.
     """
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() for side in sides):

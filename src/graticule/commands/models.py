@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Models:
-    """List the models with their sizes, and the names that a recipe's options can have.
+    """List the models with their sizes, and the valid names of a recipe's options.
 
     graticule models
     graticule models "deit_*"
     """
 
     pattern: tyro.conf.Positional[str] = "*"
-    """names to list, as in a shell: deit_* or lm_*"""
+    """pattern of names, as in a shell: deit_* or lm_*"""
     json: bool = False
-    """print all that is known of them as JSON, and nothing else, on stdout"""
+    """print all their properties as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
-    """List the models with their sizes, and the names that options can have."""
+    """List the models with their sizes, and the valid names of options."""
     options = parse(Models, "models", arguments)
     from graticule.recipes import list_recipes
     from graticule.studies.catalog import catalog
@@ -65,9 +65,9 @@ def run(arguments: list[str]) -> int:
         f"decompositions  {', '.join(known['decompositions'])} (of LaPE's norm)",
         f"resamplers      {', '.join(known['resamplers'])} (of tables for other grids)",
         f"tasks           {', '.join(known['tasks'])}",
-        f"necks           {', '.join(known['necks'])} (of detection and segmentation)",
-        f"heads           {', '.join(known['heads'])} (of detection)",
-        f"decoders        {', '.join(known['decoders'])} (of segmentation)",
+        f"necks           {', '.join(known['necks'])} (for detection and segmentation)",
+        f"heads           {', '.join(known['heads'])} (for detection)",
+        f"decoders        {', '.join(known['decoders'])} (for segmentation)",
         f"data sets       {', '.join(known['datasets'])}",
         f"texts           {', '.join(known['texts'])}",
         f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)",

@@ -12,7 +12,7 @@ import tyro
 from graticule.commands.options import parse, print_written
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Kind -> how a file of it is tried, after `graticule train ... --plugin FILE.py`.
+#: Kind -> arguments of `graticule train` that try a file of that kind.
 _TRY = {
     "encoding": "digits_quick --plugin {file} --encoding {name}",
     "bias": "digits_quick --plugin {file} --encoding {name}",
@@ -26,17 +26,17 @@ _TRY = {
 
 @dataclass
 class New:
-    """Write a Python file to start from, which works, and a test of it, which passes.
+    """Write a working Python file to start from, and a passing test of it.
 
         graticule new encoding my_encoding
         graticule new joining my_joining --folder methods
 
-    It is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token, which
-    joinings bring to the layers; a bias is an encoding that is added to the attention logits.
+    The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
+    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
     """
 
     kind: tyro.conf.Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
-    """what the file registers"""
+    """kind of class or function that the file registers"""
     name: tyro.conf.Positional[str]
     """its name, an identifier such as my_encoding"""
     folder: Path = Path()

@@ -1,4 +1,4 @@
-"""The one door to models: a run, a file of its weights, a name of graticule or timm, or a module in a Python file."""
+"""Opening of models: a run, a file of its weights, a name of graticule or timm, or a module in a Python file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from graticule.data import Augmentation, DataModule, DatasetInfo
     from graticule.training import Run
 
-#: Before a name: the model of timm, where graticule has one of the same name.
+#: The prefix of timm's models, for names that graticule has, too.
 TIMM = "timm:"
-#: What `weights` is for those of the initialization.
+#: The value of `weights` for those of the initialization.
 RANDOM = "random"
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
@@ -33,35 +33,35 @@ class NamedModels:
     """The options of models that are given by name."""
 
     weights: str | None = None
-    """of a model given by name: checkpoint file, or random (default: its published weights, where it has some)"""
+    """for a model given by name: checkpoint file, or random (default: its published weights, if any)"""
     encoding: str | None = None
-    """of a model of graticule given by name: encoding (default: its own)"""
+    """for a model of graticule given by name: encoding (default: its own)"""
     joining: str | None = None
-    """of a model of graticule given by name: joining (default: its own)"""
+    """for a model of graticule given by name: joining (default: its own)"""
 
 
 @dataclass(kw_only=True)
 class NamedData(NamedModels):
-    """The options of models that are given by name, with the images that they are looked at with."""
+    """The options of models that are given by name, and of the images for them."""
 
     data: str | None = None
-    """of models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
+    """for models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
     data_root: Path | None = None
     """folder of the data set, if `data` is a name"""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, with what is known of it.
+    """A model and its properties.
 
-    target: what it was opened from.
+    target: its source, as given.
     title: a line about it.
     model: the model, in evaluation mode.
-    img_size: (height, width) in pixels of its images; None if it says none.
-    info: what its images look like, with the names of its classes if they are known.
-    augmentation: how its images are resized.
-    folder: where results are written by default.
-    run: the run that it is of, if it is of one.
+    img_size: (height, width) in pixels of its images; None if unknown.
+    info: facts of its images, with the names of its classes if they are known.
+    augmentation: the resizing of its images.
+    folder: the default folder of results.
+    run: its run, if it has one.
     own_data: the data of the run.
     """
 
@@ -77,10 +77,10 @@ class Opened:
 
 
 def check_targets(targets: Sequence[str], options: NamedModels, command: str) -> None:
-    """Check what models are opened from, before PyTorch is imported.
+    """Check the sources of models, before PyTorch is imported.
 
     Raises:
-        ValueError, FileNotFoundError: if there are none or two alike, a path is not a run, or options are for names.
+        ValueError, FileNotFoundError: if there are none or duplicates, a path is not a run, or options are for names.
     """
     if not targets:
         raise ValueError(f"`models` must be one model or more, got none; see graticule {command} --help.")
@@ -106,10 +106,10 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
 
 
 def check_inputs(targets: Sequence[str], command: str) -> None:
-    """Check that all runs among what models are opened from are on images.
+    """Check that all runs among the sources of models are on images.
 
     Raises:
-        ValueError: for the first that is not, with the commands that take one.
+        ValueError: for the first that is not, naming the commands that accept it.
     """
     from graticule.training.run import run_of
 
@@ -118,7 +118,7 @@ def check_inputs(targets: Sequence[str], command: str) -> None:
 
 
 def is_named(target: str) -> bool:
-    """Return whether a model is given by its name, or as FILE.py:NAME, and not by a run or a file of its weights."""
+    """Return whether a model is given by its name, or as FILE.py:NAME, instead of by a run or a file of its weights."""
     return not (_is_folder(target) or _is_file(target))
 
 
@@ -126,7 +126,7 @@ def check_name(target: str) -> None:
     """Check that there is a model of this name, or the file of FILE.py:NAME.
 
     Raises:
-        ValueError, FileNotFoundError: if there is none, with what was looked for and the nearest names and runs.
+        ValueError, FileNotFoundError: if there is none, with the nearest names and runs.
     """
     from graticule.studies.catalog import catalog
 
@@ -160,7 +160,7 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     Args:
         target: folder of a run, file of weights in it, name of a model of graticule or timm, `timm:NAME`, or
             FILE.py:NAME.
-        options: of models that are given by name.
+        options: options of models that are given by name.
         checkpoint: best or last, of a run.
 
     Raises:
@@ -195,7 +195,7 @@ def with_own_data(opened: Opened) -> Opened:
     """Return an opened run with its data.
 
     Raises:
-        ValueError, FileNotFoundError: if they do not exist, or are others.
+        ValueError, FileNotFoundError: if they do not exist, or differ from those of the run.
     """
     assert opened.run is not None
     data = opened.run.data()
@@ -203,10 +203,10 @@ def with_own_data(opened: Opened) -> Opened:
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:
-    """Return the test images that a model is looked at with: the run's own, or those of `options.data`.
+    """Return the test images for a model: those of its run, or those of `options.data`.
 
     Raises:
-        ValueError, FileNotFoundError: if they do not exist, or are not of the model's channels.
+        ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
     """
     if opened.run is not None:
         data: DataModule = opened.own_data or opened.run.data()
@@ -232,7 +232,7 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
 
 
 def test_task(opened: Opened) -> Any:
-    """Return the task by which a model is scored: that of its run, or classification for a model by name.
+    """Return the task that scores a model: that of its run, or classification for a model by name.
 
     Raises:
         ValueError: if a model by name has no classes.
@@ -251,15 +251,15 @@ def size_of(opened: Opened) -> tuple[int, int]:
     """Return the (height, width) in pixels of a model's images.
 
     Raises:
-        ValueError: if it says none.
+        ValueError: if it is unknown.
     """
     if opened.img_size is None:
-        raise ValueError(f"`model` must say the size of its images, got {opened.target!r}, which says none.")
+        raise ValueError(f"`model` must have a known image size, got {opened.target!r}, which has none.")
     return opened.img_size
 
 
 def labels_of(opened: Sequence[Opened]) -> list[str]:
-    """Name models by what tells them apart."""
+    """Return distinct labels of models."""
     from graticule.commands.options import run_labels
 
     runs = [one.run for one in opened if one.run is not None and Path(one.target) == one.run.folder]
@@ -268,7 +268,7 @@ def labels_of(opened: Sequence[Opened]) -> list[str]:
 
 
 def module_of_file(file: str, name: str) -> nn.Module:
-    """Return the module that is called `name` in a Python file, or that a function of that name builds.
+    """Return the module `name` of a Python file, or the module that its function `name` builds.
 
     Raises:
         ValueError: if it is neither.
@@ -322,7 +322,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
         try:
             with quick_hub():
                 model = build(name, pretrained=True)
-        except (OSError, RuntimeError) as error:  # what the client of the hub raises where it is not reached
+        except (OSError, RuntimeError) as error:  # raised by the client of the hub without a connection
             reason = str(error).strip().partition("\n")[0][:200]
             raise ValueError(
                 f"`weights` must be given, as the published weights of {name} could not be downloaded "
@@ -356,7 +356,7 @@ def _load_timm(model: nn.Module, name: str, path: str) -> None:
 
 
 def _described(target: str, model: nn.Module, title: str) -> Opened:
-    """Return a model with what its configuration says of its images."""
+    """Return a model with the properties of its images from its configuration."""
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     from graticule.analysis import view_of

@@ -1,4 +1,4 @@
-"""What commands share: reading options, opening runs, printing tables."""
+"""Common functions of commands: parsing options, opening runs, printing tables."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from graticule.terminal import red
 
 
 def parse(kind: Any, name: str, arguments: list[str]) -> Any:
-    """Parse typed options; an unknown one is an error that names the nearest.
+    """Parse typed options; the error for an unknown one names the nearest.
 
     Raises:
-        SystemExit: after the help was printed, or with code 2 if an option or a value cannot be read.
+        SystemExit: after the help was printed, or with code 2 if an option or a value is invalid.
     """
     if asked := {"-h", "--help", "--help-all"} & set(arguments):
         print(help_page(kind, name, every="--help-all" in asked))
         raise SystemExit(0)
-    if arguments[:1] and arguments[0].startswith("--"):  # else what the command is about comes first
+    if arguments[:1] and arguments[0].startswith("--"):  # otherwise positional arguments come first
         _check_order(kind, name, arguments)
     said = io.StringIO()
     try:
@@ -61,8 +61,8 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _one_line(text: str, kind: Any, name: str) -> str:
-    """Return what tyro prints in a box as one line."""
-    said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # a terminal without UTF-8 gets other boxes
+    """Return the text of a box of tyro as one line."""
+    said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # boxes differ in a terminal without UTF-8
     if found := re.search(r"Missing value for argument '([^']+)'", said):
         option = next((one for one in options_of(kind) if one.name == found[1].removeprefix("--")), None)
         if option is not None and option.positional:
@@ -77,10 +77,10 @@ def _one_line(text: str, kind: Any, name: str) -> str:
 
 
 def _check_known(option: str, known: Sequence[str], name: str) -> None:
-    """Report an option that a command does not have.
+    """Check that a command has an option.
 
     Raises:
-        ValueError: with the nearest options, and all of them where they are few.
+        ValueError: with the nearest options, and all of them if they are few.
     """
     if not option.startswith("-"):
         raise ValueError(f"{option!r} is one value too many; see graticule {name} --help.")
@@ -91,7 +91,7 @@ def _check_known(option: str, known: Sequence[str], name: str) -> None:
 
 
 def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
-    """Check that an option of several values did not take what the command is about.
+    """Check that an option of several values did not consume the positional arguments.
 
     Raises:
         ValueError: with the order that works.
@@ -103,7 +103,7 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
     single = {one.name for one in options if one.metavar and not one.many}
     wanted = [one.name for one in options if one.positional and one.required]
     taken: dict[str, list[str]] = {}
-    option, free = "", True  # whether the next value is not an option's
+    option, free = "", True  # `free`: the next value does not belong to an option
     for text in arguments:
         if text.startswith("--"):
             option, equals, value = text[2:].replace("_", "-").partition("=")
@@ -120,13 +120,13 @@ def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
         option, values = next((option, values) for option, values in reversed(taken.items()) if values)
         *before, last = values
         raise ValueError(
-            f"`{wanted[0]}` must stand before --{option}, which takes every value up to the next option, got "
+            f"`{wanted[0]}` must come before --{option}, which takes every value up to the next option, got "
             f"--{option} {' '.join(values)}; write graticule {name} {last} --{option} {' '.join(before) or '...'}"
         )
 
 
 def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
-    """Parse overrides of a recipe; a value that it refuses is an error of ours, not of the parser."""
+    """Parse overrides of a recipe; a refused value is an error of the recipe, not of the parser."""
 
     @dataclasses.dataclass
     class Overrides:
@@ -137,7 +137,7 @@ def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
-    """Return the line that repeats a command, plugins included, as its results record it."""
+    """Return the line that repeats a command, including plugins, for the record of its results."""
     plugins = [word for name in named_plugins() for word in ("--plugin", name)]
     return shlex.join(["graticule", command, *arguments, *plugins])
 
@@ -150,7 +150,7 @@ def parse_checkpoint(given: str) -> Any:
 
 
 def parse_part(given: str | None) -> tuple[int, int] | None:
-    """Read K/N, a part of the runs of a comparison or study."""
+    """Parse K/N, a part of the runs of a comparison or study."""
     if given is None:
         return None
     number, _, parts = given.partition("/")
@@ -160,7 +160,7 @@ def parse_part(given: str | None) -> tuple[int, int] | None:
 
 
 def choose_device(given: str) -> str:
-    """Turn auto into cuda where there is a GPU, and into cpu elsewhere.
+    """Resolve auto to cuda if there is a GPU, otherwise to cpu.
 
     Raises:
         ValueError: for a device that does not exist.
@@ -171,7 +171,7 @@ def choose_device(given: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.Generator(given)
-    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch was built without it
+    except (RuntimeError, AssertionError) as error:  # the latter if PyTorch was built without it
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"`device` must be one that PyTorch has here, such as cpu, got {given!r} ({reason})."
@@ -180,7 +180,7 @@ def choose_device(given: str) -> str:
 
 
 def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
-    """Open runs, at least one and all different; a folder that holds none is an error before PyTorch is imported."""
+    """Open runs, at least one and all different; a folder without a run is an error before PyTorch is imported."""
     if not folders:
         raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
     if len(set(folders)) < len(folders):
@@ -192,7 +192,7 @@ def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
 
 
 def run_labels(runs: Sequence[Any]) -> list[str]:
-    """Name runs by what tells their folders apart."""
+    """Return distinct labels of runs from their folders."""
     folders = [run.folder.resolve() for run in runs]
     if len(folders) == 1:
         return [printable(folders[0].name)]
@@ -204,24 +204,24 @@ def run_labels(runs: Sequence[Any]) -> list[str]:
 
 
 def output_folder(given: Path | None, default: Path) -> Path:
-    """Return the folder that a command writes into.
+    """Return the output folder of a command.
 
     Raises:
-        ValueError: if `output` is there and no folder.
+        ValueError: if `output` exists and is not a folder.
     """
     if given is not None and given.exists() and not given.is_dir():
-        raise ValueError(f"`output` must be a folder, got {str(given)!r}, which is none.")
+        raise ValueError(f"`output` must be a folder, got {str(given)!r}, which is not.")
     return given or default
 
 
 def print_written(*paths: Path, file: TextIO | None = None) -> None:
-    """Print what a command wrote."""
+    """Print the names of written files."""
     names = [printable(str(path)) for path in paths]
     print(f"wrote {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}", file=file)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, the first column to the left and the others to the right."""
+    """Print a table with the first column left-aligned and the others right-aligned."""
     columns, *rows = ([printable(cell) for cell in row] for row in (columns, *rows))
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     for row in [columns, ["-" * width for width in widths], *rows]:
@@ -233,7 +233,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a command prints: text for people, or with --json one value for programs, alone on stdout."""
+    """Output of a command: text for people, or with --json only one value for programs on stdout."""
 
     json: bool
 
@@ -243,13 +243,13 @@ class Output:
             print(*lines, sep="\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """Print a table for people; returns its rows as records, in which a cell that is a number is one."""
+        """Print a table for people; returns its rows as records, with numeric cells as numbers."""
         if not self.json:
             print_table(columns, rows)
         return [dict(zip(columns, map(_value, row), strict=True)) for row in rows]
 
     def wrote(self, *paths: Path) -> None:
-        """Print what was written, with --json on stderr."""
+        """Print the names of written files, with --json on stderr."""
         print_written(*paths, file=sys.stderr if self.json else None)
 
     def give(self, values: Any) -> None:
@@ -269,7 +269,7 @@ def _value(cell: str) -> Any:
 
 
 def _finite(values: Any) -> Any:
-    """Return values as JSON can hold them: None for a number that is not finite."""
+    """Return values for JSON, with None for numbers that are not finite."""
     if isinstance(values, dict):
         return {str(key): _finite(value) for key, value in values.items()}
     if isinstance(values, list | tuple):

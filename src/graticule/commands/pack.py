@@ -25,11 +25,11 @@ class Pack:
     folder: tyro.conf.Positional[Path]
     """folder to pack; with --verify, the packed folder"""
     output: tyro.conf.Positional[Path | None] = None
-    """folder to write, outside of the other"""
+    """folder to write, outside the other"""
     workers: int | None = None
-    """files that are written at a time (default: some more than there are cores)"""
+    """number of files that are written in parallel (default: slightly more than the number of cores)"""
     skip_broken: bool = False
-    """leave out empty files, which are an error otherwise"""
+    """leave out empty files, which are otherwise an error"""
     verify: bool = False
     """verify a packed folder"""
 
@@ -42,21 +42,19 @@ def run(arguments: list[str]) -> int:
     if options.verify:
         if options != Pack(options.folder, verify=True, workers=options.workers):
             raise ValueError(
-                "`verify` must come with --workers alone, got other options: graticule pack OUTPUT --verify."
+                "`verify` must be given with --workers only, got other options: graticule pack OUTPUT --verify."
             )
         packed = verify(options.folder, workers=options.workers)
-        print(printable(f"every file of {packed.folder} is as it was packed"))
+        print(printable(f"every file of {packed.folder} is unchanged"))
     elif options.output is None:
         raise ValueError("`output` must be given, the folder to write: graticule pack FOLDER OUTPUT.")
     else:
         packed = pack(options.folder, options.output, workers=options.workers, skip_broken=options.skip_broken)
         before = sum(packed.files.values()) - packed.written
-        print(
-            printable(f"wrote {packed.written} files to {packed.folder}") + (f"; {before} were there" if before else "")
-        )
+        print(printable(f"wrote {packed.written} files to {packed.folder}") + (f"; {before} existed" if before else ""))
     for part, images in packed.images.items():
         print(f"{part:5}  {images} images in {packed.files[part]} files")
     if packed.left_out:
         print(printable(f"left out {len(packed.left_out)} empty files: {', '.join(packed.left_out[:10])}"))
-    print(f"{packed.bytes / 1e9:.3f} GB in all")
+    print(f"{packed.bytes / 1e9:.3f} GB in total")
     return 0

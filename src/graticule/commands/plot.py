@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
 
     picture = followed(options.output) or options.runs[0] / "convergence.png"
     suffixes = (".png", ".pdf", ".svg")
-    if picture.suffix not in suffixes or picture.stem == "metrics" or picture.is_dir():  # a run has a metrics.csv
+    if picture.suffix not in suffixes or picture.stem == "metrics" or picture.is_dir():  # runs have a metrics.csv
         raise ValueError(
             f"`output` must be a file NAME.png, NAME.pdf or NAME.svg, and NAME not metrics, got {str(picture)!r}."
         )
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
     if len(groups) > MOST_LINES:
         raise ValueError(
             f"`runs` must make 1 to {MOST_LINES} lines, so that no two look the same, got {len(groups)}; "
-            "--group makes one of runs that differ in the seed alone."
+            "--group combines runs that differ only in the seed."
         )
     lines = {label: curve([metrics[name] for name in members], metric) for label, members in groups.items()}
     if empty := next((label for label, points in lines.items() if not points), None):
@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
         if most > lines[label][-1].epoch:
             output.say(f"{label}: drawn to epoch {lines[label][-1].epoch} of {most:.0f}, as far as all of its runs are")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # of a name in a script that the font has not
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # for a name in a script that the font lacks
         written = save_figure(figure, picture)
     table = write_text(picture.with_suffix(".csv"), _table(lines, groups, metric))
     output.give(ends)
@@ -116,7 +116,7 @@ def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
 
     found: list[Path] = []
     for folder in folders:
-        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # which is reported when it is opened
+        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # a missing one is reported when it is opened
         if inside != [folder]:
             begun = [place for place in inside if RunFolder(place).metrics_file.is_file()]
             output.say(*(f"left out {printable(str(place))}: no epoch yet" for place in inside if place not in begun))
@@ -130,7 +130,7 @@ def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
 
 
 def _judged_by(runs: Mapping[str, Run]) -> str:
-    """Return the column of the metric that all runs are judged by; runs without one are left out."""
+    """Return the column of the common metric of all runs; runs without one are left out."""
     from graticule.metric import TOP1
     from graticule.studies.runs import summarise
 
@@ -141,14 +141,14 @@ def _judged_by(runs: Mapping[str, Run]) -> str:
     if len(found) > 1:
         judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
         raise ValueError(
-            "`metric` must be given where runs have different ones, and be one that all have, such as val_loss, "
+            "`metric` must be given if runs have different ones, and be one that all have, such as val_loss, "
             f"got {judged}; or draw them separately."
         )
     return next(iter(found), TOP1).column
 
 
 def _read(path: Path, metric: str, against: str) -> Metrics:
-    """Read the metrics of a run, which must have an epoch, `metric` and the column it is drawn against."""
+    """Read the metrics of a run, which must have an epoch, `metric` and the column of the other axis."""
     from graticule.studies.runs import read_metrics
 
     try:
@@ -158,11 +158,11 @@ def _read(path: Path, metric: str, against: str) -> Metrics:
     except ValueError as error:
         raise ValueError(f"{path.parent} is damaged: {error}.") from None
     if not found["epoch"]:
-        raise ValueError(f"`runs` must have come to the end of an epoch, got {str(path.parent)!r}, which has not yet.")
+        raise ValueError(f"`runs` must have finished an epoch, got {str(path.parent)!r}, which has not yet.")
     if metric not in found:
         raise ValueError(f"`metric` must be one that {path.parent} has, {', '.join(found)}, got {metric!r}.")
     if against == "seconds" and not all(map(math.isfinite, found.get("seconds", [math.nan]))):
-        raise ValueError(f"`against` must be epoch, for {path.parent} lacks the seconds of some epochs, got 'seconds'.")
+        raise ValueError(f"`against` must be epoch, as {path.parent} lacks the seconds of some epochs, got 'seconds'.")
     return found
 
 
@@ -171,7 +171,7 @@ def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
 
 
 def _show_ends(output: Output, lines: Mapping[str, Sequence[Point]], metric: str) -> list[dict[str, Any]]:
-    """Print where every line ends, and its best point; returns them."""
+    """Print the last and the best point of every line; returns them."""
     from graticule.metric import METRICS
 
     judge = next((one for one in METRICS if one.column == metric), None)

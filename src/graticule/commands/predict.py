@@ -15,15 +15,15 @@ from graticule.commands.options import Output, choose_device, open_runs, output_
 
 @dataclass
 class Predict(Figures):
-    """Draw what a run finds in images: the likeliest classes, boxes and masks with labels, or the class of each pixel.
+    """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
 
         graticule predict RUN a.jpg b.jpg
         graticule predict RUN                # a report on held-out images
 
-    It is written as JSON too: boxes.json and masks.json are results in COCO's format, images.json has the numbers of
-    the images. Without images, a detector or a segmentation model is reported on in report.html: held-out images with
-    truth beside predictions, scores of the classes, which of them are taken for which, and what the layers of the
-    backbone see of position.
+    They are also written as JSON: boxes.json and masks.json are results in COCO's format, images.json has the ids of
+    the images. Without images, report.html is written for a detector or a segmentation model: held-out images with
+    ground truth beside predictions, scores and confusion of the classes, and the position information in the layers of
+    the backbone.
     """
 
     run: tyro.conf.Positional[Path]
@@ -31,9 +31,9 @@ class Predict(Figures):
     images: tyro.conf.Positional[list[Path]] = field(default_factory=list)
     """files of images"""
     threshold: float = 0.5
-    """of detections, those of a lower score are not drawn; JSON has all"""
+    """detections with a lower score are not drawn; JSON has all"""
     count: int = 8
-    """without images: how many held-out ones are drawn"""
+    """without images: number of held-out images that are drawn"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"
@@ -41,11 +41,11 @@ class Predict(Figures):
     output: Path | None = None
     """folder for pictures, JSON or the report (default: predictions in the run folder)"""
     json: bool = False
-    """print the findings of each image as JSON, and nothing else, on stdout"""
+    """print the predictions of each image as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
-    """Draw and write what a run finds in images."""
+    """Draw and write the predictions of a run."""
     options = parse(Predict, "predict", arguments)
     (run,) = open_runs([options.run], "predict")
     if not 0 <= options.threshold <= 1:
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: Path) -> int:
-    """Write a picture of each image, and what was found in all as JSON."""
+    """Write a picture of each image, and the predictions as JSON."""
     import torch
 
     from graticule.analysis import save_figure
@@ -75,7 +75,7 @@ def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: P
     from graticule.files import write_json
     from graticule.training.prediction import above, image_ids
 
-    images = [_read(path, read_image) for path in options.images]  # every mistake is found before the first prediction
+    images = [_read(path, read_image) for path in options.images]  # every error is raised before the first prediction
     task, described = run.task(), run.described()
     model = run.model(checkpoint=checkpoint).to(device)
     numbers = image_ids(options.images)
@@ -121,7 +121,7 @@ def _report(run: Any, options: Predict, checkpoint: Any, device: str, folder: Pa
 
 
 def _summary(shown: Any) -> list[str]:
-    """Describe what is drawn in a line."""
+    """Describe a prediction in one line."""
     if shown.classes is None:
         return list(shown.labels)
     counts = shown.classes.flatten().bincount(minlength=len(shown.class_names))
@@ -140,7 +140,7 @@ def _read(path: Path, read: Any) -> Any:
 
 
 def _save_classes(classes: Any, path: Path) -> Path:
-    """Write the class of each pixel as a PNG of 8 bits, or 16 where there are more classes."""
+    """Write the class of each pixel as a PNG of 8 bits, or 16 with more classes."""
     import numpy as np
     from PIL import Image
 

@@ -32,24 +32,24 @@ class Publish:
     private: bool = False
     """make a new repository private"""
     weights: Path | None = None
-    """checkpoint for a model that is given by name; of timm:NAME also random (default: its published weights)"""
+    """checkpoint for a model given by name; for timm:NAME also random (default: its published weights)"""
     encoding: str | None = None
-    """encoding of a model that is given by name (default: its own)"""
+    """encoding of a model given by name (default: its own)"""
     joining: str | None = None
-    """joining of a model that is given by name"""
+    """joining of a model given by name"""
     host: str | None = None
-    """of FILE.py:NAME with an attached position: what the module is built from, such as torchvision:vit_b_16"""
+    """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
     checkpoint: str = "best"
     """best or last, of a run"""
     format: Literal["png", "pdf", "svg"] = "png"
-    """of the figure: pdf and svg, for papers, are written beside the png of the model card"""
+    """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
 
 
 def run(arguments: list[str]) -> int:
-    """Write a model as a folder for the hub, and upload it if asked."""
+    """Write a model as a folder for the hub, and upload it with --push."""
     options = parse(Publish, "publish", arguments)
     if options.private and options.push is None:
-        raise ValueError("`private` must be left out without --push, which makes the repository.")
+        raise ValueError("`private` must be left out without --push, which creates the repository.")
     parse_checkpoint(options.checkpoint)
     from graticule.backbones.hub_files import check_repo_id, push_folder
 

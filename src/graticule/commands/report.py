@@ -12,27 +12,27 @@ from graticule.commands.options import open_runs, parse, print_written, run_labe
 
 @dataclass
 class ReportOptions:
-    """Write a page on runs, finished or not: results, tests, learning curves, recipes, and position in their layers.
+    """Write a page about runs, finished or not: results, tests, learning curves, recipes, and position in their layers.
 
         graticule report runs/a
         graticule report runs/compare-digits_quick --output comparison.html
 
-    Runs whose recipes differ in the seed alone are one choice; choices with the same seeds are tested against the
-    first. A page on predictions of a detector or a segmentation model is written by graticule predict RUN.
+    Runs whose recipes differ only in the seed are one choice; choices with the same seeds are tested against the first.
+    For predictions of a detector or a segmentation model, graticule predict RUN writes a page.
     """
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders, or folders of runs at any depth"""
     position: bool = True
-    """draw what the layers of the first run of each choice see of position"""
+    """draw the position information in the layers of the first run of each choice"""
     untrained: int = 39
-    """number of untrained models of the same shape that the range over layers is tested against; 0 for none"""
+    """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
     """file NAME.html (default: report.html in the first folder)"""
 
 
 def run(arguments: list[str]) -> int:
-    """Write a page on runs."""
+    """Write a page about runs."""
     options = parse(ReportOptions, "report", arguments)
     if options.untrained < 0:
         raise ValueError(f"`untrained` must be at least 0, got {options.untrained}.")

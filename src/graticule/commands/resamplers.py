@@ -23,7 +23,7 @@ from graticule.commands.options import (
 
 @dataclass
 class Resamplers(NamedModels):
-    """Try all resamplers on a model at other image sizes: which keeps its features, and its scores.
+    """Compare all resamplers on a model at other image sizes, by its features and its scores.
 
         graticule resamplers RUN --images FOLDER --sizes 160 288
 
@@ -38,7 +38,7 @@ class Resamplers(NamedModels):
     sizes: list[str] = dataclasses.field(default_factory=list)
     """sides in pixels, or HEIGHTxWIDTH"""
     count: int = 256
-    """largest number of images, evenly spaced through all"""
+    """largest number of images, evenly spaced"""
     checkpoint: str = "best"
     """best or last, of a run"""
     device: str = "auto"
@@ -50,7 +50,7 @@ class Resamplers(NamedModels):
 
 
 def run(arguments: list[str]) -> int:
-    """Try all resamplers on a model at other image sizes."""
+    """Compare all resamplers on a model at other image sizes."""
     options = parse(Resamplers, "resamplers", arguments)
     shown = Output(options.json)
     sizes = parse_sizes(options.sizes)
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
     from graticule.tasks import check_sizes
 
     model: Any = opened.model
-    resampled_modules(model)  # which there have to be
+    resampled_modules(model)  # raises if there are none
     trained_at = size_of(opened)
     check_sizes(model, sizes)
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
         augmentation=opened.augmentation,
     )
     if pictures.num_test < 2:
-        raise ValueError(f"`images` must have two images at least, got {pictures.num_test} in {options.images}.")
+        raise ValueError(f"`images` must have at least two images, got {pictures.num_test} in {options.images}.")
     every = range(pictures.num_test)
     images = {size: list(pictures.test_images(size, every)[0]) for size in dict.fromkeys([trained_at, *sizes])}
     labels = None if pictures.labels is None else pictures.labels.tolist()

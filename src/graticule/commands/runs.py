@@ -22,9 +22,9 @@ from graticule.commands.options import Output, parse
 if TYPE_CHECKING:
     from graticule.studies.runs import Summary
 
-#: Values of recipes that are shown first: in columns where they differ, and else in the line below the table.
+#: Values of recipes that are shown first: in columns if they differ, otherwise in the line below the table.
 _FIRST = ("model", "encoding", "joining", "seed", "lr")
-#: The most other values that are shown in columns by default.
+#: Most other values that are shown in columns by default.
 _OTHERS = 4
 
 
@@ -42,9 +42,9 @@ class Runs:
     sort: Literal["age", "name", "best"] = "age"
     """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
     all_columns: bool = False
-    """show every value that differs, and model, encoding, joining, seed and learning rate even where they do not"""
+    """show every value that differs, and always model, encoding, joining, seed and learning rate"""
     format: Literal["table", "csv", "latex", "json"] = "table"
-    """how the list is printed; JSON has the whole recipes"""
+    """format of the list; JSON has the whole recipes"""
     json: bool = False
     """the same as --format json"""
 
@@ -90,7 +90,7 @@ def _sorted(found: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summar
 
 
 def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
-    """Return the first values of the recipes, and all that differ: name -> one per run, `-` where a run has none."""
+    """Return the first values of the recipes, and all that differ: name -> one per run, `-` if a run has none."""
     from graticule.studies.runs import flat_values
 
     recipes = [flat_values(summary.recipe) for summary in summaries]
@@ -105,7 +105,7 @@ def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 
 
 def _value(recipe: Mapping[str, str], key: str) -> str:
-    """Return a value of a recipe as it is shown; `own` for the encoding that is the model's own."""
+    """Return a value of a recipe as text; `own` for the default encoding of the model."""
     value = recipe.get(key, "-")
     return "own" if (key, value) == ("encoding", "None") else value
 
@@ -113,7 +113,7 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
 def _show(
     found: Sequence[tuple[str, Summary]], values: dict[str, list[str]], output: Output, every: bool, latex: bool
 ) -> None:
-    """Print the table of runs, and what all of them have in common."""
+    """Print the table of runs, and their common values."""
     from graticule.studies.latex import latex_table
 
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(found) > 1}
@@ -160,7 +160,7 @@ def _csv(found: Sequence[tuple[str, Summary]], values: dict[str, list[str]]) -> 
 
 
 def _rank(summary: Summary) -> tuple[str, float, int]:
-    """Return what runs are sorted by: metric, then best score (runs without one come first), then its epoch."""
+    """Return the sort key of a run: metric, then best score (runs without one come first), then its epoch."""
     metric, best = summary.metric, summary.best
     if metric is None or best is None:
         return "" if metric is None else metric.title, -math.inf, 0
@@ -168,7 +168,7 @@ def _rank(summary: Summary) -> tuple[str, float, int]:
 
 
 def _results(summary: Summary, mixed: bool) -> list[str]:
-    """Return the progress and the scores of a run; where metrics are `mixed`, its best score names its metric."""
+    """Return the progress and the scores of a run; if metrics are `mixed`, its best score names its metric."""
     metric = summary.metric
     best = last = "-"
     if metric is not None and summary.best:
@@ -181,11 +181,11 @@ def _results(summary: Summary, mixed: bool) -> list[str]:
 
 
 def _length(seconds: float, decimals: int = 0) -> str:
-    """Return a length of time in its largest unit, cut to `decimals`."""
+    """Return a duration in its largest unit, truncated to `decimals`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{math.floor(seconds / size * 10**decimals) / 10**decimals:.{decimals}f} {unit}"
-    return f"{max(seconds, 0):.0f} s"  # the clock of a file server may be ahead
+    return f"{max(seconds, 0):.0f} s"  # the clock of a file server can be ahead
 
 
 def _record(name: str, summary: Summary) -> dict[str, Any]:

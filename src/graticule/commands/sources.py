@@ -1,4 +1,4 @@
-"""Models that are exported and published: of a run, a published folder, a name, timm converted, or a Python file."""
+"""Sources of exported and published models: a run, a published folder, a name, a model of timm, or a Python file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 @dataclass(frozen=True)
 class Source:
-    """A model, and where it comes from.
+    """A model and its source.
 
-    model: in evaluation mode.
-    folder: where files are written by default.
-    run: the run that it is of; None of another one.
+    model: the model, in evaluation mode.
+    folder: the default folder of written files.
+    run: its run; None if it has none.
     """
 
     model: Any
@@ -43,10 +43,10 @@ def open_source(
     Args:
         target: folder of a run or of a published model, file of weights in a run's folder, name of a model,
             `timm:NAME`, which is converted, or FILE.py:NAME.
-        command: the command that needs it, for messages.
+        command: the calling command, for messages.
         weights: checkpoint of a model that is given by name.
-        encoding: of a model that is given by name.
-        joining: of a model that is given by name.
+        encoding: encoding of a model that is given by name.
+        joining: joining of a model that is given by name.
         checkpoint: best or last, of a run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How commands end that train and are stopped: in one line, with an exit code that a scheduler understands."""
+"""Stopping of commands that train: one line of output, and an exit code that a scheduler understands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import FrameType
 
 from graticule.training.interruption import Interrupted, Preempted, handling_signals
 
-#: What a scheduler takes for "try again": EX_TEMPFAIL of sysexits.h.
+#: The exit code that means "try again" to a scheduler: EX_TEMPFAIL of sysexits.h.
 REQUEUE = 75
-#: The exit code of what the user stopped, as shells have it for SIGINT.
+#: The exit code for a stop by the user, as in shells for SIGINT.
 STOPPED = 130
 
 
@@ -24,12 +24,12 @@ def requeue_code() -> int:
     given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
     if not given.isdecimal() or int(given) > 255:
         raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {given!r}.")
-    # where Lightning started a process, one that fails would let it kill the first before that one has ended
+    # if a process started by Lightning failed, Lightning would kill the first one before that has ended
     return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(given)
 
 
 def run_resumable(run: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command that, called again, resumes; if it is stopped, also between two runs, say so in one line."""
+    """Run a command that resumes when called again; if it is stopped, also between two runs, print one line."""
     requeue = requeue_code()
     try:
         with handling_signals(_stop):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StudyOptions(CommonValues):
-    """Run a study: train and measure what its table lacks, then write its tables, tests, figure and text.
+    """Run a study: train and measure the missing runs of its table, then write its tables, tests, figure and text.
 
         graticule study
         graticule study amplitude
@@ -29,8 +29,8 @@ class StudyOptions(CommonValues):
         graticule study amplitude --docs docs --report
         graticule study --docs docs --report
 
-    Without a name, the studies are listed, or, with --docs and --report, all of the package are written again. All
-    results are in one table, a CSV file with a row per score.
+    Without a name, the studies are listed, or, with --docs and --report, those of the package are all written again.
+    All results are in one table, a CSV file with a row per score.
     """
 
     study: tyro.conf.Positional[str | None] = None
@@ -44,15 +44,15 @@ class StudyOptions(CommonValues):
     output: Path | None = None
     """folder of the runs, and of the results without --docs (default: runs/study-NAME, followed by changed values)"""
     docs: Path | None = None
-    """write into these pages: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
+    """folder of pages to update: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
     data_root: Path | None = None
     """folder of the data set"""
     report: bool = False
-    """only write tables, tests, figure and text again from the table"""
+    """only rewrite tables, tests, figure and text from the table"""
     quick: bool = False
-    """only a few steps per run and one seed, to see that everything works"""
+    """only a few steps per run and one seed, to check that everything works"""
     list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the runs that the table lacks with an estimate of their time, and train nothing"""
+    """list the missing runs of the table with an estimate of their time, and train nothing"""
     dry_run: bool = False
     """the same, with the script of a job for --on slurm"""
     part: str | None = None
@@ -145,7 +145,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _selected(study: Study, options: StudyOptions) -> Study:
-    """Return the study with the chosen seeds, choices and variants alone."""
+    """Return the study with only the chosen seeds, choices and variants."""
     choices = options.choices or list(study.choices)
     variants = options.variants or list(study.variants)
     for given, known, argument in ((choices, study.choices, "choices"), (variants, study.variants, "variants")):

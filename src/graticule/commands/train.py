@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: graticule train RECIPE [options, and values of the recipe]
-       graticule train --resume RUN [values that do not decide the result]
+       graticule train --resume RUN [values that do not change the result]
 
   graticule train digits_quick
   graticule train digits_quick --encoding "peg(kernel=5)" --joining lape
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
             print("\n".join(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()))
         else:
             names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
-            print(f"recipes (--help-all says what they are):\n{names}")
+            print(f"recipes (--help-all describes them):\n{names}")
         return 0 if arguments else 2
     requeue = requeue_code()
     resumed = arguments[0].partition("=")[0] == "--resume"
@@ -82,7 +82,7 @@ def run(arguments: list[str]) -> int:
         return 0
     result, shown = run.result(), printable(str(run.folder))
     if already:
-        print("this run was finished already.")
+        print("this run is already finished.")
     metric = recipe.metric
     last, best = (metric.show(result[f"{which}_{metric.key}"]) for which in ("last", "best"))
     print(f"{metric.label} {last} after the last epoch, {best} in the best ", end="")
@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> int:
         named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
         print(f"{len(skipped)} broken images were left out: {named}")
     if steps := result.get("skipped_steps"):
-        print(f"{steps} steps were left out, for their loss was not finite: see {shown}/nonfinite-*.json")
+        print(f"{steps} steps were left out, since their loss was not finite: see {shown}/nonfinite-*.json")
     task = run.task()
     written = [name for name in task.files if (run.folder / name).exists()]
     files = ["recipe.json", *written, "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
@@ -114,7 +114,7 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
         options = _overridden(recipe, given[1:], f"train --resume {given[0]}")
         if options.output is not None or options.auto_resume or options.quick:
             raise ValueError(
-                "`--resume` must come without --output, --auto-resume and --quick: a run is resumed in its folder."
+                "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
             )
         recipe = options.recipe
     return recipe, run.folder, True
@@ -131,7 +131,7 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
         loaded = loaded.quick()
     options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")
     if options.auto_resume and options.output is None:
-        raise ValueError("`--auto-resume` must have --output, the folder of the run, got none.")
+        raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
         _warn_of_changes(arguments[0])
     name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -165,9 +165,9 @@ def options_class(loaded: Any) -> type:
         output: Path | None = None
         """run folder (default: runs/RECIPE-DATE-TIME)"""
         auto_resume: bool = False
-        """resume the run in the output folder if there is one, else start it"""
+        """resume the run in the output folder if there is one, otherwise start it"""
         quick: bool = False
-        """a few steps only, to check that everything works"""
+        """only a few steps, to check that everything works"""
 
     Train.__annotations__ |= {
         "recipe": Annotated[kind, tyro.conf.arg(name="")],
@@ -179,10 +179,10 @@ def options_class(loaded: Any) -> type:
 
 
 def _shared(folder: Path) -> Path:
-    """Return the folder of the first process in those that it starts for further devices."""
+    """Return the run folder of the first process, also in the processes that it starts for further devices."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         os.environ["GRATICULE_RUN"] = str(folder)
         return folder
     if "GRATICULE_RUN" in os.environ:
         return Path(os.environ["GRATICULE_RUN"])
-    raise ValueError("`--output` must be given where several processes were started from outside, got none.")
+    raise ValueError("`--output` must be given if several processes were started externally, got none.")

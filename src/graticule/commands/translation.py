@@ -23,18 +23,18 @@ from graticule.commands.options import (
 
 @dataclass
 class Translation(Figures, NamedData):
-    """Measure how far each layer is from translation equivariance, and the logits from invariance.
+    """Measure the distance of each layer from translation equivariance, and of the logits from invariance.
 
         graticule translation RUN RUN
         graticule translation RUN --shifts 1x0 0x2 --images 64
 
-    Test images are shifted by whole patches. There is one table per model, and one figure of all.
+    Test images are shifted by whole patches. The results are one table per model, and one figure.
     """
 
     models: tyro.conf.Positional[list[str]]
     """runs, files of weights, names of models or timm:NAME"""
     images: int | None = None
-    """number of test images, evenly spaced through all (default: 128, or all if there are fewer)"""
+    """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
     border: int = 1
@@ -52,7 +52,7 @@ class Translation(Figures, NamedData):
 
 
 def run(arguments: list[str]) -> int:
-    """Measure how far every layer of models is from translation equivariance."""
+    """Measure the distance of every layer of models from translation equivariance."""
     options = parse(Translation, "translation", arguments)
     output = Output(options.json)
     check_targets(options.models, options, "translation")

@@ -1,4 +1,4 @@
-"""How the values of options are read: None resets an optional one, and a wrong one is an error that names it."""
+"""Parsing of the values of options: None resets an optional one, and errors name the option."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from graticule.names import known_name
 
 
 class BadOption(Exception):
-    """An option or a value that cannot be read; no ValueError, which tyro would report in its own way."""
+    """An invalid option or value; not a ValueError, which tyro would report in its own format."""
 
 
 def value_registry() -> ConstructorRegistry:
-    """Build tyro's registry with our two rules, which fall back to tyro's own."""
+    """Build tyro's registry with our two rules, which fall back to those of tyro."""
     registry = ConstructorRegistry()
     within: list[StructTypeInfo] = []
 
     @registry.primitive_rule
     def optional(info: PrimitiveTypeInfo) -> Any:
-        """Read `T | None` as T, and None too, which resets what a recipe sets."""
+        """Parse `T | None` as T or None, which resets a value of the recipe."""
         kinds = get_args(info.type)
         if len(kinds) != 2 or kinds[1] is not type(None):
             return None
@@ -37,8 +37,8 @@ def value_registry() -> ConstructorRegistry:
 
     @registry.struct_rule
     def named(info: StructTypeInfo) -> Any:
-        """Let errors of values name their option."""
-        if any(info is one for one in within):  # tyro's own rule is called
+        """Make errors of values name their option."""
+        if any(info is one for one in within):  # call tyro's own rule
             return None
         within.append(info)
         try:
@@ -53,7 +53,7 @@ def value_registry() -> ConstructorRegistry:
 
 
 def _or_none(spec: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[Any]:
-    """Let an option accept the word None too."""
+    """Make an option accept the word None, too."""
     return dataclasses.replace(
         spec,
         instance_from_str=lambda texts: None if texts == ["None"] else spec.instance_from_str(texts),
@@ -63,7 +63,7 @@ def _or_none(spec: PrimitiveConstructorSpec[Any]) -> PrimitiveConstructorSpec[An
 
 
 def _named(field: Any) -> Any:
-    """Let a value that cannot be read be an error with the name of its option, its type and what came."""
+    """Make an invalid value an error with the name of its option, its type and the given text."""
     info = PrimitiveTypeInfo.make(field.type, set())
     spec = ConstructorRegistry.get_primitive_spec(info)
     if info.type is bool or not isinstance(spec, PrimitiveConstructorSpec):  # a flag has no value

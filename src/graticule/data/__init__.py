@@ -1,4 +1,4 @@
-"""Real images and text, on this machine or shipped with a package, as batches that can be repeated.
+"""Real images and text, local or shipped with a package, as reproducible batches.
 
 Names are imported when they are first used: a recipe needs no PyTorch.
 """

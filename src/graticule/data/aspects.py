@@ -1,4 +1,4 @@
-"""Images in groups of similar shape, so that a batch has one size and distorts or cuts none of them much."""
+"""Groups of images of similar shape, so that a batch has one size and hardly distorts or crops any of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tqdm.contrib.concurrent import thread_map
 def aspect_groups(
     images: np.ndarray, sizes: Sequence[tuple[int, int]]
 ) -> tuple[np.ndarray, tuple[tuple[int, ...], ...]]:
-    """Assign images to the sizes of the nearest aspect ratio: the group of each, (n,), and the sizes of each group.
+    """Assign images to the sizes of the nearest aspect ratio; returns the group of each, (n,), and the sizes per group.
 
-    Ratios are compared by their logarithms, so that 1 : 2 and 2 : 1 are as far from a square; the lower one wins a
-    tie. Groups are sorted by height over width, wide first; several sizes of one ratio are one group.
+    Ratios are compared by their logarithms, so that 1 : 2 and 2 : 1 are as far from a square; on a tie the lower
+    one wins. Groups are sorted by height over width, wide first; several sizes of one ratio are one group.
 
     Args:
         images: (n, 2), height and width of the images.

@@ -25,19 +25,19 @@ class Augmentation:
     hflip: Share = 0.0
     """probability of a horizontal flip"""
     color_jitter: NotNegative = 0.0
-    """strength of brightness, contrast and saturation jitter, where there is no RandAugment"""
+    """strength of brightness, contrast and saturation jitter; unused with RandAugment"""
     rand_augment: str | None = None
-    """timm's string, such as rand-m9-mstd0.5-inc1"""
+    """string in timm's format, such as rand-m9-mstd0.5-inc1"""
     erasing: Share = 0.0
     """probability of random erasing"""
     crop_pct: ShareAboveZero = 1.0
-    """in evaluation, the share of the resized image that the center crop keeps; 0.875 on ImageNet"""
+    """share of the resized image that the center crop keeps in evaluation; 0.875 on ImageNet"""
     interpolation: str = "bicubic"
-    """how images are resized: bicubic, bilinear, ..."""
+    """interpolation for resizing: bicubic, bilinear, ..."""
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """range of the aspect ratio of a random resized crop"""
     random_interpolation: Flag = False
-    """resize every random resized crop by bilinear or bicubic at random; evaluation by `interpolation`"""
+    """use bilinear or bicubic at random for each random resized crop; evaluation uses `interpolation`"""
 
     def __post_init__(self) -> None:
         check_fields(self, "augmentation.")

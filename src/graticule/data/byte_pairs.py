@@ -12,23 +12,23 @@ import numpy as np
 from graticule.data.tokens import Tokenizer, check_vocabulary, vocabulary_hash
 from graticule.files import read_json, write_text
 
-#: What a saved tokenizer says that it is.
+#: The format that a saved tokenizer states.
 _FORMAT = "graticule byte pairs, 1"
-#: Bytes of all tokens together, and tokens, at most; GPT-2's 50,257 have 0.3 million bytes.
+#: Limits on the bytes of all tokens together and on the number of tokens; GPT-2's 50,257 have 0.3 million bytes.
 _LARGEST, _MOST = 1 << 26, 1 << 20
 
 
 class BytePairTokenizer(Tokenizer):
-    """Joins the pairs of tokens that were the most frequent in training, within words, in the order of their joining.
+    """Byte-pair encoding: merges the pairs of tokens that were most frequent in training, within words, in their order.
 
-    Words are cut as GPT-2 cuts them. Where the library `tokenizers` gives the tokens of the alphabet and of the merges
-    numbers of its own, here a token's number follows from the merges alone, so that they are all that is saved.
+    Text is split into words as in GPT-2. Unlike in the library `tokenizers`, the number of a token follows from the
+    merges alone, so only the merges are saved.
 
     Reference: Neural Machine Translation of Rare Words with Subword Units (Sennrich et al., 2016); on bytes, Language
     Models are Unsupervised Multitask Learners (Radford et al., 2019).
 
     Args:
-        merges: pairs of tokens, each of which is a byte or comes of a pair before.
+        merges: pairs of tokens, each of which is a byte or the result of an earlier pair.
 
     Raises:
         ValueError: for a pair of tokens that do not exist yet, or that exists already.
@@ -45,16 +45,16 @@ class BytePairTokenizer(Tokenizer):
         for place, (left, right) in enumerate(merges):
             if not (0 <= left < len(vocabulary) and 0 <= right < len(vocabulary)):
                 raise ValueError(
-                    f"`merges` must be pairs of the tokens before, 0 to {len(vocabulary) - 1}, got {(left, right)} at "
-                    f"place {place}."
+                    f"`merges` must be pairs of earlier tokens, 0 to {len(vocabulary) - 1}, got {(left, right)} at "
+                    f"index {place}."
                 )
             size += len(vocabulary[left]) + len(vocabulary[right])
             if size > _LARGEST:  # each merge can double the length
                 raise ValueError(
-                    f"`merges` must make tokens of at most {_LARGEST:,} bytes in all, got more at place {place}."
+                    f"`merges` must make tokens of at most {_LARGEST:,} bytes in all, got more at index {place}."
                 )
             joined = vocabulary[left] + vocabulary[right]
-            if joined not in numbers:  # "a" + "bc" may be there as "ab" + "c"
+            if joined not in numbers:  # "a" + "bc" may exist as "ab" + "c"
                 numbers[joined] = len(vocabulary)
                 vocabulary.append(joined)
         if len(set(merges)) < len(merges):
@@ -71,10 +71,10 @@ class BytePairTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, texts: Sequence[str], vocab_size: int) -> BytePairTokenizer:
-        """Learn `vocab_size` tokens, bytes and the end of a document among them, from `texts`; no chance is in it.
+        """Learn `vocab_size` tokens, including the bytes and the end of a document, from `texts`; deterministic.
 
         Raises:
-            ValueError: if `vocab_size` is below 257, or above what the texts give.
+            ValueError: if `vocab_size` is below 257, or more than the texts give.
             ImportError: if the library `tokenizers` is not installed.
         """
         if not 257 <= vocab_size <= _MOST:
@@ -104,11 +104,11 @@ class BytePairTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, path: str | Path) -> BytePairTokenizer:
-        """Load what `save` wrote.
+        """Load a tokenizer that `save` wrote.
 
         Raises:
             FileNotFoundError: if `path` does not exist.
-            ValueError: if it is of another kind, or damaged.
+            ValueError: if it is another kind of file, or damaged.
             ImportError: if the library `tokenizers` is not installed.
         """
         path = Path(path)
@@ -116,10 +116,10 @@ class BytePairTokenizer(Tokenizer):
             values = read_json(path)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"`tokenizer` must be a file that was saved, got {str(path)!r}, which does not exist."
+                f"`tokenizer` must be the file of a saved tokenizer, got {str(path)!r}, which does not exist."
             ) from None
         except ValueError as error:
-            raise ValueError(f"`tokenizer` must be a saved one, got {str(path)!r}: {error}") from None
+            raise ValueError(f"`tokenizer` must be a saved tokenizer, got {str(path)!r}: {error}") from None
         if not isinstance(values, dict) or values.get("format") != _FORMAT:
             raise ValueError(
                 f"`tokenizer` must be a file with the format {_FORMAT!r}, got {str(path)!r}, which is of another kind."
@@ -135,7 +135,7 @@ class BytePairTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of `text`, (n,)."""
-        text.encode("utf-8")  # says what is wrong with a text that cannot be written, which the library does not
+        text.encode("utf-8")  # a clear error for text that UTF-8 cannot encode; the library gives none
         return np.asarray(self._tokenizer.encode(text).ids, dtype=np.int64)
 
     def _digest(self) -> str:
@@ -156,9 +156,9 @@ def _library() -> Any:
 
 
 def _alphabet() -> str:
-    """Return the character that stands for each byte where tokens are spelled, as GPT-2 has it.
+    """Return the character that represents each byte in the spelling of tokens, as in GPT-2.
 
-    A byte that prints stands for itself, the others for the characters from 256 on.
+    A printable byte is represented by itself, the others by the characters from 256 on.
     """
     printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))

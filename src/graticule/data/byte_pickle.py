@@ -1,4 +1,4 @@
-"""Pickles of arrays of bytes, as CIFAR is published, read without importing or running anything that they name."""
+"""Pickles of byte arrays, the format of CIFAR, read without importing or running anything that they name."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ import numpy as np
 
 from graticule.files import read_bytes
 
-#: Bytes of a pickle, at most; the training images of CIFAR-100 take 155 million.
+#: Largest pickle in bytes; the training images of CIFAR-100 take 155 million.
 _LARGEST = 1 << 30
-#: Tuples in a pickle, at most, for each may hold the one before, and hashing them goes as deep; an array needs five.
+#: Most tuples in a pickle: hashing nested tuples recurses as deep as they are nested; an array needs five.
 _MOST_TUPLES = 10_000
-#: What a damaged pickle raises.
+#: Errors that a damaged pickle raises.
 _DAMAGED = (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Read a pickled dictionary of plain values and arrays of bytes; bytes in it, as Python 2 wrote text, become text.
+    """Read a pickled dictionary of plain values and arrays of bytes; byte strings in it, Python 2's text, become `str`.
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, too large, damaged, of something else, or would run code.
+        ValueError: if it is not a regular file, is too large or damaged, contains other types, or would run code.
     """
     content = read_bytes(path, _LARGEST)
     try:
         _check_sizes(content)
         values = _ArraysOnly(content).load()
         if not isinstance(values, dict):
-            raise ValueError(f"it must hold a dictionary, got {type(values).__name__}")
+            raise ValueError(f"it must contain a dictionary, got {type(values).__name__}")
         return {_plain(key): _plain(value) for key, value in values.items()}
     except _ForbiddenError as error:
-        raise ValueError(f"{path} must hold values alone: it wants to import {error}, and was not read.") from None
+        raise ValueError(f"{path} must contain plain values only, but imports {error}; it was not read.") from None
     except _DAMAGED as error:
         raise ValueError(f"{path} is damaged, or no batch of images ({type(error).__name__}: {error}).") from None
 
 
 def _check_sizes(content: bytes) -> None:
-    """Check that no size in a pickle exceeds the pickle, for that much memory would be taken at once."""
+    """Check that no size in a pickle exceeds the pickle itself, since that much memory would be allocated at once."""
     tuples = 0
-    for operation, value, _ in pickletools.genops(content):  # which checks the lengths of strings
+    for operation, value, _ in pickletools.genops(content):  # `genops` checks the lengths of strings
         tuples += operation.name.startswith("TUPLE")
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(value, int) and value > len(content):
             raise ValueError(f"it has a memo of {value} values")
@@ -65,11 +65,11 @@ class _ForbiddenError(Exception):
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Knows what NumPy's arrays are made of, by its old and new names, and imports nothing, not even NumPy's code."""
+    """Unpickler of NumPy arrays, by the old and new names of their parts; it imports nothing, not even NumPy's code."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
-        self.left = len(content)  # of the text that becomes bytes
+        self.left = len(content)  # limit for the text that is encoded to bytes
 
     def find_class(self, module: str, name: str) -> _Named:
         known = [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
@@ -81,7 +81,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 class _Named:
-    """A function or a type that a pickle names; only calls that make an array of bytes, or bytes, are answered."""
+    """A function or a type that a pickle names; only calls that make a byte array, or bytes, are allowed."""
 
     __slots__ = ("name", "reader")
 
@@ -103,11 +103,11 @@ class _Named:
         raise ValueError(f"{self.name} of something else than bytes")
 
     def __setstate__(self, state: Any) -> None:
-        """Leave a type as it is: bytes have no order of bytes."""
+        """Ignore the state of a dtype: single bytes have no byte order."""
 
 
 class _Array:
-    """An array of bytes that becomes what its state says."""
+    """A byte array that is filled from its pickled state."""
 
     __slots__ = ("array",)
 

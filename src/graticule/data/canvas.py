@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-#: How images come to a size other than that of training: scaled (zoom), or at their scale on a larger canvas (canvas).
+#: How images get a size other than that of training: scaled (zoom), or at the same scale on a larger canvas (canvas).
 Mode = Literal["zoom", "canvas"]
-#: Decides where the pictures lie, so that all models are tested on the same ones.
+#: Seed of the positions of the pictures, so that all models are tested on the same ones.
 _PLACE_SEED = 28
 
 
 class CanvasImages(Dataset[tuple[Tensor, int]]):
-    """Images (C, h, w) of another data set, each at a random place of a canvas (C, H, W), or cropped to it.
+    """Images (C, h, w) of another data set, each at a random position on a canvas (C, H, W), or cropped to it.
 
-    The place depends on the index alone. The canvas has the median color of the border of its image, channel by
-    channel. At the size of the images nothing changes.
+    The position depends on the index alone. The canvas has the median color of the border of its image, per channel.
+    At the size of the images nothing changes.
 
     Args:
-        images: pairs of a tensor and a label, by index; a negative index only fills up (`TransformedImages`).
+        images: pairs of a tensor and a label, by index; a negative index is padding (`TransformedImages`).
         size: (H, W) of the canvas, in pixels.
     """
 
@@ -39,9 +39,9 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
 
 
 def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None = None) -> Tensor:
-    """Put `image`, (C, h, w), at a random place of a canvas (C, H, W) of the median color of its border.
+    """Put `image`, (C, h, w), at a random position on a canvas (C, H, W) of the median color of its border.
 
-    Along an axis on which the canvas is smaller the image is cropped, at a random place.
+    Along an axis on which the canvas is smaller, the image is cropped at a random position.
     """
     canvas = border_color(image)[:, None, None].expand(-1, *size).clone()
     here, there = [slice(None)], [slice(None)]
@@ -56,7 +56,7 @@ def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None =
 
 
 def border_color(image: Tensor) -> Tensor:
-    """Return the median over the outermost pixels of `image`, (C, h, w), for each channel: (C,)."""
+    """Return the median over the outermost pixels of `image`, (C, h, w), per channel: (C,)."""
     height, width = image.shape[1:]
     border = torch.ones(height, width, dtype=torch.bool, device=image.device)
     border[1:-1, 1:-1] = False

@@ -39,11 +39,11 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
     """Load `name`, cifar10 or cifar100: 50,000 training or 10,000 test images, 32 x 32, RGB.
 
     `root` (or the folder that the environment variable GRATICULE_DATA names) is the folder of the published
-    batches, or the one above it.
+    batches, or its parent.
 
     Raises:
         FileNotFoundError: if they do not exist.
-        ValueError: if a file is damaged, or holds more than arrays and plain values.
+        ValueError: if a file is damaged, or contains more than arrays and plain values.
     """
     layout = _LAYOUTS[name]
     base = root if root is not None else Path(os.environ.get("GRATICULE_DATA", "data"))
@@ -76,7 +76,7 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
 
 
 def _fit(pixels: Any, labels: Any) -> bool:
-    """Return whether these are images and their labels, one at least."""
+    """Return whether these are images and their labels, at least one."""
     return (
         isinstance(pixels, np.ndarray)
         and pixels.dtype == np.uint8
@@ -92,5 +92,5 @@ def _read(path: Path) -> dict[str, Any]:
         return read_pickle(path)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"`data_root` must hold the published files of CIFAR for Python; {path} does not exist."
+            f"`data_root` must contain the published files of CIFAR for Python; {path} does not exist."
         ) from None

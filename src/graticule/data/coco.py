@@ -1,4 +1,4 @@
-"""Objects in the format of COCO: boxes, and masks as polygons or run lengths, crowds among them."""
+"""Objects in the format of COCO: boxes, and masks as polygons or run lengths, including crowds."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 #: The names of a split, in `annotations/instances_NAME.json` and of the folder of its images.
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train2017", "train"), "test": ("val2017", "val")}
-#: Bytes of an annotation file, at most; that of COCO's training images has 450 MB.
+#: Largest annotation file in bytes; that of COCO's training images has 450 MB.
 _LARGEST = 2 << 30
 
 
 class CocoImages(DenseImages):
     """The images of one annotation file.
 
-    In training, objects whose box has no area are left out and counted in `left_out`, and so are crowds; in evaluation
-    all are part of the truth, as the file says.
+    In training, crowds and objects whose box has no area are left out and counted in `left_out`; in evaluation all of
+    them are part of the target.
 
     Args:
         folder: of the images.
@@ -74,10 +74,10 @@ class CocoImages(DenseImages):
         super().__init__(len(self.ids), skip_broken=training)
 
     def _object(self, one: Any, label: dict[int, int]) -> tuple[int, dict[str, Any]]:
-        """Return the image of an annotation, and what is kept of it.
+        """Return the id of the image of an annotation, and the fields of the annotation that are used.
 
         Raises:
-            ValueError: if its image or its category is not in the file, or its box is none.
+            ValueError: if its image or its category is not in the file, or its box is invalid.
         """
         named = f"annotation {printable(str(one.get('id')))} of {self.file}" if isinstance(one, dict) else self.file
         if not isinstance(one, dict):
@@ -108,7 +108,7 @@ class CocoImages(DenseImages):
         """Return an image and its objects.
 
         Raises:
-            ValueError, OSError: if the image cannot be read, has another size than the file says, or so has a mask.
+            ValueError, OSError: if the image cannot be read, or it or a mask has another size than in the file.
         """
         assert self.sizes is not None
         image = read_image(stays_inside(self.files[index], self.folder))
@@ -132,7 +132,7 @@ class CocoImages(DenseImages):
 
 
 def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.ndarray:
-    """Return the mask (height, width), 0 and 1, of polygons or of run lengths, compressed or not.
+    """Return the mask (height, width), of 0 and 1, from polygons or from run lengths, compressed or not.
 
     Raises:
         ValueError: if it is none of these, or of another size.
@@ -158,14 +158,14 @@ def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.nda
         raise ValueError(f"the run lengths of {named} must be whole numbers, or text")
     if sum(runs) != height * width:
         raise ValueError(f"the run lengths of {named} must add up to its {height} x {width} pixels")
-    values = (np.arange(len(runs)) % 2).astype(np.uint8)  # zeros first, then ones, and so on
-    return np.repeat(values, runs).reshape(width, height).T  # column after column
+    values = (np.arange(len(runs)) % 2).astype(np.uint8)  # alternating zeros and ones, zeros first
+    return np.repeat(values, runs).reshape(width, height).T  # in column-major order
 
 
 def _run_lengths(counts: str, named: str) -> list[int]:
-    """Read COCO's compressed run lengths: five bits per character, from the fourth run on as a difference.
+    """Read COCO's compressed run lengths: five bits per character; from the fourth run on, differences.
 
-    The decoder of pycocotools trusts them, and would write beyond a mask that they exceed.
+    The decoder of pycocotools does not check them, and would write beyond the end of a mask.
 
     Raises:
         ValueError: if they are damaged.
@@ -191,7 +191,7 @@ def _run_lengths(counts: str, named: str) -> list[int]:
 def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     """Load `root`/annotations/instances_train2017.json and `root`/train2017, or those of val2017.
 
-    Without the year they are found too.
+    Names without the year are found, too.
 
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.
@@ -200,7 +200,7 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
 
 
 def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
-    """Load the training images for both splits, to see whether a model can learn them by heart.
+    """Load the training images for both splits, to test whether a model can memorize them.
 
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.
@@ -215,7 +215,7 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
     if root is None or name is None or not (root / name).is_dir():
         raise FileNotFoundError(
             f"`data_root` must be a folder with annotations/instances_{names[0]}.json and the images in {names[0]}, "
-            f"got {str(root)!r}, which has not."
+            f"got {str(root)!r}, which does not."
         )
     folder = root / name
     stays_inside(folder, root)

@@ -1,4 +1,4 @@
-"""Images with boxes, masks or a class per pixel: what such a data set is, and what becomes of its broken files."""
+"""The interface of data sets with boxes, masks or a class per pixel, and the handling of their broken files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 #: The class of a pixel that is neither learned nor scored.
 IGNORED = 255
 
-#: The truth of an image, by name. All sizes are in pixels of the image, n is the number of objects.
+#: The target (ground truth) of an image, by name. Sizes are in pixels of the image, n is the number of objects.
 #:     boxes: (n, 4), left, top, right, bottom, a `tv_tensors.BoundingBoxes`
 #:     labels: (n,), classes from 0
 #:     masks: (n, height, width), of 0 and 1, a `tv_tensors.Mask`
-#:     iscrowd: (n,), whether an object is a group that is neither learned nor missed
-#:     area: (n,), as the data set says
+#:     iscrowd: (n,), True for a group of objects, which is neither learned nor counted as missed
+#:     area: (n,), from the data set
 #:     classes: (height, width), the class of every pixel, or `IGNORED`, a `tv_tensors.Mask`
 #:     image_id: the number of the image in its data set
 Target = dict[str, Any]
@@ -39,11 +39,11 @@ Target = dict[str, Any]
 
 @dataclass(frozen=True)
 class DenseInfo(DatasetInfo):
-    """What a model needs to know of a data set for detection or segmentation.
+    """The facts of a data set for detection or segmentation that a model needs.
 
-    truth: which of boxes, masks and classes there is for every image.
-    category_ids: the number of each class of objects in the files of the data set, which results are written with.
-    pixel_names: the classes of pixels, where these are not `class_names`.
+    truth: the targets of every image, of boxes, masks and classes.
+    category_ids: the number of each class of objects in the files of the data set, used when results are written.
+    pixel_names: the classes of pixels, if these are not `class_names`.
     """
 
     truth: tuple[str, ...] = ("boxes",)
@@ -52,12 +52,12 @@ class DenseInfo(DatasetInfo):
 
 
 class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
-    """Pairs of an image, uint8 of (3, height, width), and its truth.
+    """Pairs of an image, uint8 of (3, height, width), and its target.
 
-    An image that cannot be read, or whose truth contradicts it, is counted in `skipped`, named in the log and replaced
-    by the next one in training (`skip_broken`); in evaluation it is an error.
+    In training (`skip_broken`), an image that cannot be read, or that contradicts its target, is counted in `skipped`,
+    logged, and replaced by the next one; in evaluation it is an error.
 
-    sizes: (n, 2), height and width of every image, where the data set knows them without reading the images.
+    sizes: (n, 2), height and width of every image, if they are known without reading the images.
     """
 
     sizes: np.ndarray | None = None
@@ -69,15 +69,15 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
 
     @abstractmethod
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its truth.
+        """Return an image and its target.
 
         Raises:
-            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if a file of it is broken.
+            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if one of its files is broken.
         """
 
     @abstractmethod
     def place(self, index: int) -> Path:
-        """Return what an image is called in messages."""
+        """Return the name of an image in messages."""
 
     def size(self, index: int) -> tuple[int, int] | None:
         """Return the (height, width) in the header of the file `place(index)`; None if there is no such image."""
@@ -89,7 +89,7 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that were met, in this process or in a worker of it."""
+        """The broken images that were found, in this process or in one of its workers."""
         return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
                 reason = (str(error) or type(error).__name__).rstrip(".")
                 if not self.skip_broken:
                     raise ValueError(
-                        f"{place} cannot be used ({reason}); an evaluation must see every image, so fix or remove it."
+                        f"{place} cannot be used ({reason}); an evaluation needs every image, so fix or remove it."
                     ) from None
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
@@ -129,13 +129,13 @@ def read_image(path: Path) -> tv_tensors.Image:
 
 
 def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
-    """Return the truth of an image with objects; what is not given of `iscrowd` and `area` follows from the boxes.
+    """Return the target of an image with objects; `iscrowd` is 0 and `area` that of the boxes unless they are given.
 
     Args:
         boxes: (n, 4), left, top, right, bottom in pixels; n may be 0.
         labels: (n,), from 0.
         size: (height, width) of the image.
-        image_id: its number.
+        image_id: the number of the image.
         further: other entries of the target.
     """
     held = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
@@ -151,7 +151,7 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
 
 
 def inside(folder: Path, name: object) -> Path:
-    """Return the path of the file that an annotation calls `name`, in `folder`.
+    """Return the path in `folder` of the file `name` of an annotation.
 
     Raises:
         ValueError: if it is not a relative path, or leads out of the folder.
@@ -163,7 +163,7 @@ def inside(folder: Path, name: object) -> Path:
 
 
 def stays_inside(path: Path, folder: Path) -> Path:
-    """Return `path` if it is in `folder`, links followed.
+    """Return `path` if it is in `folder` after following links.
 
     Raises:
         ValueError: if a link on the way leads out of it.

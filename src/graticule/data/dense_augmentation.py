@@ -13,17 +13,17 @@ class DenseAugmentation:
     """The augmentation of training images; all off by default. Boxes, masks and classes change with the image."""
 
     sizes: tuple[str, ...] = ()
-    """multi-scale training: SHORTERxLONGER sides, one per image at random, in which it is fitted instead of `fit`"""
+    """multi-scale training: SHORTERxLONGER sides, of which each image is fitted to a random one instead of `fit`"""
     scale: tuple[Positive, Positive] | None = None
-    """range of a random factor of the size after the resize; its logarithm is uniform if `log_scale`"""
+    """range of a random factor of the size after the resize; log-uniform if `log_scale`"""
     log_scale: Flag = False
-    """draw the logarithm of the factor uniformly, instead of the factor"""
+    """draw the factor log-uniformly instead of uniformly"""
     part: Share = 0.0
     """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
     crop: tuple[Side, Side] | None = None
-    """height and width of a random crop; what an image with classes per pixel lacks is padded, and not learned"""
+    """height and width of a random crop; smaller images with classes per pixel are padded with ignored pixels"""
     crop_majority: ShareAboveZero = 1.0
-    """draw a crop again, up to 10 times, where one class has more than this share of its pixels; 0.75 on ADE20K"""
+    """draw a crop again, up to 10 times, while one class has more than this share of its pixels; 0.75 on ADE20K"""
     hflip: Share = 0.0
     """probability of a horizontal flip"""
     photometric: Flag = False
@@ -41,7 +41,7 @@ class DenseAugmentation:
 
 
 def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
-    """Read sizes in which images are fitted, SHORTERxLONGER or SIDE in pixels.
+    """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels.
 
     Raises:
         ValueError: if they are not sizes, or the longer side comes first.

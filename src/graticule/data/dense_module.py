@@ -21,15 +21,15 @@ from graticule.data.registry import DATASETS, loaded
 from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key, drawing
 from graticule.names import known_name
 
-#: What belongs to boxes, besides the boxes themselves.
+#: The entries of a target that belong to boxes, besides the boxes themselves.
 _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
 
 
 def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
-    """Load a split of a data set that has `truth`, some of boxes, masks and classes.
+    """Load a split of a data set with the targets `truth`, of boxes, masks and classes.
 
     Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, another truth, or data that do not exist.
+        ValueError, FileNotFoundError, ImportError: for an unknown name, other targets, or data that do not exist.
     """
     known_name("dataset", name, DATASETS)
     found: Any = loaded(name, split, None if root is None else Path(root))
@@ -41,22 +41,22 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
 
 
 class DenseModule:
-    """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their truths.
+    """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their targets.
 
     Args:
-        dataset: its name.
-        truth: what is wanted: boxes, and masks, or classes.
-        root: its folder, where it has one.
-        size: the most that the shorter and the longer side may have, in pixels: images are resized to fit in it.
+        dataset: the name of the data set.
+        truth: the targets that are needed: boxes, and masks, or classes.
+        root: the folder of the data set, if it has one.
+        size: the largest shorter and longer side, in pixels: images are resized to fit in it.
         batch_size: images per training batch.
         eval_batch_size: images per batch in evaluation.
         workers: processes that load images; 0 loads them in the main process.
-        seed: decides order and augmentation.
-        augmentation: what happens to training images.
-        by_shape: whether a batch has only wide or only tall images, so that little is padded.
+        seed: seed of order and augmentation.
+        augmentation: the augmentation of training images.
+        by_shape: whether a batch has only wide or only tall images, which reduces padding.
         normalize: whether images are normalized; otherwise they are in [0, 1].
-        limit_train: use so many training images only, at even distances.
-        limit_test: use so many test images only, at even distances.
+        limit_train: use only this many training images, evenly spaced.
+        limit_test: use only this many test images, evenly spaced.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class DenseModule:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, of pixels if these are wanted, in the order of the model's outputs."""
+        """The names of the classes (of pixels, if the targets are classes), in the order of the model's outputs."""
         return self.info.pixel_names or self.info.class_names if "classes" in self.truth else self.info.class_names
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that training has met and left out."""
+        """The broken images that training found and left out."""
         return self.images["train"].skipped
 
     @property
@@ -110,11 +110,11 @@ class DenseModule:
         return len(self.indices["test"])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return which images make up the batches of one of `world_size` processes.
+        """Return the order of the images in the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none, or
-                images are grouped by shape whose sizes are not known.
+            ValueError: if a batch cannot be split across the processes and micro-batches, there is no batch, or images
+                are grouped by shape and their sizes are not known.
         """
         sampler = EpochSampler(len(self.indices["train"]), self.seed)
         if self.by_shape:
@@ -123,26 +123,26 @@ class DenseModule:
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
 
     def _train_sizes(self) -> np.ndarray:
-        """Return (height, width) of the training images, (n, 2), from their headers if the data set has no list."""
+        """Return (height, width) of the training images, (n, 2), from their headers unless the data set lists them."""
         images, chosen = self.images["train"], self.indices["train"]
         sizes = stated_sizes(Subset(images, chosen.tolist())) if images.sizes is None else images.sizes[chosen]
         if (sizes == 1).all():
             raise ValueError(
-                "`by_shape` must be False where the sizes of images are not known, got True; give "
+                "`by_shape` must be False if the sizes of images are not known, got True; give "
                 f"{type(images).__name__} the attribute `sizes`, (n, 2), or files as its `place`."
             )
         return sizes
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images and truths, in an order of their own each epoch."""
+        """Return batches of images and targets, in another order each epoch."""
         transform = Training(self.size, self.augmentation, self._normalization)
         examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
         return self._loader(examples, batch_sampler=order or self.train_order())
 
     def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Return batches of the test images fitted in `size`, every image once over all processes, and their truths.
+        """Return batches of the test images fitted to `size`, each once over all processes, and of their targets.
 
-        The truths are those of the original images. An image that only fills up has the `image_id` `PADDING`.
+        The targets are those of the original images. A padding image has the `image_id` `PADDING`.
         """
         examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
         sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
@@ -162,20 +162,20 @@ class DenseModule:
             num_workers=self.workers,
             collate_fn=_lists,
             persistent_workers=self.workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
             **kwargs,
         )
 
 
 class Examples(Dataset[tuple[Tensor, Target]]):
-    """Transformed images and truths, as plain tensors.
+    """Transformed images and targets, as plain tensors.
 
     Args:
         images: all images.
-        indices: which of them are used.
-        transform: of image and truth.
-        truth: what is kept of the truths.
-        seed: of random transforms, whose draws are a function of seed and key; None without.
+        indices: the images that are used.
+        transform: the transform of image and target.
+        truth: the kinds of targets that are kept.
+        seed: seed of random transforms, whose draws are a function of seed and key; None if there are none.
     """
 
     def __init__(

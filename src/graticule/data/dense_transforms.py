@@ -1,4 +1,4 @@
-"""Transforms of images together with their boxes, masks and classes, on torchvision's second version."""
+"""Transforms of images together with their boxes, masks and classes, on torchvision's transforms v2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.data.dense import IGNORED, Target
 from graticule.data.dense_augmentation import DenseAugmentation, fitted_sizes
 from graticule.data.images import DatasetInfo
 
-#: From an image (3, height, width) and its truth to both, changed alike. Randomness is torch's.
+#: A function of an image (3, height, width) and its target that transforms both. Randomness is torch's.
 DenseTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 #: The entries of a target that have one value per object, besides its boxes.
 _PER_OBJECT = ("labels", "masks", "iscrowd", "area")
@@ -33,7 +33,7 @@ def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
 
     Args:
         size: (height, width) in pixels.
-        within: the most that the shorter and the longer side may have.
+        within: the largest shorter and longer side.
     """
     factor = min(within[0] / min(size), within[1] / max(size))
     return _scaled(size, factor)
@@ -45,7 +45,7 @@ def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
 
 
 def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
-    """Resize an image, bilinear, and its truth, masks and classes to the nearest pixel, to (height, width)."""
+    """Resize an image (bilinear) and its target (masks and classes: nearest) to (height, width)."""
     if tuple(image.shape[-2:]) == size:
         return image, target
     return F.resize(image, list(size), antialias=True), {
@@ -55,14 +55,14 @@ def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
 
 
 def flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
-    """Flip an image and its truth from left to right."""
+    """Flip an image and its target horizontally."""
     return F.horizontal_flip(image), _each(target, F.horizontal_flip)
 
 
 def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
-    """Cut (top, left, height, width) out of an image and its truth; objects of which nothing is left are dropped.
+    """Crop an image and its target to (top, left, height, width); objects of which nothing is left are dropped.
 
-    A box is cut at the border of the crop.
+    Boxes are clipped at the border of the crop.
     """
     changed = _each(target, lambda value: F.crop(value, *box))
     if "boxes" in changed:
@@ -83,7 +83,7 @@ def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor
 
 
 def without_empty(target: Target) -> Target:
-    """Return the truth without objects whose box has no area or whose mask has no pixel."""
+    """Return the target without objects whose box has no area or whose mask has no pixel."""
     if "boxes" not in target:
         return target
     boxes = target["boxes"]
@@ -94,7 +94,7 @@ def without_empty(target: Target) -> Target:
 
 
 def chosen(target: Target, kept: Tensor) -> Target:
-    """Return the truth with some of its objects; kept: (n,), bool."""
+    """Return the target with some of its objects; kept: (n,), bool."""
     changed = dict(target)
     for name in ("boxes", *_PER_OBJECT):
         if name in target:
@@ -113,8 +113,8 @@ class Training:
     """The transform of training: the changes of `DenseAugmentation` in their order, then normalization and padding.
 
     Args:
-        fit: the most that the shorter and the longer side may have after the resize.
-        augmentation: what is drawn.
+        fit: the largest shorter and longer side after the resize.
+        augmentation: the random changes.
         info: mean and std, by which images are normalized; None leaves them in [0, 1], for models that normalize.
     """
 
@@ -125,7 +125,7 @@ class Training:
         self.photometric = v2.RandomPhotometricDistort(p=1.0) if augmentation.photometric else None
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Return an image, float32, and its truth."""
+        """Return an image, float32, and its target."""
         given = self.augmentation
         if given.part and _uniform() < given.part:
             image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
@@ -175,12 +175,12 @@ class Training:
 
 
 class Evaluation:
-    """The transform of evaluation: the resize and the normalization. The truth stays that of the original image.
+    """The transform of evaluation: the resize and the normalization. The target stays that of the original image.
 
-    The truth gets the `size` of the original, (height, width), to which predictions are brought.
+    The target gets the `size` of the original, (height, width), to which predictions are resized.
 
     Args:
-        fit: the most that the shorter and the longer side may have.
+        fit: the largest shorter and longer side.
         info: mean and std, by which images are normalized; None leaves them in [0, 1], for models that normalize.
     """
 
@@ -189,13 +189,13 @@ class Evaluation:
         self.fit = fit
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Return an image, float32, and the truth."""
+        """Return an image, float32, and the target."""
         small, _ = resized(image, {}, fitted(_size(image), self.fit))
         return normalized(small, self.info), {**target, "size": _size(image)}
 
 
 def normalized(image: Tensor, info: DatasetInfo | None) -> Tensor:
-    """Return an image of uint8 as float32 in [0, 1], less the mean and over the deviation of its data set if given."""
+    """Return a uint8 image as float32 in [0, 1], normalized by the mean and std of `info` if given."""
     scaled: Tensor = F.to_dtype(image, torch.float32, scale=True)
     return scaled if info is None else F.normalize(scaled, list(info.mean), list(info.std))
 
@@ -217,5 +217,5 @@ def _between(first: int, last: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a tensor of torchvision's kinds as a plain tensor, and anything else as it is."""
+    """Return a tensor of torchvision's kinds as a plain tensor, and anything else unchanged."""
     return value.as_subclass(Tensor) if isinstance(value, tv_tensors.TVTensor) else value

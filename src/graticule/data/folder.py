@@ -14,7 +14,7 @@ from graticule.data.encoded import LARGEST, EncodedImages, stated_size
 from graticule.data.images import DatasetInfo, Split
 from graticule.files import check_plain, read_bytes
 
-#: The folders of a split, the first that exists.
+#: The folders of a split; the first that exists is used.
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
 
 
@@ -24,7 +24,7 @@ def is_image(name: str) -> bool:
 
 
 class FolderImages(EncodedImages):
-    """Images of a folder, one sub-folder a class."""
+    """Images of a folder, one sub-folder per class."""
 
     def __init__(self, files: list[tuple[Path, int]], skip_broken: bool) -> None:
         super().__init__(np.asarray([label for _, label in files]), skip_broken)
@@ -34,12 +34,12 @@ class FolderImages(EncodedImages):
         """Return the bytes of a file.
 
         Raises:
-            ValueError: if it is not a regular file any more, or too large for an image.
+            ValueError: if it is not a regular file any more, or is too large for an image.
         """
         return read_bytes(self.files[index][0], LARGEST)
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Return the (height, width) that the header of a file states; no more of it is read."""
+        """Return the (height, width) in the header of a file; no more of it is read."""
         path = self.files[index][0]
         check_plain(path)
         with path.open("rb") as file:
@@ -55,8 +55,8 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
-            without images, classes that differ between the two, a link that leads out of the folder or nowhere, or
-            an image that is not a regular file.
+            without images, classes that differ between the splits, a link that leads out of the folder or nowhere,
+            or an image that is not a regular file.
     """
     names, files = folder_files(root)
     info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -67,7 +67,7 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
     """Find the names of the classes, and (file, label) of every image of both splits.
 
     Raises:
-        ValueError, FileNotFoundError: as `image_folder` does.
+        ValueError, FileNotFoundError: as in `image_folder`.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
@@ -120,12 +120,12 @@ def split_folder(root: Path, split: Split) -> Path:
 
 
 def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
-    """Find the files at any depth below `folder` whose names are `wanted`: plain files, or links to such in `root`.
+    """Find the files at any depth below `folder` whose names are `wanted`: regular files, or links to some in `root`.
 
     Folders are not entered through links, and hidden ones only if `hidden`.
 
     Raises:
-        ValueError: for a link that leads out of `root` or nowhere, or something that is not a regular file, as a pipe.
+        ValueError: for a link that leads out of `root` or nowhere, or a file that is not regular, such as a pipe.
     """
     found, left = [], [folder]
     while left:
@@ -148,7 +148,7 @@ def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidd
 
 
 def stay_inside(path: Path, root: Path) -> None:
-    """Check that `path`, if it is a link, leads to something in `root`.
+    """Check that `path`, if it is a link, leads to a file or folder in `root`.
 
     Raises:
         ValueError: if it leads out of it, or nowhere, naming both ends.

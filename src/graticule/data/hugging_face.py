@@ -19,15 +19,15 @@ from graticule.data.folder import SPLITS, files_below
 from graticule.data.images import MOST_CLASSES, DatasetInfo, Split
 from graticule.files import check_plain, read_json
 
-#: The file that lists the splits, and the one that says what pack packs.
+#: The file that lists the splits, and the plan of `pack`.
 DICT, PLAN = "dataset_dict.json", "pack.json"
-#: Files that are open at a time.
+#: Most files that are open at a time.
 _OPEN = 32
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the images of Arrow files are: `offsets` and `sizes` in bytes, and `labels`, (n,) each.
+    """Index of the images in Arrow files: `offsets` and `sizes` in bytes, and `labels`, (n,) each.
 
     The rows of `files[i]` begin at row `starts[i]`; an image that does not exist has size 0.
     """
@@ -40,12 +40,12 @@ class Rows:
 
 
 class ArrowImages(EncodedImages):
-    """Images in Arrow files; the bytes of an image are read when it is asked for.
+    """Images in Arrow files; the bytes of an image are read on access.
 
-    They are not read through a memory map: a file that is cut or a disk that fails would end the process (SIGBUS).
+    They are not read through a memory map: a truncated file or a failing disk would kill the process (SIGBUS).
 
     Args:
-        rows: where the images are.
+        rows: the index of the images.
         column: the column of the images.
         skip_broken: replace images that cannot be decoded.
     """
@@ -57,20 +57,20 @@ class ArrowImages(EncodedImages):
         self._files = _OpenFiles(rows.files)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image; none if the data set has none.
+        """Return the bytes of an image; empty if the data set has none.
 
         Raises:
-            ValueError: if its file has become shorter since it was opened.
+            ValueError: if its file was truncated after it was opened.
         """
         file, _ = self._find(index)
         size = int(self.rows.sizes[index])
         content = self._files.read(file, int(self.rows.offsets[index]), size)
         if len(content) < size:
-            raise ValueError(f"{self.rows.files[file]} was cut while it was read: row {index} is not whole.")
+            raise ValueError(f"{self.rows.files[file]} was truncated while it was read: row {index} is incomplete.")
         return content
 
     def place(self, index: int) -> Path:
-        """Return the folder of the split and the number of the row, with the name of the file that it comes from."""
+        """Return the folder of the split and the number of the row, with the name of its original file."""
         file, row = self._find(index)
         path = self.rows.files[file]
         cell = open_arrow(path)[0].column(self.column)[row]
@@ -78,13 +78,13 @@ class ArrowImages(EncodedImages):
         return path.parent / (f"row {index}: {name}" if name else f"row {index}")
 
     def _find(self, index: int) -> tuple[int, int]:
-        """Return the number of the file of an image, and that of its row there."""
+        """Return the number of the file of an image, and the row in it."""
         file = int(np.searchsorted(self.rows.starts, index, side="right")) - 1
         return file, index - int(self.rows.starts[file])
 
 
 class _OpenFiles:
-    """Reads from many files, of which it keeps a few open; each process opens its own."""
+    """Reader of many files that keeps a few of them open; each process opens its own."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -95,21 +95,21 @@ class _OpenFiles:
 
     def read(self, number: int, offset: int, size: int) -> bytes:
         file = self._open.pop(number, None) or _OpenFile(self.paths[number])
-        self._open[number] = file  # the one used last comes last
+        self._open[number] = file  # the most recently used one is last
         if len(self._open) > _OPEN:
             del self._open[next(iter(self._open))]
         return file.read(offset, size)
 
 
 class _OpenFile:
-    """A file that is open until nothing refers to it; a forked process may read from it too."""
+    """A file that is open until nothing refers to it; forked processes can read from it, too."""
 
     def __init__(self, path: Path) -> None:
         self.number = -1
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
     def read(self, offset: int, size: int) -> bytes:
-        if hasattr(os, "pread"):  # leaves alone the position, which forked processes share
+        if hasattr(os, "pread"):  # does not move the file offset, which forked processes share
             return os.pread(self.number, size, offset)
         os.lseek(self.number, offset, os.SEEK_SET)
         return os.read(self.number, size)
@@ -126,16 +126,16 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
     runs.
 
     Raises:
-        ValueError, FileNotFoundError: for a folder that is missing, damaged, not packed to the end or none of these,
+        ValueError, FileNotFoundError: for a folder that is missing, damaged, packed incompletely or of another kind,
             a split or column that does not exist, labels without a class, images that are paths, classes that differ
-            between the two, or a link or name that leads out of the folder.
+            between the splits, or a link or name that leads out of the folder.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
             "`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote, got "
             f"{str(root)!r}, which does not exist."
         )
-    files_below(root, root, lambda name: True)  # all are plain files, before the first is opened
+    files_below(root, root, lambda name: True)  # checks that all files are regular before one is opened
     plan = read_plan(root)
     listed = _listed_splits(root, unfinished=plan is not None)
     folders = {part: _folder(root, part, listed) for part in SPLITS}
@@ -161,34 +161,34 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
 
 
 def open_arrow(path: Path) -> tuple[pa.Table, pa.Buffer]:
-    """Open an Arrow file without reading the values; returns its table, and the file as a buffer that it refers to.
+    """Open an Arrow file without reading the values; returns its table and the buffer of the file, which it refers to.
 
-    `datasets.load_from_disk` would read whole files, since Arrow asks the system to page in what it opens.
+    `datasets.load_from_disk` would read whole files, since Arrow asks the system to page in every file that it opens.
 
     Raises:
-        ValueError: if it is damaged or cut.
+        ValueError: if it is damaged or truncated.
     """
     check_plain(path)
     try:
         with path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
-            mapping.madvise(mmap.MADV_RANDOM)  # no reading ahead
+            mapping.madvise(mmap.MADV_RANDOM)  # no read-ahead
         if mapping[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
             raise ValueError("its end is missing")
         buffer = pa.py_buffer(mapping)
         return pa.ipc.open_stream(buffer).read_all(), buffer
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ValueError(
-            f"{path} is cut, damaged or no Arrow file ({str(error).splitlines()[0]}); write the data set again."
+            f"{path} is truncated, damaged or no Arrow file ({str(error).splitlines()[0]}); write the data set again."
         ) from None
 
 
 def read_rows(files: Sequence[Path], image: str, label: str) -> Rows:
-    """Find the images of Arrow files, several files at a time, since the disk may be slow to answer.
+    """Find the images of Arrow files, several files at a time, since the disk may have a high latency.
 
     Raises:
-        ValueError: naming a file that is damaged or cut, or has images that are not bytes or rows without a label.
+        ValueError: naming a file that is damaged or truncated, or has images that are not bytes or rows without labels.
     """
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda path: _read_file(path, image, label), files))
@@ -221,15 +221,15 @@ def _places(images: pa.StructArray, file: pa.Buffer, path: Path) -> np.ndarray:
     missing = np.asarray(images.is_null()) | np.asarray(content.is_null())
     if (rows := np.flatnonzero(missing & np.asarray(images.is_valid()) & np.asarray(paths.is_valid()))).size:
         raise ValueError(
-            f"{path} must have the images themselves, got the path {paths[rows[0]].as_py()!r}; save the data set "
-            "again, with save_to_disk, which takes images in."
+            f"{path} must contain the images themselves, got the path {paths[rows[0]].as_py()!r}; save the data set "
+            "again with save_to_disk, which embeds the images."
         )
     _, bounds, data = content.buffers()
     if missing.all() or data is None:
         return np.zeros((2, len(images)), np.int64)
     start = data.address - file.address
     if not 0 <= start <= file.size - data.size:
-        raise ValueError(f"{path} must not be compressed; save the data set again, with save_to_disk.")
+        raise ValueError(f"{path} must not be compressed; save the data set again with save_to_disk.")
     number = np.dtype(np.int32 if content.type == pa.binary() else np.int64)
     ends = np.frombuffer(bounds, number, len(content) + 1, content.offset * number.itemsize).astype(np.int64)
     sizes = np.where(missing, 0, np.diff(ends))
@@ -239,7 +239,7 @@ def _places(images: pa.StructArray, file: pa.Buffer, path: Path) -> np.ndarray:
 
 
 def read_plan(root: Path) -> dict[str, Any] | None:
-    """Read what `pack` packs into `root`; None if it does not."""
+    """Read the plan that `pack` wrote to `root`; None if there is none."""
     path = root / PLAN
     try:
         plan = read_json(path)
@@ -248,7 +248,7 @@ def read_plan(root: Path) -> dict[str, Any] | None:
     counts = plan.get("images") if isinstance(plan, dict) else None
     if isinstance(plan, dict) and isinstance(counts, dict) and all(type(counts.get(part)) is int for part in SPLITS):
         return plan
-    raise ValueError(f"{path} is damaged: it must have the number of images of every split. Pack again, elsewhere.")
+    raise ValueError(f"{path} is damaged: it must have the number of images per split. Pack again into another folder.")
 
 
 def _listed_splits(root: Path, unfinished: bool) -> list[str]:
@@ -257,7 +257,7 @@ def _listed_splits(root: Path, unfinished: bool) -> list[str]:
         listed = read_json(path)
     except FileNotFoundError:
         if unfinished:
-            reason = f"packing was not finished in {root}; run graticule pack again, and it is resumed"
+            reason = f"packing was not finished in {root}; run graticule pack again to resume it"
         elif (root / "state.json").exists():
             reason = f"got one table in {root}, which has no split to evaluate on"
         else:
@@ -318,7 +318,7 @@ def _data_files(folder: Path) -> list[Path]:
         raise ValueError(f"{path} is damaged: it must list files.")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"`data_root` must have its tables in itself, got {name!r} in {path}.")
+            raise ValueError(f"`data_root` must contain its own tables, got {name!r} in {path}.")
     if indirect:
         raise ValueError(f"{path} lists rows by index; save the data set again, with a newer version of datasets.")
     return [folder / name for name in names]

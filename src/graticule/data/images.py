@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 Split = Literal["train", "test"]
 
-#: Classes of a data set, at most: a damaged label must not decide how much memory is taken.
+#: Most classes of a data set: a damaged label must not determine the allocated memory.
 MOST_CLASSES = 1_000_000
 
 
@@ -21,8 +21,8 @@ MOST_CLASSES = 1_000_000
 class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
-    `size` is the native (height, width) of the images, None where they differ; `mean` and `std` are those of
-    the training images a channel, in [0, 1].
+    `size` is the native (height, width) of the images, None if they differ; `mean` and `std` are those of
+    the training images per channel, in [0, 1].
     """
 
     name: str
@@ -39,10 +39,10 @@ class DatasetInfo:
 
 
 def check_class_names(found: Sequence[str], expected: Sequence[str], source: str) -> None:
-    """Check that data have the classes, by name and in order, that `source`, a run, was trained on.
+    """Check that data have the classes that `source`, a run, was trained on, by name and in order.
 
     Raises:
-        ValueError: naming the classes that differ: the same outputs would stand for other classes.
+        ValueError: naming the classes that differ, since the outputs would mean other classes.
     """
     found, expected = tuple(found), tuple(expected)
     if found == expected:
@@ -51,7 +51,7 @@ def check_class_names(found: Sequence[str], expected: Sequence[str], source: str
         [name for name in names if name not in set(others)] for names, others in ((found, expected), (expected, found))
     )
     if here or there:
-        differing = f"in the data alone: {_listed(here)}; in {source} alone: {_listed(there)}"
+        differing = f"only in the data: {_listed(here)}; only in {source}: {_listed(there)}"
     else:
         number = next(n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
         differing = f"the order differs: class {number} is {found[number]!r}, and {expected[number]!r} in {source}"
@@ -62,9 +62,9 @@ def check_class_names(found: Sequence[str], expected: Sequence[str], source: str
 
 
 def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Return whether two data sets have the same classes in the same order, as far as their classes have names.
+    """Return whether two data sets have the same classes in the same order, as far as the classes have names.
 
-    Classes without names are called "0", "1" and so on, and may be any others that are as many.
+    Classes without names are called "0", "1" and so on, and match any other classes of the same number.
     """
     ours, theirs = tuple(ours), tuple(theirs)
     numbers = tuple(map(str, range(len(ours))))
@@ -76,11 +76,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class ArrayImages(Dataset[tuple[Image.Image, int]]):
-    """Images held in memory: `images` (n, H, W) or (n, H, W, 3), uint8, and `labels` (n,)."""
+    """Images in memory: `images` (n, H, W) or (n, H, W, 3), uint8, and `labels` (n,)."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         if len(images) != len(labels):
-            raise ValueError(f"`labels` must be as many as the images, {len(images)}, got {len(labels)}.")
+            raise ValueError(f"`labels` must have one entry per image, {len(images)}, got {len(labels)}.")
         self.images = images
         self.labels = labels.astype(np.int64)
 
@@ -92,7 +92,7 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
 
 
 def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
-    """Return at most `count` indices, spread over the classes as evenly as they can be, in rising order.
+    """Return at most `count` indices, balanced over the classes as far as possible, in increasing order.
 
     A class gives its first images; the choice depends on labels and count alone.
 
@@ -102,7 +102,7 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
     labels = np.asarray(labels)
     if count < 1:
         raise ValueError(f"`limit` must be at least 1, got {count}.")
-    rank = np.empty(len(labels), dtype=np.int64)  # the how-manieth of its class an image is
+    rank = np.empty(len(labels), dtype=np.int64)  # of an image within its class
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
         rank[of_class] = np.arange(len(of_class))
@@ -110,10 +110,10 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
 
 
 def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> list[int]:
-    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in rising order.
+    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in increasing order.
 
-    A class of n images gives the nearest whole number to n times `share`. The choice depends on labels, share and
-    seed alone, with any version of NumPy: its `RandomState` is frozen.
+    A class of n images gives n times `share`, rounded. The choice depends on labels, share and seed alone, with any
+    version of NumPy, since its `RandomState` is frozen.
 
     Raises:
         ValueError: if `share` is not in (0, 1] or the seed is negative.
@@ -133,7 +133,7 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
 
 
 def stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split indices into train and test with `test_per_class` of every class in test; fixed by `seed`."""
+    """Split indices into train and test with `test_per_class` of every class in test, chosen by `seed`."""
     generator = torch.Generator().manual_seed(seed)
     test = []
     for label in np.unique(labels):

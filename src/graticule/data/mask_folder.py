@@ -19,10 +19,10 @@ from graticule.data.folder import files_below, is_image
 from graticule.data.images import Split
 from graticule.files import read_bytes
 
-#: The folders of a split, the first that exists.
+#: The folders of a split; the first that exists is used.
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "test": ("val", "validation", "test")}
 CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
-#: Lines of a list of classes, at most: a mask of 8 bits has no more.
+#: Most lines of a list of classes: a mask of 8 bits has no more.
 _MOST = 255
 
 
@@ -31,9 +31,9 @@ class MaskImages(DenseImages):
 
     Args:
         pairs: the files of every image and its mask.
-        values: what each value of a mask means, (256,): a class, or `IGNORED`; -1 for a value that there must not be.
+        values: the meaning of each value of a mask, (256,): a class, or `IGNORED`; -1 for an invalid value.
         training: whether the images are trained on.
-        root: the folder that no file may be out of.
+        root: the folder that contains all files.
     """
 
     def __init__(self, pairs: Sequence[tuple[Path, Path]], values: np.ndarray, training: bool, root: Path) -> None:
@@ -47,11 +47,11 @@ class MaskImages(DenseImages):
         return self.pairs[index][0]
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and the class of every pixel of it.
+        """Return an image and the class of each of its pixels.
 
         Raises:
-            ValueError, OSError, SyntaxError: if one of the two cannot be read, they have different sizes, or a pixel
-                has an unknown class.
+            ValueError, OSError, SyntaxError: if image or mask cannot be read, they have different sizes, or a pixel has
+                an unknown class.
         """
         image_file, mask_file = (stays_inside(path, self.root) for path in self.pairs[index])
         image = read_image(image_file)
@@ -73,7 +73,7 @@ class MaskImages(DenseImages):
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Read a mask, (height, width), uint8: a PNG in gray or with a palette, whose indices are the classes.
+    """Read a mask, (height, width), uint8: a gray PNG, or one with a palette, whose indices are the classes.
 
     Raises:
         ValueError, OSError, SyntaxError: if it cannot be read, or has colors.
@@ -86,7 +86,7 @@ def read_mask(path: Path) -> np.ndarray:
 
 
 def meanings(count: int, first: int, ignored: Sequence[int]) -> np.ndarray:
-    """Return what the values of a mask mean, (256,): `count` classes from the value `first` on, and those ignored."""
+    """Return the meaning of each value of a mask, (256,): `count` classes from the value `first` on, and `ignored`."""
     values = np.full(256, -1)
     values[first : first + count] = np.arange(count)
     values[list(ignored)] = IGNORED
@@ -94,17 +94,17 @@ def meanings(count: int, first: int, ignored: Sequence[int]) -> np.ndarray:
 
 
 def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, Path]]]:
-    """Return `root`, and the files of every image of a split and its mask.
+    """Return `root`, and the files of each image of a split and its mask.
 
     Raises:
-        ValueError, FileNotFoundError: if there are none, or an image has no mask, or a mask no image.
+        ValueError, FileNotFoundError: if there are none, an image has no mask, or a mask has no image.
     """
     names = _SPLITS[split]
     name = next((name for name in names if root and (root / "images" / name).is_dir()), None)
     if root is None or name is None or not (root / "annotations" / name).is_dir():
         raise FileNotFoundError(
             f"`data_root` must be a folder with images/{names[0]} and annotations/{names[0]} (or "
-            f"{', '.join(names[1:])}), got {str(root)!r}, which has not."
+            f"{', '.join(names[1:])}), got {str(root)!r}, which does not."
         )
     folders = [root / kind / name for kind in ("images", "annotations")]
     found = [
@@ -124,7 +124,7 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
 def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
 
-    The names of the classes are those of `root`/objectInfo150.txt, where it is there.
+    The names of the classes are those of `root`/objectInfo150.txt, if it exists.
 
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.

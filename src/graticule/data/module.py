@@ -1,4 +1,4 @@
-"""A data set, its transforms and its batches, as Lightning wants them."""
+"""A data set, its transforms and its batches, as a Lightning data module."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from graticule.data.shifted import ShiftedImages, shifts_only
 from graticule.data.transforms import evaluation_transform, training_transform
 from graticule.names import known_name
 
-#: Images of at most so many pixels in all are transformed once and held in memory.
+#: Images with at most this many pixels in total are transformed once and kept in memory.
 _IN_MEMORY_PIXELS = 64_000_000
 
 
 def list_datasets() -> list[str]:
-    """List the names that `dataset` takes."""
+    """List the valid names of `dataset`."""
     return list(DATASETS)
 
 
 def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
-    """Load a split of a data set: pairs of an image and a label, and what is known of them.
+    """Load a split of a data set: pairs of an image and a label, and their `DatasetInfo`.
 
     Raises:
         ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
@@ -64,7 +64,7 @@ def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tup
 def build_mixup(
     *, mixup: float, cutmix: float, prob: float, switch_prob: float, label_smoothing: float, num_classes: int
 ) -> Mixup | None:
-    """Build timm's Mixup, which makes soft labels of (B, num_classes); None where both alphas are 0."""
+    """Build timm's Mixup, which returns soft labels of (B, num_classes); None if both alphas are 0."""
     if mixup < 0 or cutmix < 0:
         raise ValueError(f"`mixup` and `cutmix` must not be negative, got {mixup} and {cutmix}.")
     if mixup == cutmix == 0:
@@ -84,20 +84,21 @@ class DataModule(L.LightningDataModule):
 
     Args:
         dataset: one of `list_datasets()`.
-        root: its folder, where it has one.
-        size: (height, width) in training, and in evaluation unless another is asked for.
-        train_sizes: (height, width) of the training batches, of which each step has one; `size` alone by default.
+        root: the folder of the data set, if it has one.
+        size: (height, width) in training, and in evaluation unless another is given.
+        train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
         batch_size: images per training batch.
         eval_batch_size: images per batch in evaluation.
         workers: processes that load images; 0 loads them in the main process.
-        seed: decides order and augmentation.
-        augmentation: what happens to training images.
-        train_share: use this share of every class's training images only, chosen by `share_seed`.
-        share_seed: which ones; apart from `seed`, so that runs with several seeds see the same images.
-        limit_train: use so many training images only, balanced over the classes.
-        limit_test: use so many test images only, balanced over the classes.
-        drop_last: leave out a last training batch that is not full, as mixing in pairs needs.
-        repeats: repeated augmentation: every training image comes so many times in turn, in epochs as long as without.
+        seed: seed of order and augmentation.
+        augmentation: the augmentation of training images.
+        train_share: use only this share of the training images of each class, chosen by `share_seed`.
+        share_seed: seed of that choice, separate from `seed`, so that runs with several seeds see the same images.
+        limit_train: use only this many training images, balanced over the classes.
+        limit_test: use only this many test images, balanced over the classes.
+        drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
+        repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
+            not change.
         group_by_aspect: each training batch has images of similar aspect ratio, at the nearest of `train_sizes`, and
             random crops vary around that ratio.
     """
@@ -127,7 +128,7 @@ class DataModule(L.LightningDataModule):
         super().__init__()
         if drop_last and batch_size % 2:
             raise ValueError(
-                f"`batch_size` must be even where images are mixed in pairs, got {batch_size}; "
+                f"`batch_size` must be even if images are mixed in pairs, got {batch_size}; "
                 "give another, or set mixup and cutmix to 0."
             )
         known_name("dataset", dataset, DATASETS)
@@ -151,7 +152,7 @@ class DataModule(L.LightningDataModule):
         self._train: Any = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Find the images and check them as far as can be done without reading each."""
+        """Find the images and check them as far as possible without reading each."""
         if self._images:
             return
         splits: tuple[Split, ...] = ("train", "test")
@@ -166,32 +167,32 @@ class DataModule(L.LightningDataModule):
         if self.group_by_aspect:
             if self.info.size is not None:
                 raise ValueError(
-                    "`group_by_aspect` must be off where all images have one shape, which those of "
-                    f"{self.dataset!r} have: {self.info.size[0]} x {self.info.size[1]}."
+                    "`group_by_aspect` must be off if all images have one shape, as those of "
+                    f"{self.dataset!r} do: {self.info.size[0]} x {self.info.size[1]}."
                 )
             self._groups = aspect_groups(stated_sizes(self._images["train"]), self.train_sizes)
         if len(self._images["train"]) < self.batch_size and self.drop_last:
             raise ValueError(
-                f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, where "
+                f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, if "
                 f"images are mixed in pairs, got {self.batch_size}."
             )
 
     @property
     def skipped(self) -> list[Path]:
-        """The broken images that training has met and left out."""
+        """The broken images that training found and left out."""
         return getattr(self._images.get("train"), "skipped", [])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return which images make up the batches of one of `world_size` processes.
+        """Return the order of the images in the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
+            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
         """
         images = self._images["train"]
         shares = world_size * accumulate
         if self.drop_last and self.batch_size % (2 * shares):
             raise ValueError(
-                f"`batch_size` must give every one of {shares} processes and parts an even number of images where they "
+                f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
                 f"are mixed in pairs, got {self.batch_size}."
             )
         sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
@@ -211,7 +212,7 @@ class DataModule(L.LightningDataModule):
         )
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Batches of images (B, C, height, width) and labels (B,), in an order of their own each epoch."""
+        """Return batches of images (B, C, height, width) and labels (B,), in another order each epoch."""
         if self._train is None:
             each = [self._train_images(size) for size in self.train_sizes]
             self._train = each[0] if len(each) == 1 else SizedImages(each)
@@ -233,19 +234,19 @@ class DataModule(L.LightningDataModule):
         return SeededImages(images, training_transform(self.info, size, augmentation), self.seed)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Batches of the test images at the training size."""
+        """Return batches of the test images at the training size."""
         return self.eval_dataloader(self.size)
 
     def eval_dataloader(
         self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
     ) -> DataLoader[Any]:
-        """Batches of the test images at `size` = (height, width), every image once over all processes.
+        """Return batches of the test images at `size` = (height, width), each once over all processes.
 
-        Every process gets as many; an image that only fills up has the label `PADDING`.
+        Every process gets the same number; padding images have the label `PADDING`.
 
         Args:
-            mode: zoom scales the images to `size`; canvas leaves them at the scale of training, each at a random place
-                of an empty canvas of `size`, or cropped to it.
+            mode: zoom scales the images to `size`; canvas keeps the scale of training and puts each image at a random
+                position on an empty canvas of `size`, or crops it.
         """
         images = self._images["test"]
         if mode == "canvas" and size != self.size:
@@ -266,7 +267,7 @@ class DataModule(L.LightningDataModule):
         """Return test images by number, (n, C, height, width), and their labels, (n,).
 
         Raises:
-            ValueError: for a number that no image has.
+            ValueError: for an index out of range.
         """
         images = self._images["test"]
         for index in indices:
@@ -277,10 +278,10 @@ class DataModule(L.LightningDataModule):
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
     def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `count` test images at even distances, for many data sets are sorted by class; as `test_images`.
+        """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class.
 
         Raises:
-            ValueError: if there are not so many.
+            ValueError: if there are fewer.
         """
         total = self.num_test
         if not 1 <= count <= total:
@@ -297,20 +298,20 @@ class DataModule(L.LightningDataModule):
 
     def _loader(self, images: Any, **kwargs: Any) -> DataLoader[Any]:
         kind = images.each[0] if isinstance(images, SizedImages) else images
-        whole = isinstance(kind, TensorImages | ShiftedImages)  # already batches: no work for workers or collation
+        whole = isinstance(kind, TensorImages | ShiftedImages)  # gives whole batches: no workers, no collation
         workers = 0 if whole else self.workers
         return DataLoader(
             images,
             num_workers=workers,
             collate_fn=_as_it_is if whole else None,
             persistent_workers=workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
             **kwargs,
         )
 
 
 class _Chosen(Subset[Any]):
-    """Some of the images, with the labels and the broken files of the whole."""
+    """Some of the images, with the labels and the broken files of the whole set."""
 
     def __init__(self, images: Any, indices: list[int]) -> None:
         super().__init__(images, indices)

@@ -24,17 +24,17 @@ from graticule.progress import hidden
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: The file of checksums, as the program sha256sum writes and checks them.
+#: The file of checksums, in the format of the program sha256sum.
 SUMS = "SHA256SUMS"
 IMAGE, LABEL = "image", "label"
 _FOLDERS: dict[Split, str] = {"train": "train", "test": "validation"}
-#: Bytes of images in a file, and in a batch of rows, at most; each has one image at least.
+#: Most bytes of images in a file, and in a batch of rows; each has at least one image.
 _FILE_BYTES, _BATCH_BYTES = 1 << 28, 1 << 25
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Contents of a packed folder: images and files by split, and bytes of all files.
+    """Contents of a packed folder: images and files per split, and bytes of all files.
 
     `left_out` names the empty files that packing left out; `written` counts the files that this call wrote.
     """
@@ -59,7 +59,7 @@ class _Source(NamedTuple):
 
 @dataclass(frozen=True)
 class _Part:
-    """An Arrow file to write; `digest` is its checksum, if it was packed before."""
+    """An Arrow file to write; `digest` is its checksum, if it was already packed."""
 
     path: Path
     sources: Sequence[_Source]
@@ -76,20 +76,20 @@ def pack(
 ) -> Packed:
     """Pack an image folder, or tar shards in WebDataset's format, into Arrow files that `hugging_face` loads.
 
-    The bytes of the images stay as they are, in the order of the folder, so training on the packed images is the same
-    as on the folder, image by image. The same source gives the same files, bit by bit. Packing that was interrupted
-    is resumed by the same call; until it is finished, the folder does not load.
+    The bytes of the images and their order are unchanged, so training on the packed images equals training on the
+    folder. The same source gives the same files, bit by bit. Packing that was interrupted is resumed by the same call;
+    until it is finished, the folder cannot be loaded.
 
     Args:
         root: the folder, with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or train/*.tar and val/*.tar.
         output: the folder to write, outside of `root`.
-        workers: threads, of which each writes a file (default: some more than there are cores).
-        skip_broken: leave out empty files, which are an error otherwise.
+        workers: threads, each of which writes a file (default: slightly more than the number of cores).
+        skip_broken: leave out empty files, which are otherwise an error.
         progress: show a progress bar.
 
     Raises:
         ValueError, FileNotFoundError: for a source that `image_folder` or `tar_files` refuses, empty files, or an
-            `output` that holds something else or was begun with other files.
+            `output` that contains something else or was begun with other files.
         OSError: if something cannot be read or written.
     """
     root, output = Path(root), Path(output)
@@ -124,23 +124,23 @@ def pack(
 
 
 def verify(root: str | Path, *, workers: int | None = None, progress: bool = True) -> Packed:
-    """Read all that `pack` wrote again, and compare it with the checksums and counts.
+    """Read all files that `pack` wrote, and compare them with the checksums and counts.
 
     Raises:
-        ValueError: naming every file that is missing or not as it was packed.
+        ValueError: naming every file that is missing or has changed.
         FileNotFoundError: if `root` was not packed.
     """
     root = Path(root)
     if (plan := read_plan(root)) is None:
         raise FileNotFoundError(f"`root` must be a folder that graticule packed, with {PLAN}, got {root}.")
     if not (sums := _read_sums(root)):
-        raise ValueError(f"{root} must be packed to the end; run graticule pack again, and it is resumed.")
+        raise ValueError(f"{root} must be packed completely; run graticule pack again to resume.")
     paths = [root / name for name in sums]
     found = each(_checksum, paths, "verifying", workers, progress)
     bad = [str(path) for path, digest, right in zip(paths, found, sums.values(), strict=True) if digest != right]
     bad += [str(path) for path in sorted(root.rglob("*.arrow")) if path not in set(paths)]
     if bad:
-        raise ValueError("\n  ".join([f"{root} is not as it was packed; remove these files and pack again:", *bad]))
+        raise ValueError("\n  ".join([f"{root} changed since it was packed; remove these files and pack again:", *bad]))
     for split in SPLITS:
         hugging_face(split, root)  # compares the counts
     arrows = [path for path in paths if path.suffix == ".arrow"]
@@ -151,7 +151,7 @@ def verify(root: str | Path, *, workers: int | None = None, progress: bool = Tru
 def each(
     function: Callable[[Item], Result], items: Sequence[Item], about: str, workers: int | None, progress: bool
 ) -> list[Result]:
-    """Return `function` of every item, computed by threads: reading, writing and hashing release Python's lock."""
+    """Return `function` of every item, computed by threads: reading, writing and hashing release the GIL."""
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` must be at least 1, got {workers}.")
     options = {} if workers is None else {"max_workers": workers}
@@ -195,12 +195,12 @@ def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split
 
 
 def _name(path: Path, root: Path) -> str:
-    """Return the name of a file in `root`, in Unicode whatever its bytes are."""
+    """Return the name of a file in `root`, as valid Unicode whatever its bytes are."""
     return os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _digest_sources(names: Sequence[str], splits: dict[Split, list[_Source]]) -> str:
-    """Return a checksum of the classes, and of name, size and label of every image."""
+    """Return a checksum of the classes, and of the name, size and label of each image."""
     digest = hashlib.sha256(json.dumps(names).encode())
     for split, sources in splits.items():
         for source in sources:
@@ -209,23 +209,21 @@ def _digest_sources(names: Sequence[str], splits: dict[Split, list[_Source]]) ->
 
 
 def _begin(output: Path, plan: dict[str, Any]) -> None:
-    """Write what is packed to `output`, or check that it is what was begun there."""
+    """Write `plan` to `output`, or check that it equals the plan that was begun there."""
     begun = read_plan(output)
     if begun is None:
         if found := sorted(path.name for path in output.iterdir() if not path.name.startswith(".")):
-            raise ValueError(
-                f"`output` must be empty or have been begun by pack, got {output} with {', '.join(found[:5])}."
-            )
+            raise ValueError(f"`output` must be empty or begun by pack, got {output} with {', '.join(found[:5])}.")
         write_json(output / PLAN, plan)
     elif begun != plan:
         differing = "; ".join(
             f"{key}: {begun.get(key)}, now {plan[key]}" for key in plan if begun.get(key) != plan[key]
         )
         raise ValueError(
-            f"`output` must be as it was begun, got {output}, which was begun with other files ({differing}). Remove "
-            "it, or choose another."
+            f"`output` must have been begun with the same files, got {output}, which was begun with others "
+            f"({differing}). Remove it, or choose another."
         )
-    for rest in output.glob("*/.*.tmp"):  # of a process that was killed
+    for rest in output.glob("*/.*.tmp"):  # left by a process that was killed
         rest.unlink()
 
 
@@ -237,7 +235,7 @@ def _parts(output: Path, split: Split, sources: list[_Source], known: dict[str, 
 
 
 def _chunks(sources: Iterable[_Source], limit: int) -> Iterator[list[_Source]]:
-    """Cut into successive chunks of at most `limit` bytes, but of one image at least."""
+    """Split into successive chunks of at most `limit` bytes, but of at least one image."""
     chunk: list[_Source] = []
     size = 0
     for source in sources:
@@ -259,7 +257,7 @@ _SCHEMA = pa.schema([(IMAGE, _TYPE), (LABEL, pa.int64())])
 
 
 def _write(part: _Part) -> tuple[str, bool]:
-    """Write a file, unless it is there and whole; returns its checksum, and whether it was written."""
+    """Write a file, unless it exists completely; returns its checksum, and whether it was written."""
     if part.path.exists() and _is_whole(part):
         digest = _checksum(part.path)
         if part.digest in (None, digest):
@@ -284,12 +282,12 @@ def _content(source: _Source) -> bytes:
         content = file.read(source.size)
         whole = len(content) == source.size and (source.offset or not file.read(1))
     if not whole:
-        raise ValueError(f"{source.file} must not change while it is packed, but its size did.")
+        raise ValueError(f"{source.file} must not change while it is packed, but its size changed.")
     return content
 
 
 def _is_whole(part: _Part) -> bool:
-    """Return whether a file has the rows that it should have."""
+    """Return whether a file has the expected rows."""
     try:
         rows = read_rows([part.path], IMAGE, LABEL)
         images = open_arrow(part.path)[0].column(IMAGE)
@@ -301,7 +299,7 @@ def _is_whole(part: _Part) -> bool:
 
 
 def _finish(output: Path, names: Sequence[str], plan: dict[str, Any], sums: dict[str, str]) -> None:
-    """Write what describes the files, and last of all what makes them load."""
+    """Write the descriptions of the files; the last one makes the folder loadable."""
     written: dict[str, dict[str, Any]] = {}
     for folder in _FOLDERS.values():
         written[f"{folder}/state.json"] = {
@@ -333,7 +331,7 @@ def _checksum(path: Path) -> str:
 
 
 def _read_sums(output: Path) -> dict[str, str]:
-    """Read the checksums of a packed folder; none if packing was not finished."""
+    """Read the checksums of a packed folder; empty if packing was not finished."""
     path = output / SUMS
     try:
         check_plain(path)

@@ -1,4 +1,4 @@
-"""The images of a folder at any depth, to look at a model with; classes are those of the folders, if they can be."""
+"""The images of a folder at any depth, to inspect a model with; classes are those of the folders, if possible."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from graticule.data.images import DatasetInfo
 from graticule.data.module import DataModule
 from graticule.files import read_bytes
 
-#: Bytes of a file of labels, at most.
+#: Largest file of labels in bytes.
 _LARGEST = 1 << 28
 
 
 class Pictures(DataModule):
     """The images of a folder as test images; there are no training images.
 
-    FOLDER/val/CLASS/*, FOLDER/CLASS/* and FOLDER/* are taken. The names of the classes decide the labels: if they are
-    classes of the model, their indices; if they are as many as the model has classes, their alphabetical order, as in
-    ImageNet's folders. Otherwise there are no labels.
+    FOLDER/val/CLASS/*, FOLDER/CLASS/* and FOLDER/* are used. The names of the folders decide the labels: the indices of
+    the model's classes if they are names of these; their alphabetical order, as in ImageNet's folders, if there are as
+    many as the model has classes. Otherwise there are no labels.
 
     Args:
-        folder: of the images.
-        info: what the model's images look like, with the names of its classes, if they are known.
+        folder: the folder of the images.
+        info: facts of the model's images, with the names of its classes, if they are known.
         size: (height, width) in pixels.
-        num_classes: of the model.
+        num_classes: number of classes of the model.
         labels: file of lines `path,label`, paths relative to the folder, labels as numbers or names of classes.
-        count: use at most so many images, evenly spaced through all.
+        count: use at most this many images, evenly spaced.
         batch_size: images per batch.
-        augmentation: decides how images are resized.
+        augmentation: gives resizing and center crop.
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or empty, or labels that do not fit.
@@ -83,7 +83,7 @@ class Pictures(DataModule):
 
 
 class _Pictures(FolderImages):
-    """Images of files, in gray for one channel."""
+    """Images of files, gray for one channel."""
 
     def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:
         super().__init__(files, skip_broken=False)
@@ -95,7 +95,7 @@ class _Pictures(FolderImages):
 
 
 def _labels_of(places: Sequence[Path], folders: set[str], names: Sequence[str], num_classes: int) -> list[int] | None:
-    """Return the labels of images by the folders that they are in; None if these are not the model's classes."""
+    """Return the labels of images from the names of their folders; None if these are not the model's classes."""
     if not folders or any(len(place.parts) < 2 for place in places):
         return None
     if folders <= set(names):
@@ -110,7 +110,7 @@ def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[
     """Read a file of lines `path,label`.
 
     Raises:
-        ValueError: for a line that is none, or a label that is not a class.
+        ValueError: for an invalid line, or a label that is not a class.
     """
     found: dict[str, int] = {}
     lines = read_bytes(path, _LARGEST).decode("utf-8", errors="replace").splitlines()

@@ -12,9 +12,9 @@ from graticule.data.documents import Corpus
 from graticule.data.images import DatasetInfo, Split
 from graticule.plugins import check_new_name, register_once
 
-#: From a split and the folder of the data, if one is given, to (image, label) pairs and what is known of them.
+#: A function of a split and the folder of the data or None that returns (image, label) pairs and their `DatasetInfo`.
 Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
-#: From the folder of the text, if one is given, to the documents of both splits.
+#: A function of the folder of the text or None that returns the documents of both splits.
 TextLoader = Callable[[Path | None], Corpus]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def register_dataset(name: str) -> Callable[[F], F]:
     """Return a decorator that registers a function that loads images, for `--dataset` and `load_dataset`.
 
     The function takes the split, "train" or "test", and the folder (`--data-root`) or None, and returns the images and
-    a `DatasetInfo`. The images have a length, give (PIL image, label) for an index, and have `labels`, (n,), an array:
+    a `DatasetInfo`. The images have a length, return (PIL image, label) for an index, and have an array `labels`, (n,):
     `ArrayImages` holds arrays, and a subclass of `EncodedImages` decodes files.
 
     Args:
@@ -34,7 +34,7 @@ def register_dataset(name: str) -> Callable[[F], F]:
 
     Raises:
         ValueError: if `name` is not an identifier or already taken.
-        TypeError: for what is not a function of two arguments.
+        TypeError: if the decorated object is not a function of two arguments.
 
     Example::
 
@@ -59,7 +59,7 @@ def register_text(name: str) -> Callable[[F], F]:
 
     Raises:
         ValueError: if `name` is not an identifier or already taken.
-        TypeError: for what is not a function of one argument.
+        TypeError: if the decorated object is not a function of one argument.
 
     Example::
 
@@ -96,7 +96,7 @@ def add_own(kind: str, table: dict[str, Any], own: dict[str, Any]) -> None:
     """Add the loaders of the package to `table`.
 
     Raises:
-        ValueError: if a plugin that was imported before has taken one of their names.
+        ValueError: if a plugin that was imported earlier has taken one of their names.
     """
     if taken := sorted(own.keys() & table):
         raise ValueError(f"`name` must be new, got {taken[0]!r}, which is a {kind} of graticule.")
@@ -104,7 +104,7 @@ def add_own(kind: str, table: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:
-    """Load a split of the data set `name`, and check what a plugin returns.
+    """Load a split of the data set `name`, and check the types that a plugin returns.
 
     Raises:
         TypeError: naming the data set, if it is not images with labels and a `DatasetInfo`.

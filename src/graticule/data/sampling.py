@@ -1,4 +1,4 @@
-"""Order and augmentation as functions of seed, epoch and index, so that a run can be repeated and resumed."""
+"""Order and augmentation as functions of seed, epoch and index, so that runs are reproducible and can be resumed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from torch.utils.data import Dataset, Sampler
 
 from graticule.data.transforms import Transform
 
-#: (epoch, index), or (epoch, index, which repeat) where an image comes several times an epoch.
+#: (epoch, index), or (epoch, index, repeat) if an image comes several times per epoch.
 Key = tuple[int, ...]
 
 
-#: Keeps the draws of sizes apart from those of images.
+#: Separates the draws of sizes from those of images.
 _SIZES = 0x512E
 
 
 class EpochSampler(Sampler[Key]):
     """Yields the key of every image once, in an order that is a function of seed and epoch.
 
-    The epoch travels with the index, and so reaches workers that live longer than an epoch.
+    The epoch is part of the key, so it reaches persistent workers.
 
     Args:
         length: number of images.
-        seed: decides the order.
-        shuffle: whether there is one; else they come as they lie.
-        repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes so many times in
-            turn, each time with randomness of its own. An epoch is as long as without, and so sees fewer images,
-            as in DeiT's code.
+        seed: seed of the order.
+        shuffle: whether images are shuffled.
+        repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes this many times in
+            a row, each time with other randomness. The length of an epoch does not change, so it sees fewer different
+            images, as in DeiT's code.
     """
 
     def __init__(self, length: int, seed: int, shuffle: bool = True, *, repeats: int = 1) -> None:
@@ -46,7 +46,7 @@ class EpochSampler(Sampler[Key]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one; Lightning calls it."""
+        """Set the next epoch; Lightning calls this."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class EpochSampler(Sampler[Key]):
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:
-        """Return the keys at `places` of an epoch; `indices` is its order, where it is known."""
+        """Return the keys at the positions `places` of an epoch; `indices` is its order, if known."""
         indices = self.indices(epoch) if indices is None else indices
         if self.repeats == 1:
             return [(epoch, index) for index in indices[places].tolist()]
@@ -71,12 +71,12 @@ class EpochSampler(Sampler[Key]):
 
 
 class GroupSampler(EpochSampler):
-    """An order whose batches have images of one group, but for the last ones, which have the rest, group by group.
+    """An order in which batches have images of one group, except the last ones, which have the rest, group by group.
 
     Args:
         groups: (n,), the group of every image, counted from 0, such as its shape.
         batch_size: images per step.
-        seed: decides the order.
+        seed: seed of the order.
     """
 
     def __init__(self, groups: np.ndarray, batch_size: int, seed: int) -> None:
@@ -97,23 +97,22 @@ class GroupSampler(EpochSampler):
 
 
 class BatchOrder(Sampler[list[Key]]):
-    """The training batches of one process, cut from global batches that do not depend on how many processes there are.
+    """The training batches of one process, cut from global batches that do not depend on the number of processes.
 
     Step s takes the s-th `batch_size` images of the epoch. They are split across the processes, and within each across
-    the micro-batches, so that the repeats of an image go to different processes. A last batch that
-    is not full is split as far as it goes (`weight` makes its mean right), or left out if there is not one image
-    for each.
+    the micro-batches, so that the repeats of an image go to different processes. A last batch that is not full is split
+    unevenly (`weight` corrects its mean), or left out if it has fewer images than there are micro-batches in total.
 
     Args:
         sampler: order of the images.
         batch_size: images per step, over all processes and micro-batches.
-        rank: which process this is.
+        rank: index of the process.
         world_size: number of processes.
         parts: number of micro-batches per step in each process.
         drop_last: leave out a last batch that is not full.
-        sizes: number of image sizes, of which each step has one, a function of seed, epoch and step; its index is then
-            the last entry of the keys that are yielded. None for a single size.
-        sizes_of: with a `GroupSampler`, the indices of the sizes that each group has: a step has one of those of the
+        sizes: number of image sizes. Each step has one, a function of seed, epoch and step; its index is the last
+            entry of the keys. None for a single size.
+        sizes_of: with a `GroupSampler`, the indices of the sizes of each group: a step has one of the sizes of the
             image in its middle.
     """
 
@@ -146,8 +145,8 @@ class BatchOrder(Sampler[list[Key]]):
         self.steps = full + (not drop_last and rest >= shares)
         if not self.steps:
             raise ValueError(
-                f"`batch_size` must not exceed the number of training examples, {len(sampler)}, where a batch must be "
-                f"full or be split across them, got {batch_size}."
+                f"`batch_size` must not exceed the number of training examples, {len(sampler)}, if batches must be "
+                f"full or are split across processes, got {batch_size}."
             )
         self._first = 0
 
@@ -155,11 +154,11 @@ class BatchOrder(Sampler[list[Key]]):
         return self.steps * self.parts
 
     def skip(self, batches: int) -> None:
-        """Let the next pass begin after `batches`, as a run does that is resumed in the middle of an epoch."""
+        """Skip `batches` in the next pass, for a run that is resumed in the middle of an epoch."""
         self._first = batches
 
     def places(self, number: int) -> np.ndarray:
-        """Return the places in the epoch of this process's images of batch `number`."""
+        """Return the positions in the epoch of this process's images of batch `number`."""
         step, part = divmod(number, self.parts)
         stop = min((step + 1) * self.batch_size, len(self.sampler))
         return np.arange(
@@ -167,7 +166,7 @@ class BatchOrder(Sampler[list[Key]]):
         )
 
     def weight(self, number: int) -> float:
-        """Return what the mean of batch `number` counts, so that the mean over all shares is that of the whole step."""
+        """Return the weight of the mean of batch `number`, such that the weighted mean of a step is its true mean."""
         step = number // self.parts
         images = min(self.batch_size, len(self.sampler) - step * self.batch_size)
         return len(self.places(number)) * self.world_size * self.parts / images
@@ -177,9 +176,9 @@ class BatchOrder(Sampler[list[Key]]):
         return self.sampler.keys(epoch, self.places(number))
 
     def size(self, epoch: int, number: int, indices: np.ndarray | None = None) -> int:
-        """Return the index of the size of batch `number`; the batches of a step have the same in all processes.
+        """Return the index of the size of batch `number`; it is the same for all micro-batches of a step.
 
-        `indices` is the order of the epoch, where it is known.
+        `indices` is the order of the epoch, if known.
         """
         if self.sizes is None:
             return 0
@@ -200,15 +199,15 @@ class BatchOrder(Sampler[list[Key]]):
             yield keys if self.sizes is None else [(*key, self.size(epoch, number, indices)) for key in keys]
 
 
-#: The label of an image that only fills a batch up, and is not counted.
+#: The label of a padding image, which is not counted.
 PADDING = -1
 
 
 class EvaluationOrder(Sampler[int]):
-    """The images of one process in evaluation: all processes get as many, and every image is counted once.
+    """The images of one process in evaluation: all processes get the same number, and every image is counted once.
 
-    Where the number does not go into equal parts, the last image comes again as -1 - its index: `TransformedImages`
-    and `TensorImages` then give it the label `PADDING`.
+    If the number is not divisible by that of processes, the last image is repeated as -1 - its index, for which
+    `TransformedImages` and `TensorImages` return the label `PADDING`.
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
@@ -225,9 +224,9 @@ class EvaluationOrder(Sampler[int]):
 
 
 class SeededImages(Dataset[tuple[Tensor, int]]):
-    """Transformed images, where the randomness of one is a function of seed and key alone.
+    """Transformed images; the randomness of each is a function of seed and key alone.
 
-    The same images come whatever the number of workers, and the randomness of the process is left as it was.
+    The images do not depend on the number of workers, and the global random state is unchanged.
     """
 
     def __init__(self, images: Any, transform: Transform, seed: int) -> None:
@@ -246,13 +245,13 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
 
 @contextlib.contextmanager
 def drawing(seed: int, key: Key) -> Iterator[None]:
-    """Make what is drawn within the block a function of seed and key; the process's randomness is the same after it."""
+    """Make the draws within the block a function of seed and key; the global random state is restored after it."""
     state = int(np.random.SeedSequence([seed, *key]).generate_state(1)[0])
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         random.seed(state)
         np.random.seed(state)
-        torch.default_generator.manual_seed(state)  # of the CPU alone: a GPU has its own affairs
+        torch.default_generator.manual_seed(state)  # of the CPU only, not of a GPU
         yield
     finally:
         random.setstate(states[0])
@@ -298,7 +297,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
 
 
 class TensorImages(Dataset[tuple[Tensor, Tensor]]):
-    """Small images transformed once and held as one tensor (n, C, H, W); a whole batch is one indexing.
+    """Small images, transformed once and stored as one tensor (n, C, H, W); a batch is one indexing operation.
 
     Keys are indices, or the (epoch, index) of `EpochSampler`.
     """

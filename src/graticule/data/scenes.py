@@ -1,4 +1,4 @@
-"""Scenes: pictures composed of the embedded digits, with boxes, masks and a class per pixel, without any download."""
+"""Scenes: pictures composed of the digits, with boxes, masks and a class per pixel, without any download."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from graticule.data.images import ArrayImages, Split
 
 #: Height and width of a scene, in pixels.
 SIZE = (96, 96)
-#: Scenes of a split. Those of training are made of the digits of training, the others of held-out ones.
+#: Scenes per split. Those for training consist of the training digits, the others of held-out ones.
 COUNTS: dict[Split, int] = {"train": 2000, "test": 200}
-#: Of a box, at most this share may lie in another one when it is placed.
+#: Largest share of a box that may lie in another one when it is placed.
 _OVERLAP = 0.25
-#: A digit covers a pixel where it has more than this of its ink.
+#: A digit covers the pixels in which its ink exceeds this.
 _INK = 0.5
 
 INFO = DenseInfo(
@@ -44,8 +44,8 @@ class Scene:
     """A composed picture.
 
     pixels: (height, width, 3), uint8.
-    owner: (height, width), the object that is seen in each pixel, or -1.
-    kinds: (n,), the class of each object, also of those that others hide.
+    owner: (height, width), the visible object in each pixel, or -1.
+    kinds: (n,), the class of each object, including hidden ones.
     """
 
     pixels: np.ndarray
@@ -54,25 +54,25 @@ class Scene:
 
 
 class Scenes(DenseImages):
-    """Composed pictures, and what is seen in them: boxes and masks are of the parts of objects that no other hides.
+    """Composed pictures and their visible objects: boxes and masks cover the parts of objects that no other hides.
 
     Args:
-        count: how many there are.
-        draw: returns the picture of an index.
+        count: number of pictures.
+        draw: function that returns the picture of an index.
     """
 
     def __init__(self, count: int, draw: Callable[[int], Scene]) -> None:
         super().__init__(count, skip_broken=False)
         self.draw = draw
         self.sizes = np.tile(SIZE, (count, 1))
-        self._drawn: dict[int, Scene] = {}  # 80 MB, if all are asked for
+        self._drawn: dict[int, Scene] = {}  # 80 MB for all
 
     def place(self, index: int) -> Path:
-        """Return what a scene is called."""
+        """Return the name of a scene."""
         return Path(f"scene {index}")
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return a scene, composed when it is first asked for."""
+        """Return a scene, composed on first access."""
         if index not in self._drawn:
             self._drawn[index] = self.draw(index)
         scene = self._drawn[index]
@@ -88,15 +88,15 @@ class Scenes(DenseImages):
 
 @dataclass(frozen=True)
 class Composition:
-    """Several digits at random places, scales and colors, before a background with a gradient and noise.
+    """Several digits at random positions, scales and colors, on a background with a gradient and noise.
 
-    A digit hides those that were placed before it.
+    A digit hides those that were placed earlier.
 
-    parts: the digits that it is composed of.
+    parts: the available digits.
     size: height and width in pixels.
-    objects: number of digits, from and to.
-    heights: their heights in pixels, from and to.
-    margin: pixels at each side that no digit reaches.
+    objects: range of the number of digits.
+    heights: range of their heights in pixels.
+    margin: empty pixels at each side.
     """
 
     parts: ArrayImages
@@ -106,7 +106,7 @@ class Composition:
     margin: int = 0
 
     def compose(self, random: np.random.RandomState) -> Scene:
-        """Return a picture; the streams of `RandomState` are the same in every version of NumPy."""
+        """Return a picture; the streams of `RandomState` do not depend on the version of NumPy."""
         height, width = (side - 2 * self.margin for side in self.size)
         picture = _background(random, self.size)
         owner = np.full(self.size, -1, dtype=np.int8)
@@ -155,7 +155,7 @@ def _background(random: np.random.RandomState, size: tuple[int, int]) -> np.ndar
 
 
 def _scaled(digit: np.ndarray, height: int, widest: int) -> np.ndarray:
-    """Return the ink of a digit without its margin, at this height and at most so wide, in [0, 1]."""
+    """Return the ink of a digit without its margin, at this height and at most `widest` wide, in [0, 1]."""
     rows, columns = (np.flatnonzero(digit.max(axis) > 0) for axis in (1, 0))
     cut = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     width = min(max(round(cut.shape[1] * height / cut.shape[0]), 3), widest)
@@ -164,13 +164,13 @@ def _scaled(digit: np.ndarray, height: int, widest: int) -> np.ndarray:
 
 
 def _share(box: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> float:
-    """Return how much of the smaller of two boxes lies in the other."""
+    """Return the share of the smaller of two boxes that lies in the other."""
     sides = [max(0, min(box[n + 2], other[n + 2]) - max(box[n], other[n])) for n in (0, 1)]
     areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
     return sides[0] * sides[1] / min(areas)
 
 
 def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of what a mask covers."""
+    """Return left, top, right and bottom of a mask."""
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

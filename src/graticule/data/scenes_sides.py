@@ -1,4 +1,4 @@
-"""Scenes whose classes are places: which half of the picture a digit is in, which no patch shows."""
+"""Scenes whose classes are positions: the half of the picture that contains a digit, which no patch shows."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from graticule.data.digits import digits
 from graticule.data.images import Split
 from graticule.data.scenes import COUNTS, INFO, SIZE, Composition, Scene, Scenes
 
-#: Digits per half, their heights, and the distance that they keep from the sides of their half, in pixels.
+#: Digits per half, their heights, and their distance from the sides of their half, in pixels.
 _OBJECTS, _HEIGHTS, _MARGIN = (1, 3), (20, 40), 4
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Two halves, each composed by itself; the class of a digit is its half, left or right.
+    """Two halves, composed independently; the class of a digit is its half, left or right.
 
     Scene 2n + 1 has the halves of scene 2n exchanged, so every half occurs once on each side, and nothing within a
     half tells its side. A model that is equivariant under permutations of the patches, such as a ViT without position
-    that decodes each patch by itself, gives a digit the same class in both scenes, so one of the two is wrong: of the
-    pixels of digits it gets at most half right. If it finds a share a of them left and b right, a + b <= 1, the
-    intersection over union of the two classes is at most a / (1 + a) and b / (1 + b), each 1/3 at a = b = 1/2. With
-    the background at most 1, the mean of the three is at most 5/9 = 55.6 %.
+    that decodes each patch separately, gives a digit the same class in both scenes, so one of the two is wrong: at most
+    half of the pixels of digits are right. If a share a of the left ones is right, and b of the right ones, a + b <= 1,
+    the intersection over union of the two classes is at most a / (1 + a) and b / (1 + b), each 1/3 at a = b = 1/2.
+    With the background at most 1, the mean of the three is at most 5/9 = 55.6 %.
 
     This needs halves of whole patches. Logits per patch may be interpolated to pixels: with patches of up to twice the
     margin, no pixel of a digit depends on a logit of the other half.
 
-    half: composes a half.
-    stream: keeps the draws of a split apart from those of the other.
+    half: the composition of a half.
+    stream: separates the draws of the two splits.
     """
 
     half: Composition
@@ -48,7 +48,7 @@ class Sides:
     def _half(self, index: int, side: int) -> Scene:
         """Return a half, in which a digit covers each row from its first to its last ink.
 
-        Without that its strokes would be thinner than a patch, and a decoder of patches could not show them.
+        Otherwise its strokes would be thinner than a patch, and a decoder of patches could not segment them.
         """
         scene = self.half.compose(np.random.RandomState([self.stream, index, side]))
         owner = scene.owner.copy()

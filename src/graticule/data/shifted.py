@@ -1,4 +1,4 @@
-"""Small images in memory, cropped and flipped a whole batch at once."""
+"""Small images in memory, cropped and flipped by whole batches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from graticule.data.transforms import Transform
 
 
 class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Random crops with padding and random flips of images that are held as one tensor, without a loop over them.
+    """Random crops with padding and random flips of images in one tensor, without a loop over images.
 
-    What is drawn for an image is a function of seed and key, whatever batch it is in; the draws are not those of
-    `SeededImages`, the distribution is.
+    The draws for an image are a function of seed and key, whatever batch it is in. They differ from those of
+    `SeededImages`, but have the same distribution.
 
     Args:
         images: pairs of an image and a label.
-        transform: of evaluation, which brings an image to its size and normalizes it.
+        transform: the transform of evaluation, which resizes and normalizes an image.
         augmentation: `random_crop_padding` and `hflip`, and nothing else; see `shifts_only`.
-        info: mean and std; the padding is black, as around the image itself.
-        seed: decides what is drawn.
+        info: mean and std; the padding is black, like the border of the images.
+        seed: seed of the draws.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
         self.hflip = augmentation.hflip
         self.seed = seed
         mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
-        # black is 0 where the image is not normalized
+        # black is 0 before normalization
         self.padded = (F.pad(held.tensors * std + mean, [self.padding] * 4) - mean) / std
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
 
@@ -71,7 +71,7 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
         return images.permute(0, 3, 1, 2).contiguous(), self.labels[which]
 
     def _draw(self, epoch: int, repeat: int) -> np.ndarray:
-        """Three numbers in [0, 1) for every image, the same whoever asks."""
+        """Return three numbers in [0, 1) per image, a function of seed, epoch and repeat."""
         if self._drawn is None or self._drawn[0] != (epoch, repeat):
             numbers = np.random.default_rng([self.seed, epoch, repeat, 1]).random((len(self), 3))
             self._drawn = ((epoch, repeat), numbers)
@@ -79,6 +79,6 @@ class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def shifts_only(augmentation: Augmentation) -> bool:
-    """Return whether an augmentation is crops with padding and flips, and nothing else."""
+    """Return whether an augmentation consists of crops with padding and flips only."""
     rest = (augmentation.scale, augmentation.color_jitter, augmentation.rand_augment, augmentation.erasing)
     return augmentation.random and not any(rest)

@@ -1,4 +1,4 @@
-"""Tar shards in WebDataset's format: where their images are, found from the headers of the members."""
+"""Tar shards in WebDataset's format: the positions of their images, read from the headers of the members."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from graticule.files import check_plain, read_bytes
 
 #: The file that names the classes, one per line.
 CLASSES = "classes.txt"
-#: How compressed files begin; the images in them cannot be read one by one.
+#: First bytes of compressed files, whose images cannot be read individually.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _IMAGES = frozenset(extension[1:] for extension in IMG_EXTENSIONS)
 _BLOCK = 512
-#: Bytes of a header with its long names, and of the zeros after a tar, at most.
+#: Most bytes of a header with its long names, and of the zeros after a tar.
 _LONGEST_HEADER, _PADDING = 1 << 20, 1 << 26
 
 
@@ -39,7 +39,7 @@ class TarImage(NamedTuple):
 def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, TarImage]]]]:
     """Find the names of the classes, and (tar, image) of every image in `root`/train/*.tar and `root`/val/*.tar.
 
-    The names are the lines of `root`/classes.txt; without it they are numbers.
+    The names are the lines of `root`/classes.txt; without that file they are numbers.
 
     Raises:
         ValueError, FileNotFoundError: for tars that are missing or refused (see `read_tar`), a label without a class,
@@ -52,7 +52,7 @@ def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path,
     for images in found.values():
         for path, image in images:
             if not 0 <= image.label < most:
-                raise ValueError(f"{path} must have classes from 0 to {most - 1}, got {image.label} of {image.name}.")
+                raise ValueError(f"{path} must have classes from 0 to {most - 1}, got {image.label} for {image.name}.")
     names = names or tuple(map(str, range(max(labels["train"] | labels["test"]) + 1)))
     if len(names) < 2:
         raise ValueError(f"`folder` must have two classes or more, got {len(names)} in {root}.")
@@ -65,7 +65,7 @@ def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path,
 
 
 def has_tars(root: Path) -> bool:
-    """Return whether `root`/train has tars, also compressed ones, and no folders."""
+    """Return whether `root`/train has tars, including compressed ones, and no folders."""
     train = root / "train"
     entries = list(train.iterdir()) if train.is_dir() else []
     return any(_is_tar(path.name) for path in entries) and not any(path.is_dir() for path in entries)
@@ -90,7 +90,7 @@ def _find_tars(root: Path, part: Split) -> list[Path]:
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """Read the names of the classes, one per line; none where there is no classes.txt."""
+    """Read the names of the classes, one per line; empty without classes.txt."""
     path = root / CLASSES
     stay_inside(path, root)
     try:
@@ -102,20 +102,20 @@ def class_names(root: Path) -> tuple[str, ...]:
     names = tuple(line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     if not all(names) or len(set(names)) < len(names) or not 0 < len(names) <= MOST_CLASSES:
         raise ValueError(
-            f"{path} must have one name per line, each once and none empty, {MOST_CLASSES:,} at most, got {len(names)}."
+            f"{path} must have {MOST_CLASSES:,} different names at most, one per line and none empty, got {len(names)}."
         )
     return names
 
 
 def read_tar(path: Path) -> list[TarImage]:
-    """Find the images of a tar from the headers of its members; nothing is unpacked.
+    """Find the images of a tar from the headers of its members, without unpacking it.
 
-    As in WebDataset, successive members whose names are the same up to the first dot are a sample: here an image, and
-    the number of its class, as text, in KEY.cls. Other members of a sample are ignored.
+    As in WebDataset, successive members whose names agree up to the first dot form a sample: here an image, and KEY.cls
+    with the number of its class as text. Other members of a sample are ignored.
 
     Raises:
-        ValueError: for a tar that is cut, compressed or none, a member whose name leads out of it or that is no
-            plain file, or a sample without an image or class.
+        ValueError: for a file that is truncated, compressed or not a tar, a member whose name leads out of it or that
+            is not a regular file, or a sample without exactly one image and class.
     """
     found = []
     with _Headers(path.open("rb", buffering=0)) as file:
@@ -125,7 +125,7 @@ def read_tar(path: Path) -> list[TarImage]:
             for what, of_kind in (("an image", images), (".cls, the number of its class", classes)):
                 if len(of_kind) != 1:
                     got = ", ".join([repr(member.name) for _, member in members[:5]] + ["..."] * bool(members[5:]))
-                    raise ValueError(f"{path}: every sample must have {what}, and one only; {key!r} has {got}.")
+                    raise ValueError(f"{path}: every sample must have {what}, exactly one; {key!r} has {got}.")
             if images[0].size > LARGEST:
                 raise ValueError(f"{path}: {images[0].name!r} must have at most {LARGEST:,} bytes.")
             label = _class_number(path, file, classes[0])
@@ -141,7 +141,7 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[tuple[str, list[tuple[str, 
     sample: list[tuple[str, tarfile.TarInfo]] = []
     for member in _members(path, file):
         found = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", member.name, re.DOTALL)
-        if not found:  # hidden, or without a dot, as WebDataset's own notes are
+        if not found:  # hidden, or without a dot, such as WebDataset's own notes
             continue
         if sample and found[1] != key:
             yield key, sample
@@ -153,7 +153,7 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[tuple[str, list[tuple[str, 
 
 
 def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Yield the plain files of a tar, and see that it is whole."""
+    """Yield the regular files of a tar, and check that it is complete."""
     start = file.read(8)
     for magic, kind in _COMPRESSED.items():
         if start.startswith(magic):
@@ -175,22 +175,22 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     rest = file.read(_BLOCK)
     if len(rest) < _BLOCK or rest.strip(b"\0"):
         raise ValueError(
-            f"{path} is cut or damaged: after {end} bytes there is neither a member nor the end of a tar; copy it "
-            "again."
+            f"{path} is truncated or damaged: after {end} bytes there is neither a member nor the end of a tar; "
+            "copy it again."
         )
     while rest:
         rest = file.read(1 << 20)
         if rest.strip(b"\0"):
             raise ValueError(
-                f"{path} must end with its tar, or something would be lost; are these two, one after the other? Keep "
-                "each in a file of its own."
+                f"{path} must end after one tar, or data would be lost; are two tars concatenated? Keep each in a "
+                "separate file."
             )
         if file.tell() - end > _PADDING:
-            raise ValueError(f"{path} must end with its tar, got more than {_PADDING:,} zero bytes after it.")
+            raise ValueError(f"{path} must end after its tar, got more than {_PADDING:,} zero bytes after it.")
 
 
 class _Headers(io.BufferedReader):
-    """A tar of which nothing but headers is read: one that claims an absurd size must not take all memory."""
+    """Reader of tar headers only: one that claims an absurd size must not exhaust memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _LONGEST_HEADER:
@@ -200,13 +200,13 @@ class _Headers(io.BufferedReader):
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turn what tarfile says of a bad tar into an error that names it."""
+    """Turn errors of `tarfile` into an error that names the file."""
     try:
         yield
     except _Refused:
         raise
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is cut, damaged or no tar ({error}); copy it again.") from None
+        raise ValueError(f"{path} is truncated, damaged or not a tar ({error}); copy it again.") from None
 
 
 class _Refused(ValueError):
@@ -218,7 +218,7 @@ def _check(path: Path, member: tarfile.TarInfo) -> None:
     if parts[0] == "" or ".." in parts or re.match(r"[A-Za-z]:", member.name):
         raise _Refused(f"{path} must not have names that lead out of it, got {member.name!r}.")
     if not (member.isdir() or member.isreg()) or member.issparse():
-        raise _Refused(f"{path} must have plain files only, no links or devices, got {member.name!r}.")
+        raise _Refused(f"{path} must have regular files only, no links or devices, got {member.name!r}.")
 
 
 def _class_number(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> int:

@@ -1,4 +1,4 @@
-"""Text for language models: Python's own help, on every installation, or any folder of text files."""
+"""Text for language models: Python's own help, which every installation has, or any folder of text files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from graticule.data.registry import TEXTS, add_own
 from graticule.files import read_bytes
 from graticule.names import known_name
 
-#: What the name of a text file ends with.
+#: Extensions of text files.
 TEXT_EXTENSIONS = (".txt", ".text", ".md", ".rst", ".tex", ".py")
-#: Chosen once among 3,000, before anything was trained: with it the held-out topics of Python 3.11 to 3.13 are 10.5 to
-#: 11.3 % of the bytes, none is more than half of them, and none repeats a paragraph of a training topic.
+#: Chosen among 3,000 before any training: with it, the held-out topics of Python 3.11 to 3.13 have 10.5 to 11.3 % of
+#: the bytes, none has more than half of these, and none repeats a paragraph of a training topic.
 _PYDOC_SALT = "922/"
-#: What a name's hash, as a number in [0, 1), must be below for the document to be held out.
+#: A document is held out if the hash of its name, as a number in [0, 1), is below this.
 _HELD_OUT = 0.1
-#: A paragraph of fewer characters may be in both parts: a heading, or "See also:".
+#: Paragraphs of fewer characters may be in both splits, such as a heading, or "See also:".
 _LONG_PARAGRAPH = 60
 
 
-#: Bytes of a text file, at most: all text is held in memory.
+#: Largest text file in bytes: all text is kept in memory.
 _LARGEST = 1 << 32
 
 
 def list_texts() -> list[str]:
-    """List the names that `load_text` takes."""
+    """List the valid names of `load_text`."""
     return list(TEXTS)
 
 
@@ -53,25 +53,25 @@ def load_text(name: str, root: str | Path | None = None) -> Corpus:
 
 
 def hash_share(name: str) -> float:
-    """Return a number in [0, 1) that depends on a name alone, whatever the machine and the version of Python."""
+    """Return a number in [0, 1) that depends only on a name, not on the machine or the version of Python."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 
 def pydoc() -> Corpus:
-    """Load what `help()` says on Python's topics: 79 of them and 0.47 MB with Python 3.11, of which 10 are held out.
+    """Load the topics of Python's `help()`: 79 with 0.47 MB in Python 3.11, of which 10 are held out.
 
-    The text differs between versions of Python, the held-out topics do not: the hash of a topic's name alone decides.
-    Several topics are parts of others ("for" of "compound"). Should a version have a held-out paragraph in a training
-    topic too, the training topic loses it; with Python 3.11 to 3.13 none does.
+    The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
+    decides. Several topics are parts of others ("for" of "compound"). A held-out paragraph that is in a training topic,
+    too, is removed from that; Python 3.11 to 3.13 have none.
 
     Raises:
-        ImportError, ValueError: if this installation of Python came without the text, or with too little of it.
+        ImportError, ValueError: if this installation of Python has no or too little help text.
     """
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise ImportError(
-            f"`dataset` pydoc must have the module pydoc_data, a part of Python that is missing here ({error}); use "
+            f"`dataset` pydoc needs the module pydoc_data of Python, which is missing here ({error}); use "
             "another Python, or text_folder."
         ) from None
     found = sorted((name, text) for name, text in topics.items() if text.strip())
@@ -81,7 +81,7 @@ def pydoc() -> Corpus:
     if not corpus["train"] or not corpus["test"]:
         raise ValueError(
             "`dataset` pydoc must have topics to train on and topics held out, got "
-            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python came with {len(found)} of "
+            f"{len(corpus['train'])} and {len(corpus['test'])}: this installation of Python has {len(found)} of "
             "about 79; use another, or text_folder."
         )
     held_out = {key for document in corpus["test"] for key in map(_key, _paragraphs(document.text))}
@@ -91,12 +91,12 @@ def pydoc() -> Corpus:
 
 
 def text_folder(root: Path | None) -> Corpus:
-    """Load the text files of a folder, at any depth, each a document; they must be UTF-8.
+    """Load the UTF-8 text files of a folder, at any depth, as one document each.
 
-    Where there is a folder `root`/train, it is the training text, and `root`/val (or validation, or test) what is held
-    out. Else the hash of a file's path within `root` decides, for about one in ten; where that leaves a part empty,
-    the file nearest to it moves there. What begins with a dot is left alone, empty files are passed over, and of files
-    with the same text the first is taken. Line ends stay as they are; a byte order mark goes.
+    If there is a folder `root`/train, it is the training text, and `root`/val (or validation, or test) is held out.
+    Otherwise the hash of a file's path within `root` decides, and holds out about one in ten; if that leaves a split
+    empty, the file with the nearest hash moves there. Files and folders that begin with a dot and empty files are
+    skipped, and of files with the same text the first is used. Line ends are unchanged; a byte order mark is removed.
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or has too few text files, a file that is not
@@ -113,8 +113,8 @@ def text_folder(root: Path | None) -> Corpus:
     documents = _documents(root, root)
     if len(documents) < 2:
         raise ValueError(
-            f"`data_root` must have two text files or more, or folders train and val, got {documents[0].name} alone in "
-            f"{root}; cut it in two."
+            f"`data_root` must have two text files or more, or folders train and val, got only {documents[0].name} in "
+            f"{root}; split it in two."
         )
     shares = {document.name: hash_share(document.name) for document in documents}
     held_out = {name for name, share in shares.items() if share < _HELD_OUT} or {min(shares, key=shares.__getitem__)}
@@ -124,14 +124,14 @@ def text_folder(root: Path | None) -> Corpus:
 
 
 def read_utf8(path: Path) -> str:
-    """Read a file of text in UTF-8, of 4 GiB at most; a byte order mark is left out.
+    """Read a UTF-8 text file of at most 4 GiB, without its byte order mark.
 
     Raises:
         FileNotFoundError: if it does not exist.
         ValueError: if it is not a regular file, larger, or in another encoding, naming the byte and the likely one.
     """
     content = read_bytes(path, _LARGEST)
-    # of what decodes, only UTF-16 and UTF-32 without a mark, and what is not text, have a zero byte
+    # among decodable bytes, a zero byte means UTF-16 or UTF-32 without a byte order mark, or no text
     try:
         text = content.decode("utf-8")
         wrong = content.find(b"\0")
@@ -139,8 +139,8 @@ def read_utf8(path: Path) -> str:
         wrong = error.start
     if wrong >= 0:
         raise ValueError(
-            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which does not belong "
-            f"there: it may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
+            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which is not "
+            f"text: the file may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
         )
     return text.removeprefix("\ufeff")
 
@@ -164,7 +164,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _key(paragraph: str) -> str:
-    """Return a paragraph without what differs when it is quoted: indentation and line breaks."""
+    """Return a paragraph without indentation and line breaks, which differ when it is quoted."""
     return " ".join(paragraph.split())
 
 
@@ -181,7 +181,7 @@ def _documents(folder: Path, root: Path) -> list[Document]:
     files = _text_files(folder, root)
     if not files:
         raise ValueError(f"`data_root` must have text files ({', '.join(TEXT_EXTENSIONS)}), got none in {folder}.")
-    names: dict[str, str] = {}  # by text, so that a copy is not in both parts
+    names: dict[str, str] = {}  # by text, so that a copy is not in both splits
     for name, path in sorted(files.items()):
         if text := _read(path):
             names.setdefault(text, name)
@@ -191,7 +191,7 @@ def _documents(folder: Path, root: Path) -> list[Document]:
 
 
 def _text_files(folder: Path, root: Path) -> dict[str, Path]:
-    """Find the text files below `folder`, by their paths within `root` with links followed."""
+    """Find the text files below `folder`, by their paths within `root` after following links."""
     found = files_below(
         folder, root, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
     )
@@ -205,6 +205,6 @@ def _likely_encoding(content: bytes) -> str:
 
 
 def _read(path: Path) -> str:
-    """Read a text file; white space alone is not text."""
+    """Read a text file; empty if it has only white space."""
     text = read_utf8(path)
     return text if text.strip() else ""

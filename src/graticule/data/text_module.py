@@ -1,4 +1,4 @@
-"""A text, its tokens and its windows, as Lightning wants them."""
+"""A text, its tokens and its windows, as a Lightning data module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = No
 
     Raises:
         ValueError, FileNotFoundError: for an unknown name, a file that does not exist or is damaged, or a
-            `vocab_size` that cannot be or has no effect.
+            `vocab_size` that is invalid or has no effect.
         ImportError: if the library `tokenizers` is needed and not installed.
     """
     if name == BytePairTokenizer.name:
@@ -39,7 +39,9 @@ def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = No
             raise ValueError("`vocab_size` must be given with `tokenizer` bpe, such as 1000.")
         return BytePairTokenizer.train(texts, vocab_size)
     if vocab_size is not None:
-        raise ValueError(f"`vocab_size` must be left out with `tokenizer` {name}, which has its own, got {vocab_size}.")
+        raise ValueError(
+            f"`vocab_size` must be left out with `tokenizer` {name}, which has a fixed one, got {vocab_size}."
+        )
     if name.endswith(".json"):
         return BytePairTokenizer.load(name)
     known_name("tokenizer", name, [*list_tokenizers(), "FILE.json"])
@@ -69,16 +71,16 @@ class TextModule(L.LightningDataModule):
 
     Args:
         dataset: one of `list_texts()`.
-        root: its folder, where it has one.
+        root: the folder of the text, if it has one.
         context: tokens per window in training.
         batch_size: windows per training batch.
         eval_batch_size: windows per batch in evaluation at the training length; at others, as many tokens.
-        seed: decides order and offsets of the windows.
+        seed: seed of order and offsets of the windows.
         tokenizer: 'bytes', 'bpe' (trained on the training text), the file of a saved one, or a tokenizer.
-        vocab_size: how many tokens 'bpe' has.
-        limit_train: use so many windows from the beginning of the training text only.
-        limit_test: use so many windows of `context` from the beginning of the held-out text only, whatever the length
-            that is evaluated.
+        vocab_size: number of tokens of 'bpe'.
+        limit_train: use only this many windows from the beginning of the training text.
+        limit_test: use only this many windows of `context` from the beginning of the held-out text, whatever the
+            evaluated length.
     """
 
     info: TextInfo
@@ -116,7 +118,7 @@ class TextModule(L.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.seed = seed
         self.limits = limits
-        self.skipped: list[Path] = []  # a text that cannot be read is an error, never passed over
+        self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._tokens: dict[Split, np.ndarray] = {}
@@ -124,11 +126,11 @@ class TextModule(L.LightningDataModule):
 
     @property
     def size(self) -> int:
-        """The length in training, at which runs are evaluated."""
+        """The context of training, at which runs are evaluated."""
         return self.context
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the text, train the tokenizer if it is to be, and turn all into tokens.
+        """Read the text, train the tokenizer if needed, and tokenize the text.
 
         Raises:
             ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that does not exist or is damaged, or
@@ -149,30 +151,30 @@ class TextModule(L.LightningDataModule):
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     def num_bytes(self, split: Split) -> int:
-        """Return how many bytes the tokens of a part stand for; of "test", what bits per byte are divided by."""
+        """Return the number of bytes of a split; for "test", the denominator of bits per byte."""
         return self.tokenizer.bytes_of(self._tokens[split])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return which windows make up the batches of one of `world_size` processes.
+        """Return the order of the windows in the batches of one of `world_size` processes.
 
         Raises:
-            ValueError: if a batch cannot be split across so many processes and micro-batches, or there is none.
+            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
         """
         sampler = EpochSampler(len(self._windows()), self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Batches of inputs (B, context) and targets (B, context), others each epoch."""
+        """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
         return self._loader(self._windows(), batch_sampler=order or self.train_order())
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Batches of the held-out text at the training length."""
+        """Return batches of the held-out text at the training length."""
         return self.eval_dataloader(self.context)
 
     def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
-        """Batches of the held-out text in windows of `length`, every token a target once over all processes.
+        """Return batches of the held-out text in windows of `length`; each token is a target once over all processes.
 
-        Inputs are (B, length), targets (B, length), `PADDING` where there is none. Every process gets as many windows.
+        Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
         """
         windows = EvaluationWindows(self._tokens["test"], length, self.tokenizer)
         sampler = EvaluationOrder(len(windows), rank, world_size) if world_size > 1 else None
@@ -188,8 +190,8 @@ class TextModule(L.LightningDataModule):
     def _loader(self, windows: TextWindows | EvaluationWindows, **kwargs: Any) -> DataLoader[Any]:
         return DataLoader(
             windows,
-            collate_fn=_as_it_is,  # a whole batch is one indexing: nothing is left for workers or collation
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the process's own alone
+            collate_fn=_as_it_is,  # indexing gives whole batches: no workers, no collation
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
             **kwargs,
         )
 

@@ -1,4 +1,4 @@
-"""Tokens for text, of which nothing is lost: what every tokenizer does, and that of bytes."""
+"""Lossless tokenizers of text: their interface, and the tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 
 class Tokenizer(ABC):
-    """Turns text into tokens and back; the last token of the vocabulary ends a document.
+    """Interface of tokenizers: text to tokens and back; the last token of the vocabulary ends a document.
 
-    Tokens 0 to 255 are the bytes of UTF-8. Text is never read as the end of a document, whatever it says.
+    Tokens 0 to 255 are the bytes of UTF-8. No text encodes to the end of a document.
 
     Attributes:
-        vocabulary: the bytes of every token but the last.
-        lengths: (vocab_size,), how many bytes each token stands for, as bits per byte are counted. The end of a
-            document counts one, with every tokenizer: it must be predicted, as a byte that ends a string must be.
+        vocabulary: the bytes of every token except the last.
+        lengths: (vocab_size,), the number of bytes of each token, for bits per byte. The end of a document counts as
+            one with every tokenizer, since it must be predicted, as a byte that ends a string must be.
     """
 
     name: ClassVar[str]
@@ -41,17 +41,17 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Return an identifier of the vocabulary: its kind, its size, and a hash of how text is cut into it."""
+        """Return an identifier of the vocabulary: its kind, its size, and a hash of its rules."""
         return f"{self.name}-{self.vocab_size}-{self._digest()}"
 
     def bytes_of(self, tokens: Sequence[int] | np.ndarray) -> int:
-        """Return how many bytes `tokens` stand for."""
+        """Return the number of bytes of `tokens`."""
         return int(self.lengths[np.asarray(tokens, dtype=np.int64)].sum())
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of `tokens`; bytes that are no UTF-8, as a model may put together, become "\\ufffd".
+        """Return the text of `tokens`; bytes that are not UTF-8, which a model can produce, become "\\ufffd".
 
-        The end of a document adds nothing.
+        The end of a document adds no text.
 
         Raises:
             ValueError: for a token that is not in the vocabulary.
@@ -64,7 +64,7 @@ class Tokenizer(ABC):
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def stream(self, texts: Iterable[str]) -> np.ndarray:
-        """Return the tokens of all `texts`, each followed by the end of a document: (n,), of the smallest kind."""
+        """Return the tokens of all `texts`, each followed by the end of a document: (n,), of the smallest dtype."""
         kind = np.uint16 if self.vocab_size <= 2**16 else np.int32
         end = np.asarray([self.end])
         parts = chain.from_iterable((self.encode(text), end) for text in texts)
@@ -75,18 +75,18 @@ class Tokenizer(ABC):
         """Return the tokens of `text`, (n,), without the end of a document.
 
         Raises:
-            UnicodeEncodeError: if UTF-8 cannot write it, as half of a surrogate pair.
+            UnicodeEncodeError: if UTF-8 cannot encode it, such as half of a surrogate pair.
         """
 
     @abstractmethod
     def _digest(self) -> str:
-        """Return a hash of all that decides how text is cut."""
+        """Return a hash of all rules by which text is tokenized."""
 
 
 class ByteTokenizer(Tokenizer):
-    """A token a byte: 256, and one that ends a document.
+    """One token per byte: 256, and one that ends a document.
 
-    Reference: ByT5 (Xue et al., 2022), without its three special tokens in front.
+    Reference: ByT5 (Xue et al., 2022), without its three special tokens at the start.
     """
 
     name = "bytes"
@@ -110,11 +110,11 @@ def check_vocabulary(tokenizer: Tokenizer, fingerprint: str, source: str) -> Non
     """
     if tokenizer.fingerprint != fingerprint:
         raise ValueError(
-            f"`tokenizer` must have the vocabulary of {source}, {fingerprint}, got {tokenizer.fingerprint}: the same "
-            "numbers would stand for other text."
+            f"`tokenizer` must have the vocabulary of {source}, {fingerprint}, got {tokenizer.fingerprint}: the "
+            "numbers would mean other text."
         )
 
 
 def vocabulary_hash(merges: Sequence[tuple[int, int]]) -> str:
-    """Return a hash of the pairs of tokens that are joined, none for bytes alone."""
+    """Return a hash of the merged pairs of tokens, which are none for the byte tokenizer."""
     return hashlib.sha256(json.dumps([list(pair) for pair in merges]).encode()).hexdigest()[:12]

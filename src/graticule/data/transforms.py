@@ -1,4 +1,4 @@
-"""From an image to a tensor: timm's transforms, set for large and for small images."""
+"""Transforms from images to tensors: timm's, configured for large and for small images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
     """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
-    Large images as DeiT's: the shorter side to size / crop_pct, then the crop. Images of one small native size
-    are resized to `size` whole.
+    Large images are transformed as in DeiT: the shorter side is resized to size / crop_pct, then cropped. Images of one
+    small native size are resized to `size` without a crop.
     """
     if info.size is None:
         evaluation: Transform = create_transform(
@@ -39,11 +39,11 @@ def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation:
 
 
 def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
-    """Augment, bring to `size` = (height, width) and normalize; (C, height, width), float32.
+    """Augment, resize to `size` = (height, width) and normalize; (C, height, width), float32.
 
-    Its randomness is torch's, Python's and NumPy's. Images of one small native size are cropped with padding
-    (`random_crop_padding`) or by area (`scale`); large ones by area too, (0.08, 1) where neither is given.
-    Without any augmentation it is the transform of evaluation.
+    It draws from torch, Python and NumPy. Images of one small native size are cropped with padding
+    (`random_crop_padding`) or by area (`scale`); large ones by area, (0.08, 1) by default. Without any augmentation it
+    is the transform of evaluation.
     """
     if not augmentation.random:
         return evaluation_transform(info, size, augmentation)

@@ -23,12 +23,12 @@ _LISTS: dict[Split, str] = {"train": "train.txt", "test": "val.txt"}
 
 
 class VocImages(DenseImages):
-    """Images with boxes; objects that are marked as difficult count as crowds: neither learned nor missed.
+    """Images with boxes; objects marked as difficult count as crowds: neither learned nor counted as missed.
 
     Args:
         root: the folder of one year, such as VOC2012.
-        names: of the images.
-        training: whether they are trained on; objects without area and difficult ones are left out then.
+        names: the names of the images.
+        training: whether the images are trained on; then objects without area and difficult ones are left out.
     """
 
     def __init__(self, root: Path, names: list[str], training: bool) -> None:
@@ -60,16 +60,16 @@ class VocImages(DenseImages):
 
 
 def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the boxes (n, 4), the labels (n,) from 0, and which are difficult (n,) of an annotation file.
+    """Return the boxes (n, 4), the labels (n,) from 0, and flags of difficult objects (n,) of an annotation file.
 
-    The file counts pixels from 1 and names the last one; the boxes are those from 0, with the end after the last.
+    The file counts pixels from 1 and includes the last one; the boxes count from 0 and exclude it.
 
     Raises:
-        ValueError: if the file is damaged, is of an image of another size, or has an unknown class.
+        ValueError: if the file is damaged, belongs to an image of another size, or has an unknown class.
     """
     content = read_bytes(file, 1 << 22)
-    if b"<!DOCTYPE" in content.replace(b"\0", b"").upper():  # which could define entities
-        raise ValueError(f"{file} must have no document type, whose entities could be endless")
+    if b"<!DOCTYPE" in content.replace(b"\0", b"").upper():  # a document type could define entities
+        raise ValueError(f"{file} must have no document type, whose entities could expand without limit")
     try:
         root = ElementTree.fromstring(content)
         stated = tuple(int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
@@ -93,7 +93,7 @@ def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 
 
 def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo]:
-    """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt; `root` is such as VOCdevkit/VOC2012.
+    """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt; `root` is VOCdevkit/VOC2012 or alike.
 
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.
@@ -117,12 +117,12 @@ def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, Dense
 
 
 def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) -> tuple[Path, list[str]]:
-    """Return `root`, and the names that the list of a split has."""
+    """Return `root`, and the names in the list of a split."""
     listed = None if root is None else root / "ImageSets" / kind / _LISTS[split]
     if root is None or listed is None or not listed.is_file():
         raise FileNotFoundError(
             f"`data_root` must be a folder with ImageSets/{kind}/{_LISTS[split]}, such as VOCdevkit/VOC2012, got "
-            f"{str(root)!r}, which has not."
+            f"{str(root)!r}, which does not."
         )
     lines = read_bytes(stays_inside(listed, root), 1 << 24).decode("utf-8").splitlines()
     names = [line.split()[0] for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""Windows of text: an epoch that has every token as a target about once, and an evaluation that has it once."""
+"""Windows of text: in an epoch, each token is a target about once; in an evaluation, exactly once."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from torch.utils.data import Dataset
 from graticule.data.sampling import PADDING, Key
 from graticule.data.tokens import Tokenizer
 
-#: Apart from the order of an epoch, which is drawn from (seed, epoch).
+#: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
 
 
 class TextWindows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows to train on, out of one stream of tokens that is taken as a ring.
+    """Training windows of one stream of tokens, which wraps around.
 
-    Window i of an epoch begins at i * context + offset, where the offset is any place of the stream, drawn by seed and
-    epoch. So windows do not overlap, an epoch leaves out fewer than `context` tokens, others each time, and what comes
-    depends on no process or worker. A window may continue from one document to the next, after the token that ends it.
+    Window i of an epoch begins at i * context + offset, where the offset is a position in the stream, drawn from seed
+    and epoch. So windows do not overlap, an epoch leaves out fewer than `context` tokens, different ones each time, and
+    windows do not depend on the process or the worker. A window may extend into the next document, after the token that
+    ends the first.
 
     Keys are those of `EpochSampler`.
 
     Args:
         tokens: (n,), all documents, each with the token that ends it.
         context: tokens per window.
-        seed: decides the offsets.
+        seed: seed of the offsets.
     """
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int) -> None:
@@ -44,7 +45,7 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
         return len(self.tokens) // self.context
 
     def offset(self, epoch: int) -> int:
-        """Return where the first window of an epoch begins."""
+        """Return the start of the first window of an epoch."""
         drawn = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
         return int(drawn) % len(self.tokens)
 
@@ -53,7 +54,7 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
-        """Return the inputs (B, context) of a whole batch, and the targets (B, context), which are one token on."""
+        """Return the inputs (B, context) of a whole batch, and the targets (B, context), shifted by one token."""
         offsets = {epoch: self.offset(epoch) for epoch in {key[0] for key in keys}}
         begins = np.asarray([key[1] * self.context + offsets[key[0]] for key in keys])
         places = (begins[:, None] + np.arange(self.context + 1)) % len(self.tokens)
@@ -62,20 +63,19 @@ class TextWindows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
-    """Held-out text, cut into windows that do not overlap; each sees itself alone.
+    """Held-out text, split into windows that do not overlap; each token sees only its own window.
 
     The stream begins with a token that ends a document, which is never a target. Every other token is the target of
-    one window, and `num_bytes`, what they all stand for, is the same at every length and with every tokenizer: the
-    bytes of the text, and one more per document. Bits per byte are the sum of the nats of all targets / ln 2 /
-    num_bytes.
+    one window, and their bytes, `num_bytes`, are the same at every length and with every tokenizer: the bytes of the
+    text, and one more per document. Bits per byte are the sum of the nats of all targets / ln 2 / num_bytes.
 
-    The last window, where it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
-    without any target, as `EvaluationOrder` asks for.
+    The last window, if it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
+    without any target, for the padding of `EvaluationOrder`.
 
     Args:
         tokens: (n,), all documents, each with the token that ends it.
-        length: targets a window.
-        tokenizer: the one that made them.
+        length: targets per window.
+        tokenizer: the tokenizer of `tokens`.
     """
 
     def __init__(self, tokens: np.ndarray, length: int, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,7 @@
 """Dense prediction: detection and semantic segmentation with any backbone, encoding and joining.
 
-`create_detector` and `create_segmenter` build models from names. A neck, a head or a decoder of your own is a class
-that is registered by `register_neck`, `register_head` or `register_decoder`.
+`create_detector` and `create_segmenter` build models from names. Your own necks, heads and decoders are classes that
+`register_neck`, `register_head` and `register_decoder` register.
 """
 
 from graticule.checkpoints.released_dense import load_published

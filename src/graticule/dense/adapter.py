@@ -1,4 +1,4 @@
-"""ViT-Adapter: feature maps of four resolutions from a plain ViT, which stays as it was pretrained."""
+"""ViT-Adapter: feature maps of four resolutions from a plain pretrained ViT."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from graticule.layers import Attention
 
 @register_neck("adapter")
 class Adapter(Reader):
-    """Lets a convolutional branch and the blocks of a plain ViT read each other by deformable attention.
+    """Exchanges features between a convolutional branch and the blocks of a plain ViT by deformable attention.
 
-    The branch has maps of strides 8, 16 and 32, whose cells are tokens beside those of the ViT. Before each group of
-    blocks the tokens of the ViT read them (injector), after it they read the tokens (extractor). Position information
-    reaches the blocks as in the ViT alone, and before the injector: any encoding and joining, at any size.
+    The branch has maps of strides 8, 16 and 32, whose cells are further tokens. Before each group of blocks the tokens
+    of the ViT attend to them (injector); after it they attend to the tokens of the ViT (extractor). The blocks receive
+    position information as in the ViT alone, before the injector: any encoding and joining, at any size.
 
-    Both published forms are options: `added='each'` adds to level i the tokens after group i (segmentation), `'last'`
-    those after the last block to all levels; `window=14` lets all blocks but the last of each group attend within
-    windows (detection). The norms are batch norms; `nn.SyncBatchNorm.convert_sync_batchnorm` converts them for several
-    processes. Prefix tokens of the ViT stay in its blocks, and are not part of what is exchanged; the published models
+    Both published forms are options: `added='each'` adds the tokens after group i to level i (segmentation), `'last'`
+    adds those after the last block to all levels; with `window=14` all blocks except the last of each group attend
+    within windows (detection). The norms are batch norms; `nn.SyncBatchNorm.convert_sync_batchnorm` converts them for
+    several processes. Prefix tokens of the ViT pass through its blocks only and are not exchanged; the published models
     have none. Those for detection have a layer scale (`init_values=1.0` of the backbone).
 
     Reference: Vision Transformer Adapter for Dense Predictions (Chen et al., 2023).
@@ -107,7 +107,7 @@ class Adapter(Reader):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialize the weights as ViT-Adapter's code does."""
+        """Initialize the weights as in ViT-Adapter's code."""
         nn.init.normal_(self.level_embed)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -150,7 +150,7 @@ class Adapter(Reader):
             backbone: the ViT.
             images: (B, C, height, width).
             grid: their grid.
-            spatial: the spatial features that enter, (B, S, D).
+            spatial: the spatial features of the input, (B, S, D).
             shapes: (H, W) of each of their maps.
         """
         positions = backbone.position(grid)
@@ -174,7 +174,7 @@ class Adapter(Reader):
 
 
 def _attend_within(block: nn.Module, window: int) -> None:
-    """Let the attention of a block attend within windows."""
+    """Make the attention of a block windowed."""
     attention = getattr(block, "attn", None)
     if type(attention) is not Attention:
         raise ValueError(f"`window` must be 0 for blocks without ordinary attention, got {type(block).__name__}.")

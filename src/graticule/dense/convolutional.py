@@ -15,8 +15,8 @@ from graticule.dense.decoders import ConvNorm, Decoder, classifier, register_dec
 class UperHead(Decoder):
     """UperNet: the coarsest map is pooled to several sizes, and added to the finer ones from top to bottom.
 
-    It computes what mmsegmentation's UPerHead does, under its names. segmentation_models_pytorch's has no convolutions
-    after its sums and other widths, so it is not used.
+    It computes the same as mmsegmentation's UPerHead, with the same names. segmentation_models_pytorch's has no
+    convolutions after its sums and other widths, so it is not used.
 
     Reference: Unified Perceptual Parsing for Scene Understanding (Xiao et al., 2018).
 
@@ -24,8 +24,8 @@ class UperHead(Decoder):
         inputs: channels of the maps.
         strides: their pixels per cell.
         num_classes: number of classes.
-        channels: of all maps within.
-        pools: sides that the coarsest map is pooled to.
+        channels: channels of all inner maps.
+        pools: sides to which the coarsest map is pooled.
         drop: dropout of whole channels before the classifier.
     """
 
@@ -73,8 +73,8 @@ class UperHead(Decoder):
 class SemanticFpn(Decoder):
     """Semantic FPN: each level is doubled by convolutions until it has the finest resolution, and all are summed.
 
-    It computes what mmsegmentation's FPNHead does, under its names. segmentation_models_pytorch's has group norms,
-    aligned corners and no 3 x 3 convolutions in its pyramid, so it is not used.
+    It computes the same as mmsegmentation's FPNHead, with the same names. segmentation_models_pytorch's has group
+    norms, aligned corners and no 3 x 3 convolutions in its pyramid, so it is not used.
 
     Reference: Panoptic Feature Pyramid Networks (Kirillov et al., 2019), section 3.1.
 
@@ -82,7 +82,7 @@ class SemanticFpn(Decoder):
         inputs: channels of the maps.
         strides: their pixels per cell.
         num_classes: number of classes.
-        channels: of all maps within.
+        channels: channels of all inner maps.
         drop: dropout of whole channels before the classifier.
     """
 
@@ -123,7 +123,7 @@ class SemanticFpn(Decoder):
 class FcnHead(Decoder):
     """Classifies each cell of one map after a 3 x 3 convolution: the auxiliary head of UperNet in mmsegmentation.
 
-    It computes what mmsegmentation's FCNHead does, under its names.
+    It computes the same as mmsegmentation's FCNHead, with the same names.
 
     Reference: Fully Convolutional Networks for Semantic Segmentation (Long et al., 2015).
 
@@ -131,7 +131,7 @@ class FcnHead(Decoder):
         inputs: channels of the maps.
         strides: their pixels per cell.
         num_classes: number of classes.
-        channels: of the convolution.
+        channels: channels of the convolution.
         level: index of the map.
         drop: dropout of whole channels before the classifier.
     """

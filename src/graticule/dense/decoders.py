@@ -1,4 +1,4 @@
-"""The interface of decoders, which make logits from feature maps, their names, and the parts that they share."""
+"""The interface and the registry of decoders, which compute logits from feature maps, and their common parts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from graticule.registries import Option, Registry, options_of
 
 
 class Decoder(nn.Module, ABC):
-    """Makes the logits of each class from feature maps.
+    """Computes the logits of each class from feature maps.
 
     A subclass takes `inputs`, the channels of the maps, their `strides`, and `num_classes`; its further arguments are
     options.
     """
 
-    #: The neck if the caller names none, after a pyramid and after a plain ViT.
+    #: The default necks after a pyramid and after a plain ViT.
     neck: ClassVar[str | None] = None
     plain_neck: ClassVar[str | None] = "simple_pyramid"
-    #: Whether it decodes the tokens of a plain ViT after its final norm; its prefix tokens then stay.
+    #: True if it decodes the tokens of a plain ViT after its final norm; its prefix tokens are then kept.
     tokens: ClassVar[bool] = False
 
     @abstractmethod
@@ -40,7 +40,7 @@ register_decoder = DECODERS.register
 
 
 def resize_to(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize maps (B, C, H, W) bilinearly to `size` = (H', W'), corners not aligned."""
+    """Resize maps (B, C, H, W) bilinearly to `size` = (H', W'), with `align_corners=False`."""
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
@@ -60,7 +60,7 @@ class ConvNorm(nn.Module):
 
 
 def classifier(channels: int, num_classes: int) -> nn.Conv2d:
-    """Return the 1 x 1 convolution that makes logits, with small random weights."""
+    """Return the 1 x 1 convolution that computes logits, with small random weights."""
     layer = nn.Conv2d(channels, num_classes, 1)
     nn.init.normal_(layer.weight, std=0.01)
     assert layer.bias is not None

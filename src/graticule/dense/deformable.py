@@ -17,14 +17,14 @@ def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], location
 
     .. math:: y_{q h} = \sum_{l p} A_{q h l p} \, V_{h l}(\phi_{q h l p})
 
-    V is interpolated between the four nearest cells, which are zero outside of the map; cell i of n has its center at
+    V is interpolated between the four nearest cells, which are zero outside the map; cell i of n has its center at
     (i + 1/2) / n. So each output is one weighted sum of 4 L P rows of the values, which `embedding_bag` computes
     without storing the samples.
 
     Args:
-        value: (B, S, h, d), the cells of all levels, one level after another, row by row.
+        value: (B, S, h, d), the cells of all levels, level by level and row by row.
         shapes: (H, W) of each of the L levels; S = sum of H * W.
-        locations: (B, Q, h, L, P, 2), (x, y) in [0, 1] of each map; others are allowed.
+        locations: (B, Q, h, L, P, 2), (x, y), in [0, 1] within the map; other values are allowed.
         weights: (B, Q, h, L, P).
     """
     batch, cells, heads, dim = value.shape
@@ -58,12 +58,12 @@ def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], location
 
 
 class DeformableAttention(nn.Module):
-    r"""Each query attends to a few points of each level, whose offsets and weights it computes itself.
+    r"""Each query attends to a few points per level, whose offsets and weights it predicts.
 
     .. math:: \phi_{q h l p} = r_q + \Delta_{q h l p} / (W_l, H_l), \quad A_q = softmax_{l p}(W_A z_q)
 
-    Offsets are in cells of their level. Names are those of Deformable DETR's code, in which an operator in CUDA
-    computes `deformable_sample`.
+    Offsets are in cells of their level. Names are those of Deformable DETR's code, whose CUDA operator computes
+    `deformable_sample`.
 
     Reference: Deformable DETR (Zhu et al., 2021), Eq. 3.
 
@@ -90,9 +90,9 @@ class DeformableAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Let point p of head h start p + 1 cells away from the query, in a direction of the head's own.
+        """Initialize point p of each head p + 1 cells away from the query, with one direction per head.
 
-        The directions are at equal angles, as long as the side of a square; all weights of attention are the same.
+        The directions have equal angles and end on a square; all attention weights are equal.
         """
         for layer in (self.sampling_offsets, self.attention_weights):
             nn.init.zeros_(layer.weight)
@@ -108,7 +108,7 @@ class DeformableAttention(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, query: Tensor, reference: Tensor, value: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return what the queries read, (B, Q, D).
+        """Return the outputs of the queries, (B, Q, D).
 
         Args:
             query: (B, Q, D).
@@ -122,7 +122,7 @@ class DeformableAttention(nn.Module):
         return mixed
 
     def points_of(self, query: Tensor, reference: Tensor, shapes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Return where each query samples, (B, Q, h, L, P, 2), and with which weights, (B, Q, h, L, P)."""
+        """Return the locations that each query samples, (B, Q, h, L, P, 2), and their weights, (B, Q, h, L, P)."""
         each = (self.num_heads, self.levels, self.points)
         offsets = self.sampling_offsets(query).unflatten(-1, (*each, 2)).to(reference.dtype)
         weights = self.attention_weights(query).unflatten(-1, (self.num_heads, -1)).softmax(-1).unflatten(-1, each[1:])
@@ -133,7 +133,7 @@ class DeformableAttention(nn.Module):
 def cell_centers(shapes: Sequence[tuple[int, int]], like: Tensor) -> Tensor:
     """Return the (x, y) of the centers of all cells of maps of (H, W), in [0, 1], (1, S, 1, 2).
 
-    They are at least float32, since 16 bits cannot tell neighboring cells apart.
+    They are at least float32, since neighboring cells can be equal in 16 bits.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     centers = []

@@ -21,10 +21,10 @@ Target = Mapping[str, Tensor]
 class Detector(HubModel, ABC):
     """Finds objects: boxes, classes and scores, and masks if it can.
 
-    It is called as torchvision's detectors. In training it takes a list of images (C, height, width) in [0, 1], of any
-    sizes, and a list of targets with `boxes` (n, 4), (x1, y1, x2, y2) in pixels, `labels` (n,) from 1 to
+    It is called like torchvision's detectors. In training it takes a list of images (C, height, width) in [0, 1], of
+    any sizes, and a list of targets with `boxes` (n, 4), (x1, y1, x2, y2) in pixels, `labels` (n,) from 1 to
     `num_classes`, and for masks `masks` (n, height, width); it returns a dictionary of losses. In evaluation it takes
-    images alone and returns a list of dictionaries of `boxes`, `labels`, `scores`, and `masks` (n, 1, height, width) in
+    only images and returns a list of dictionaries of `boxes`, `labels`, `scores`, and `masks` (n, 1, height, width) in
     [0, 1]. Images are normalized by the mean and standard deviation of the backbone's configuration and padded with
     zeros to a common size; they are never resized.
 
@@ -32,20 +32,20 @@ class Detector(HubModel, ABC):
     are options.
 
     Args:
-        features: images to feature maps of the same channels.
+        features: images to feature maps with the same number of channels.
         num_classes: number of classes of objects.
         model: the detector of torchvision.
     """
 
     no_program: ClassVar[str] = (
-        "how many objects it finds depends on the image, and no program of fixed operators selects them; export "
+        "the number of detections depends on the image, and no program of fixed operators selects them; export "
         "its backbone with its pyramid, `model.features` (on the command line --maps)"
     )
     #: Default options of the last neck.
     neck_options: ClassVar[Mapping[str, Any]] = {}
-    #: What torchvision calls the first class: 1 where 0 is the background.
+    #: torchvision's index of the first class: 1 if 0 is the background.
     first_class: ClassVar[int] = 0
-    #: Whether it takes and returns masks.
+    #: True if it takes and returns masks.
     masks: ClassVar[bool] = False
 
     def __init__(self, features: Features, num_classes: int, model: Any) -> None:
@@ -88,7 +88,7 @@ class Detector(HubModel, ABC):
         return losses
 
     def _check(self, index: int, target: Target) -> None:
-        """Check a target for mistakes that torchvision would find later, or not at all."""
+        """Check a target for errors that torchvision would find later, or not at all."""
         boxes, labels = target["boxes"], target["labels"]
         if boxes.ndim != 2 or boxes.shape[-1] != 4 or len(labels) != len(boxes):
             raise ValueError(
@@ -114,13 +114,13 @@ class Detector(HubModel, ABC):
             )
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what config.json says of the model (see `HubModel`); it normalizes its images itself."""
+        """Return the config.json of the model (see `HubModel`), which normalizes its images itself."""
         batch = self.model.transform
         normalized = {"mean": list(batch.image_mean), "std": list(batch.image_std)}
         return dense_config(self, "detector", {**preprocessing, **normalized})
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""
+        """Return the names of the backbone's parameters without weight decay (see `Backbone.no_weight_decay`)."""
         return not_decayed(self, self.backbone)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:

@@ -26,10 +26,10 @@ def create_detector(
     """Create a detector: a backbone with any encoding and joining, a neck and a head.
 
     Args:
-        backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
+        backbone: a name of `list_models()`, or a backbone, whose unused parts are then removed.
         num_classes: number of classes of objects, without the background.
         head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options such as 'retinanet(score=0.1)'.
-        neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several one after another, as
+        neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several in order, such as
             'adapter + fpn(norm=True)'. By default 'fpn' after a pyramid and 'simple_pyramid' after a plain ViT.
         **arguments: those of `create_model`: `encoding`, `joining`, `img_size`, `pretrained`, ... Class tokens are left
             out unless `class_token=True`.
@@ -66,9 +66,9 @@ def create_segmenter(
     """Create a model of semantic segmentation: a backbone with any encoding and joining, a neck and a decoder.
 
     Args:
-        backbone: a name of `list_models()`, or a backbone, of which what is not used is then removed.
+        backbone: a name of `list_models()`, or a backbone, whose unused parts are then removed.
         num_classes: number of classes.
-        decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead', 'fpn' or 'fcn', with options as
+        decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead', 'fpn' or 'fcn', with options, such as
             'uperhead(channels=128)'.
         neck: as in `create_detector`; by default none for Segmenter's decoders and for 'uperhead' after a pyramid,
             'fpn' for 'fpn' after a pyramid, and 'simple_pyramid' for both after a plain ViT.
@@ -105,7 +105,7 @@ def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool)
     """Return the backbone, built from a name without classifier, and without class token unless `tokens`."""
     if isinstance(backbone, Backbone):
         if arguments:
-            raise ValueError(f"`backbone` must be a name where {', '.join(arguments)} are given, got a module.")
+            raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got a module.")
         return backbone
     name = known_name("backbone", backbone.removeprefix(PREFIX), MODELS)
     optional = "class_token" in list_arguments(name) and not MODELS[name].kind.needs_class_token

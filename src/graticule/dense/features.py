@@ -14,31 +14,31 @@ from graticule.registries import Option, Registry, options_of
 
 
 class Levels(nn.Module):
-    """Has feature maps as output, from the finest to the coarsest."""
+    """A module whose output is feature maps, from the finest to the coarsest."""
 
     #: Channels of each map.
     channels: tuple[int, ...]
     #: Pixels per cell of each map.
     strides: tuple[int, ...]
-    #: How many of the last maps are coarser than all maps that come in.
+    #: Number of last maps that are coarser than all input maps.
     extra: int = 0
 
 
 class Reader(Levels, ABC):
     """Reads feature maps from a backbone, from the finest to the coarsest.
 
-    A subclass is constructed with the backbone, prepares it (removes what it does not use), and does not hold it.
+    A subclass is constructed with the backbone, removes the parts that it does not use, and does not store it.
     """
 
     @abstractmethod
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
-        """Return the maps (B, C, H, W) of images (B, C, height, width), `crop` being their part of larger ones."""
+        """Return the maps (B, C, H, W) of images (B, C, height, width); `crop` is their part of larger images."""
 
 
 class Neck(Levels, ABC):
-    """Makes feature maps from feature maps.
+    """Computes feature maps from feature maps.
 
-    A subclass takes `inputs`, the channels of the maps before it, and their `strides`; its further arguments are
+    A subclass takes `inputs`, the channels of its input maps, and their `strides`; its further arguments are
     options.
     """
 
@@ -48,7 +48,7 @@ class Neck(Levels, ABC):
 
 
 class Stages(Reader):
-    """Reads the output of each stage, without the final norm, as PVT's and Twins' detectors do."""
+    """Reads the output of each stage, without the final norm, as in the detectors of PVT and Twins."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class LastMap(Reader):
 
     Args:
         backbone: the backbone.
-        norm: whether they go through the final norm, as in Segmenter; ViTDet leaves it out.
+        norm: whether the final norm is applied, as in Segmenter; ViTDet leaves it out.
     """
 
     def __init__(self, backbone: Backbone, norm: bool = False) -> None:
@@ -79,7 +79,7 @@ class LastMap(Reader):
         self.strides = (square_patch(backbone.coarsest_patch),)
 
     def forward(self, backbone: Backbone, images: Tensor, crop: Crop | None = None) -> list[Tensor]:
-        """Return the one map, in a list."""
+        """Return a list of the one map."""
         maps: list[Tensor] = backbone.forward_intermediates(
             images, indices=1, norm=self.norm, intermediates_only=True, crop=crop
         )
@@ -87,12 +87,12 @@ class LastMap(Reader):
 
 
 class Features(nn.Module):
-    """A backbone, what reads maps from it, and the necks after it: images in, feature maps out.
+    """A backbone, a reader of its maps, and the necks after it: images in, feature maps out.
 
     Args:
         backbone: any backbone of the library, with any encoding and joining.
         reader: reads maps from it.
-        necks: make maps from maps, one after another.
+        necks: applied to the maps in this order.
     """
 
     def __init__(self, backbone: Backbone, reader: Reader, necks: Sequence[Neck] = ()) -> None:
@@ -102,7 +102,7 @@ class Features(nn.Module):
         self.necks = nn.ModuleList(necks)
         every: list[Levels] = [reader, *necks]
         self.channels, self.strides, self.extra = every[-1].channels, every[-1].strides, every[-1].extra
-        #: Sides of images must be multiples of it.
+        #: Sides of images must be multiples of this.
         self.divisor = max(max(one.strides[: len(one.strides) - one.extra]) for one in every)
 
     @property
@@ -121,7 +121,7 @@ class Features(nn.Module):
 
         Args:
             images: their sides are multiples of `divisor`.
-            crop: which part of larger images they are (see `Backbone.forward`).
+            crop: their part of larger images (see `Backbone.forward`).
         """
         maps = self.reader(self.backbone, images, crop)
         for neck in self.necks:
@@ -144,7 +144,7 @@ def _options(kind: Any) -> dict[str, Option]:
     return options_of(kind.__init__, frozenset({"self", "backbone", "inputs", "strides"}))
 
 
-#: Readers and necks by name: the values of the argument `neck`. A reader can only be the first of several.
+#: Readers and necks by name: the values of the argument `neck`. Only the first of several can be a reader.
 NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options)
 register_neck = NECKS.register
 
@@ -155,11 +155,11 @@ def build_features(
     """Build the feature maps of a backbone.
 
     Args:
-        backbone: the backbone; what is not used of it is removed.
-        neck: names with options, one after another, such as 'adapter + fpn(channels=128)'; None for the maps of the
-            backbone itself.
-        norm: whether a single map goes through the final norm.
-        defaults: options of the reader and of the last neck, of those that they have, if nothing else is given.
+        backbone: the backbone; its unused parts are removed.
+        neck: names with options in order, such as 'adapter + fpn(channels=128)'; None for the maps of the backbone
+            itself.
+        norm: whether the final norm is applied to a single map.
+        defaults: default options of the reader and of the last neck, as far as they have these options.
     """
     specs = () if neck is None else NECKS.specs(neck)
     reader: Reader | None = None

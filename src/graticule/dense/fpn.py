@@ -21,12 +21,12 @@ class ExtraLevels(nn.Module):
     """Adds coarser maps to a pyramid.
 
     'pool' adds one, every second cell of the last map (Faster and Mask R-CNN); 'convolutions' adds two by convolutions
-    of stride 2, the first from the last map that comes in, without an activation between them (RetinaNet in
-    mmdetection; torchvision's has one).
+    of stride 2, the first from the last input map, without an activation between them (RetinaNet in mmdetection;
+    torchvision's has one).
 
     Args:
         extra: 'none', 'pool' or 'convolutions'.
-        inputs: channels of the last map that comes in.
+        inputs: channels of the last input map.
         channels: channels of the pyramid.
     """
 
@@ -40,7 +40,7 @@ class ExtraLevels(nn.Module):
             nn.init.zeros_(parameter) if parameter.ndim == 1 else nn.init.kaiming_uniform_(parameter, a=1)
 
     def forward(self, maps: list[Tensor], last: Tensor) -> list[Tensor]:
-        """Return the maps of a pyramid and those that are added, `last` being the last map that came in."""
+        """Return the maps of a pyramid and the added ones; `last` is the last input map."""
         if self.kind == "pool":
             return [*maps, F.max_pool2d(maps[-1], 1, 2)]
         for conv in self.convs:
@@ -51,21 +51,20 @@ class ExtraLevels(nn.Module):
 
 @register_neck("fpn")
 class FeaturePyramid(Neck):
-    """Adds to each map the coarser ones, upsampled, and brings all to the same channels: torchvision's, with a choice
-    of levels.
+    """Adds the upsampled coarser maps to each map, all with the same channels: torchvision's, with a choice of levels.
 
     .. math:: t_l = W_l x_l + \\mathrm{up}(t_{l+1}), \\quad y_l = \\mathrm{conv}_{3 \\times 3}(t_l)
 
-    It computes what the one of mmdetection and mmsegmentation does, whose weights load by their names.
+    It computes the same as that of mmdetection and mmsegmentation, whose weights load by their names.
 
     Reference: Feature Pyramid Networks for Object Detection (Lin et al., 2017).
 
     Args:
         inputs: channels of the maps.
         strides: pixels per cell of the maps.
-        channels: of the pyramid.
+        channels: channels of the pyramid.
         first: index of the first map that is used.
-        extra: the levels that are added, see `ExtraLevels`.
+        extra: the added levels, see `ExtraLevels`.
         norm: whether each convolution is followed by a batch norm; it then has no bias.
     """
 
@@ -105,19 +104,19 @@ class ChannelNorm(nn.LayerNorm):
 
 @register_neck("simple_pyramid")
 class SimplePyramid(Neck):
-    """Makes four maps of strides p/4, p/2, p and 2p from the one map of a plain ViT with patches of p pixels.
+    """Computes four maps of strides p/4, p/2, p and 2p from the one map of a plain ViT with patches of p pixels.
 
-    Transposed convolutions or a max pooling change the resolution; then each map goes through a 1 x 1 and a 3 x 3
-    convolution, each followed by a norm of the channels.
+    Transposed convolutions or a max pooling change the resolution; then a 1 x 1 and a 3 x 3 convolution follow, each
+    with a norm of the channels.
 
     Reference: Exploring Plain Vision Transformer Backbones for Object Detection (ViTDet, Li et al., 2022), Figure 2c.
 
     Args:
         inputs: channels of the map.
         strides: its pixels per cell, p.
-        channels: of the pyramid.
+        channels: channels of the pyramid.
         first: index of the first of the four maps that is used.
-        extra: the levels that are added, see `ExtraLevels`.
+        extra: the added levels, see `ExtraLevels`.
     """
 
     @checked
@@ -180,5 +179,5 @@ def check_levels(count: int, channels: int, first: int) -> None:
 
 
 def with_extra(strides: Sequence[int], extra: int) -> tuple[int, ...]:
-    """Return the strides of a pyramid with those of the levels that are added, each twice the one before."""
+    """Return the strides of a pyramid with those of the added levels, each twice the previous one."""
     return (*strides, *(strides[-1] << level for level in range(1, extra + 1)))

@@ -10,19 +10,19 @@ from graticule.backbones import Backbone
 
 
 def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
-    """Return what precedes the names of the backbone's parameters in those of the model."""
+    """Return the prefix of the backbone's parameters in the names of the model."""
     return next(f"{name}." for name, module in model.named_modules() if module is backbone)
 
 
 def not_decayed(model: nn.Module, backbone: Backbone) -> set[str]:
-    """Return the names of the model's parameters that the backbone does not let decay."""
+    """Return the names of the model's parameters that the backbone excludes from weight decay."""
     prefix = backbone_prefix(model, backbone)
     own = dict(model.named_parameters())
     return {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
 
 
 def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> dict[str, object]:
-    """Return the backbone's patterns for timm's groups by layer, for the names of the model; the rest comes last."""
+    """Return the backbone's patterns for timm's groups by layer, for the model's names; other parameters come last."""
     prefix = "^" + re.escape(backbone_prefix(model, backbone))
     matcher = backbone.group_matcher(coarse)
     blocks = matcher["blocks"]
@@ -34,6 +34,6 @@ def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> 
 
 
 def _within(pattern: str, prefix: str) -> str:
-    """Return a pattern for names after `prefix`, from one for whole names."""
+    """Return a pattern for names with `prefix`, from one for names without it."""
     whole = re.sub(r"(^|[|])[\^]", r"\1", pattern)
     return f"{prefix}(?:{whole})"

@@ -22,7 +22,7 @@ Made = TypeVar("Made", bound=nn.Module)
 
 @with_config(ConfigDict(extra="allow"))
 class _Config(TypedDict):
-    """What is read of the config.json of a dense model."""
+    """The entries of the config.json of a dense model that are read."""
 
     num_classes: Count
     backbone: Architecture
@@ -47,7 +47,7 @@ def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module
 
     def build() -> Made:
         backbone = build_backbone(config, described["backbone"])
-        prepare(backbone, described["pretrained_cfg"])  # a detector normalizes its images by it
+        prepare(backbone, described["pretrained_cfg"])  # a detector normalizes by this
         return create(backbone, described["num_classes"], **described["parts"])
 
     try:

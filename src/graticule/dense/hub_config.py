@@ -10,15 +10,15 @@ from graticule.backbones.hub_config import architecture_of, configuration_of, wo
 
 
 def dense_config(model: Any, kind: str, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json says of a model of `create_detector` or `create_segmenter`.
+    """Return the config.json of a model of `create_detector` or `create_segmenter`.
 
     Raises:
-        ValueError: if something else built it or its backbone.
+        ValueError: if it or its backbone was built in another way.
     """
     backbone: Backbone = model.backbone
     if model.created is None:
         raise ValueError(
-            f"`model` must be built by create_detector or create_segmenter, whose names a file can hold, got a "
+            f"`model` must be built by create_detector or create_segmenter, whose names a file can store, got a "
             f"{type(model).__name__} that was built in another way."
         )
     described = architecture_of(backbone)

@@ -1,4 +1,4 @@
-"""The parts of ViT-Adapter: a spatial prior, injectors into the tokens, extractors from them."""
+"""The parts of ViT-Adapter: a spatial prior, injectors into the tokens, and extractors from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _norm = partial(nn.LayerNorm, eps=1e-6)
 
 
 class SpatialPrior(nn.Module):
-    """Makes maps of strides 4, 8, 16 and 32 from images by convolutions, all with the channels of the ViT.
+    """Computes maps of strides 4, 8, 16 and 32 from images by convolutions, all with the channels of the ViT.
 
     Reference: ViT-Adapter (Chen et al., 2023), section 3.2; the names are those of its code.
 
@@ -23,7 +23,7 @@ class SpatialPrior(nn.Module):
         in_chans: channels of the images.
         width: channels of the stem.
         dim: D.
-        first: 1 leaves the finest map with the channels of the stem.
+        first: with 1, the finest map keeps the channels of the stem.
     """
 
     def __init__(self, in_chans: int, width: int, dim: int, first: int = 0) -> None:
@@ -83,11 +83,11 @@ class ConvolutionalMlp(nn.Module):
 
 
 class Injector(nn.Module):
-    r"""Lets the tokens of the ViT read the spatial features.
+    r"""Attention of the tokens of the ViT to the spatial features.
 
     .. math:: x' = x + \gamma \, attention(LN(x), LN(c))
 
-    gamma starts at zero, so a pretrained ViT starts as it was.
+    gamma is initialized to zero, so a pretrained ViT is unchanged at first.
     """
 
     def __init__(self, dim: int, levels: int, num_heads: int, points: int, ratio: float) -> None:
@@ -98,13 +98,13 @@ class Injector(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, at: Tensor, spatial: Tensor, shapes: Shapes) -> Tensor:
-        """Map tokens x: (B, N, D) at `at` (1, N, 1, 2) to (B, N, D), `spatial` being (B, S, D) of maps of (H, W)."""
+        """Map tokens x: (B, N, D) at `at` (1, N, 1, 2) to (B, N, D); `spatial` is (B, S, D) of maps of (H, W)."""
         out: Tensor = x + self.gamma * self.attn(self.query_norm(x), at, self.feat_norm(spatial), shapes)
         return out
 
 
 class Extractor(nn.Module):
-    r"""Lets the spatial features read the tokens of the ViT.
+    r"""Attention of the spatial features to the tokens of the ViT.
 
     .. math:: c' = c + attention(LN(c), LN(x)), \quad c'' = c' + MLP(LN(c'))
     """
@@ -121,7 +121,7 @@ class Extractor(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, spatial: Tensor, at: Tensor, x: Tensor, grid: tuple[int, int], shapes: Shapes) -> Tensor:
-        """Map spatial features (B, S, D) at `at` (1, S, 1, 2) to (B, S, D), x: (B, H * W, D) being the tokens."""
+        """Map spatial features (B, S, D) at `at` (1, S, 1, 2) to (B, S, D); x: (B, H * W, D), the tokens."""
         spatial = spatial + self.attn(self.query_norm(spatial), at, self.feat_norm(x), [grid])
         out: Tensor = spatial + self.drop_path(self.ffn(self.ffn_norm(spatial), shapes))
         return out

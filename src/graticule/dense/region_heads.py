@@ -1,4 +1,4 @@
-"""The second stage of Faster and Mask R-CNN, whose losses of an image do not depend on the others of its batch."""
+"""The second stage of Faster and Mask R-CNN; the losses of an image do not depend on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, mask
 
 
 class RegionHeads(RoIHeads):
-    """Classifies regions, moves their boxes and predicts their masks, as torchvision's.
+    """Classifies regions, refines their boxes and predicts their masks, as in torchvision.
 
     Its losses are means over the regions of an image, and then over images; torchvision's are means over all regions of
-    the batch, which weigh an image by its number of regions, and change with the number of processes.
+    the batch, which weight an image by its number of regions and depend on the number of processes.
     """
 
     @classmethod
     def of(cls, heads: Any) -> Self:
-        """Return the same with the parts of `heads`, which are torchvision's for Faster or Mask R-CNN."""
+        """Return region heads with the parts of `heads`, torchvision's for Faster or Mask R-CNN."""
         matcher, sampler = heads.proposal_matcher, heads.fg_bg_sampler
         return cls(
             heads.box_roi_pool,

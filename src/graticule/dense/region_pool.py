@@ -1,4 +1,4 @@
-"""What the heads of two-stage detectors read of a region: samples of the feature map that fits its size."""
+"""Pooling of regions for two-stage detectors: samples of the feature map that fits the size of a region."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 
-#: Side of the largest regions that are read from the finest map, in its cells, before the next one takes over.
+#: Largest side of a region that is read from the finest map, in its cells.
 _CELLS = 14
 
 
@@ -19,10 +19,10 @@ class RegionPool(MultiScaleRoIAlign):
 
     .. math:: l = \lfloor \log_2 (\sqrt{w h} / 14 s_0) \rfloor, \quad s_0: \text{stride of the finest map},
 
-    or from the nearest that there is; for a stride of 4 this is 224 pixels at stride 16, as in the paper. Cell j of a
-    map lies at (j + 1/2) s pixels. Both are as in mmdetection and Detectron2; torchvision's parent class, which its
-    detectors ask for, reads half a cell further to the bottom right, at four samples per bin, and takes strides to be
-    powers of two.
+    or from the nearest existing one; for a stride of 4 this is 224 pixels at stride 16, as in the paper. Cell j of a
+    map is at (j + 1/2) s pixels. Both are as in mmdetection and Detectron2; torchvision's parent class, which its
+    detectors require, reads half a cell further to the bottom right, with four samples per bin, and assumes strides
+    that are powers of two.
 
     Reference: Mask R-CNN (He et al., 2017); Feature Pyramid Networks (Lin et al., 2017), Eq. 1.
 
@@ -36,12 +36,12 @@ class RegionPool(MultiScaleRoIAlign):
         self.strides = tuple(strides)
 
     def forward(self, x: Mapping[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
-        """Return (regions, C, side, side), the regions of all images one after another.
+        """Return (regions, C, side, side), the concatenated regions of all images.
 
         Args:
             x: maps (B, C, H, W) by name.
-            boxes: of each image (n, 4), left, top, right and bottom in pixels.
-            image_shapes: not used, as the strides are known.
+            boxes: per image (n, 4), left, top, right and bottom in pixels.
+            image_shapes: unused, since the strides are known.
         """
         maps = [x[name] for name in self.featmap_names]
         levels = self.levels(torch.cat(boxes))

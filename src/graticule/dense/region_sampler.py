@@ -1,4 +1,4 @@
-"""Which regions of an image are learned in a step, whatever other images are in its batch."""
+"""Sampling of the regions of an image that are learned in a step, independent of the rest of its batch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from torch import Tensor
 
 
 class RegionSampler:
-    """Draws so many regions of each image, at most a share of them objects, and the rest background.
+    """Draws `count` regions per image, at most a share of them objects, and the rest background.
 
-    torchvision's draws from the random numbers of the process, so that the draws of an image depend on those before it
-    in the batch. Here each image has a seed of its own: the same regions are drawn whether one process has the whole
-    batch or several have a part each.
+    torchvision's sampler uses the global generator, so the draws of an image depend on the previous images of the
+    batch. Here each image has its own seed: the same regions are drawn for any split of the batch across processes.
 
     Args:
         count: regions per image.
-        share: of these, so many are objects, if there are as many.
-        stream: keeps the draws apart from those of another sampler with the same seeds.
+        share: largest share of these that are objects.
+        stream: separates the draws from those of another sampler with the same seeds.
     """
 
-    #: The seed of each image of the batch; None to draw from the random numbers of the process.
+    #: The seed of each image of the batch; None for the global generator.
     seeds: Sequence[int] | None = None
 
     def __init__(self, count: int, share: float, stream: int) -> None:
@@ -30,10 +29,10 @@ class RegionSampler:
         self.stream = stream
 
     def __call__(self, matched: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return which regions of each image are drawn, as masks (regions,): of objects, and of background.
+        """Return the drawn regions of each image as masks (regions,): of objects, and of background.
 
         Args:
-            matched: of each image (regions,): at least 1 for an object, 0 for background, -1 for neither.
+            matched: per image (regions,): at least 1 for an object, 0 for background, -1 for neither.
         """
         drawn = [self._draw(number, one) for number, one in enumerate(matched)]
         return [objects for objects, _ in drawn], [background for _, background in drawn]

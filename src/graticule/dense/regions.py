@@ -1,4 +1,4 @@
-"""Detectors of two stages: Faster R-CNN and Mask R-CNN."""
+"""Two-stage detectors: Faster R-CNN and Mask R-CNN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATIOS = (0.5, 1.0, 2.0)
 
 
 class RegionDetector(Detector, ABC):
-    """A detector of two stages, which learns from regions that are drawn.
+    """A two-stage detector, which learns from sampled regions.
 
     Args:
         features: images to feature maps.
@@ -45,7 +45,7 @@ class RegionDetector(Detector, ABC):
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """Return losses in training, detections otherwise.
 
-        Targets may have a `seed`, an integer, that decides which regions of the image are drawn.
+        Targets may have a `seed`, an integer, that seeds the sampling of regions of the image.
 
         Raises:
             ValueError: for targets that are missing or wrong.
@@ -60,11 +60,11 @@ class RegionDetector(Detector, ABC):
 
 @register_head("faster_rcnn")
 class FasterRcnn(RegionDetector):
-    """Proposes regions, then classifies what the feature maps have in them.
+    """Proposes regions, then classifies them from the feature maps.
 
-    torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so it can take those weights. In
-    training the losses of boxes are smooth near zero, as in torchvision, where mmdetection's are absolute; the second
-    stage learns from up to 2,000 proposals, where mmdetection has 1,000, and its losses are means over images
+    torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so mmdetection's weights fit. In
+    training the losses of boxes are smooth near zero, as in torchvision, while mmdetection's are absolute; the second
+    stage learns from up to 2,000 proposals (1,000 in mmdetection), and its losses are means over images
     (`RegionHeads`).
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
@@ -72,9 +72,9 @@ class FasterRcnn(RegionDetector):
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
-        score: detections of a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
-        most: how many detections of an image are kept.
+        score: detections with a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
+        most: number of detections per image that are kept.
     """
 
     @checked
@@ -94,17 +94,17 @@ class FasterRcnn(RegionDetector):
 class MaskRcnn(RegionDetector):
     """Faster R-CNN that also predicts a mask of 28 x 28 in each region, for each class.
 
-    torchvision's; see `FasterRcnn` for how it differs from mmdetection. Masks are pasted into the image as torchvision
-    does, which can differ by a pixel at their border.
+    torchvision's; see `FasterRcnn` for the differences from mmdetection. Masks are pasted into the image by
+    torchvision's code, so they can differ by a pixel at their border.
 
     Reference: Mask R-CNN (He et al., 2017).
 
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
-        score: detections of a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
-        most: how many detections of an image are kept.
+        score: detections with a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
+        most: number of detections per image that are kept.
     """
 
     masks = True
@@ -124,7 +124,7 @@ class MaskRcnn(RegionDetector):
 
 
 def _parts(features: Features, score: float, nms: float, most: int) -> dict[str, Any]:
-    """Return the parts that both detectors give to torchvision."""
+    """Return the arguments for torchvision of both detectors."""
     return {
         "rpn_anchor_generator": Anchors(features.strides, (8.0,), _RATIOS),
         "rpn_head": RPNHead(features.out_channels, len(_RATIOS)),
@@ -136,5 +136,5 @@ def _parts(features: Features, score: float, nms: float, most: int) -> dict[str,
 
 
 def _regions(features: Features, side: int) -> RegionPool:
-    """Return what reads regions from all maps but those that were added, as maps of `side` x `side`."""
+    """Return the pooling of regions to `side` x `side`, from all maps except the added levels."""
     return RegionPool(features.strides[: len(features.strides) - features.extra], side)

@@ -1,4 +1,4 @@
-"""Detectors of one stage: RetinaNet and FCOS."""
+"""One-stage detectors: RetinaNet and FCOS."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CONVS = 4
 
 @register_head("retinanet")
 class RetinaNet(Detector):
-    """Classifies nine anchors per cell with the focal loss, and moves them.
+    """Classifies nine anchors per cell with the focal loss, and refines their boxes.
 
     torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's, which adds the
-    epsilon of float32 to the number of positive anchors that it divides by; for several,
-    torchvision divides the losses of each image by its own number of positive anchors and takes the mean, where
-    mmdetection divides the sum by the number in all images. An anchor that is the best of a box and closer to another
-    one is given to the other by torchvision, to the first by mmdetection.
+    epsilon of float32 to its divisor, the number of positive anchors; for several, torchvision divides the losses of
+    each image by its own number of positive anchors and takes the mean, while mmdetection divides the sum by the number
+    in all images. An anchor that is the best of one box but closer to another is assigned to the other by torchvision,
+    to the first by mmdetection.
 
     Reference: Focal Loss for Dense Object Detection (Lin et al., 2017).
 
@@ -34,9 +34,9 @@ class RetinaNet(Detector):
         features: images to feature maps.
         num_classes: number of classes of objects.
         convs: convolutions before the classifier, and before the regression.
-        score: detections of a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
-        most: how many detections of an image are kept.
+        score: detections with a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
+        most: number of detections per image that are kept.
     """
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
@@ -68,10 +68,10 @@ class RetinaNet(Detector):
 
 @register_head("fcos")
 class Fcos(Detector):
-    """Finds the box of each cell by its distances to the four sides, without anchors; torchvision's.
+    """Predicts the box of each cell by its distances to the four sides, without anchors; torchvision's.
 
-    An object is learned where the point of a cell lies in its box, so one that is smaller than the finest stride may
-    never be.
+    An object is learned by the cells whose point lies in its box, so one smaller than the finest stride may never be
+    learned.
 
     Reference: FCOS (Tian et al., 2019).
 
@@ -79,9 +79,9 @@ class Fcos(Detector):
         features: images to feature maps.
         num_classes: number of classes of objects.
         convs: convolutions before the classifier, and before the regression.
-        score: detections of a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one of the lower score is left out.
-        most: how many detections of an image are kept.
+        score: detections with a lower score are left out.
+        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
+        most: number of detections per image that are kept.
     """
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
@@ -111,10 +111,10 @@ class Fcos(Detector):
 
 
 def _keep(head: Any, count: int) -> None:
-    """Keep the first `count` of the four convolutions, each with what follows it, of both branches of a head.
+    """Keep the first `count` of the four convolutions, with any norm and activation after each, in both branches.
 
     Raises:
-        ValueError: if there are not as many.
+        ValueError: if there are fewer.
     """
     if not 0 <= count <= _CONVS:
         raise ValueError(f"`convs` must be from 0 to {_CONVS}, got {count}.")

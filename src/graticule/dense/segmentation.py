@@ -21,15 +21,15 @@ from graticule.grid import Crop
 class SegmentationModel(HubModel):
     """Feature maps and a decoder.
 
-    Images of any size go in: they are padded with zeros at the bottom and on the right to a multiple of
+    Images can have any size: they are padded with zeros at the bottom and on the right to a multiple of
     `features.divisor`, and the logits are resized bilinearly to the padded size and cropped, as in Segmenter's code.
-    They are normalized before, as for the backbone alone.
+    Inputs are normalized as for the backbone alone.
 
     Args:
         features: images to feature maps.
         decoder: feature maps to logits.
         num_classes: number of classes.
-        auxiliary: another decoder, for a loss of its own in training (`all_logits`).
+        auxiliary: another decoder, for a second loss in training (`all_logits`).
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SegmentationModel(HubModel):
 
     @property
     def divisor(self) -> int:
-        """Sides of images are padded to multiples of it."""
+        """Sides of images are padded to multiples of this."""
         return self.features.divisor
 
     def forward(self, images: Tensor, crop: Crop | None = None) -> Tensor:
@@ -56,13 +56,13 @@ class SegmentationModel(HubModel):
 
         Args:
             images: normalized as for the backbone.
-            crop: which part of larger images they are (see `Backbone.forward`); their sides then are multiples of
+            crop: their part of larger images (see `Backbone.forward`); their sides then are multiples of
                 `features.divisor`.
         """
         return self._logits(images, [self.decoder], crop)[0]
 
     def all_logits(self, images: Tensor) -> list[Tensor]:
-        """Return the logits of the decoder, and those of the auxiliary one if there is one, as `forward` does.
+        """Return the logits of `forward` and, if there is an auxiliary decoder, its logits.
 
         mmsegmentation's UperNet is trained with the loss of the first plus 0.4 times that of the second.
         """
@@ -73,18 +73,18 @@ class SegmentationModel(HubModel):
         padded = pad_to(images, self.features.divisor)
         if crop is not None and padded.shape != images.shape:
             raise ValueError(
-                f"`images` must have sides that are multiples of {self.features.divisor} where `crop` is given, got "
+                f"`images` must have sides that are multiples of {self.features.divisor} if `crop` is given, got "
                 f"{height} x {width}."
             )
         maps = list(self.features(padded, crop).values())
         return [resize_to(decoder(maps), padded.shape[-2:])[..., :height, :width] for decoder in decoders]
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what config.json says of the model (see `HubModel`)."""
+        """Return the config.json of the model (see `HubModel`)."""
         return dense_config(self, "segmenter", preprocessing)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters of the backbone that do not decay (see `Backbone.no_weight_decay`)."""
+        """Return the names of the backbone's parameters without weight decay (see `Backbone.no_weight_decay`)."""
         return not_decayed(self, self.backbone)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
@@ -103,16 +103,16 @@ def segment_in_windows(
 ) -> Tensor:
     """Return logits (B, num_classes, height, width), the mean over all windows that contain a pixel.
 
-    Windows lie `stride` pixels apart; the last of a row or column ends at the border of the image. An image that is
-    smaller than a window is padded with zeros.
+    Windows are `stride` pixels apart; the last of a row or column ends at the border of the image. An image smaller
+    than a window is padded with zeros.
 
     Args:
         model: the model.
         images: (B, C, height, width).
         window: pixels, a side or (height, width), multiples of the model's divisor.
         stride: pixels; two thirds of a window by default.
-        located: whether each window is encoded as the part of the image that it is, for encodings that can (`crops`);
-            otherwise as an image of its own.
+        located: whether each window is encoded with its position in the image, for encodings with `crops`; otherwise
+            as a separate image.
     """
     tall, wide = (window, window) if isinstance(window, int) else window
     stride = (max(1, tall * 2 // 3), max(1, wide * 2 // 3)) if stride is None else stride
@@ -143,7 +143,7 @@ def segment_in_windows(
 
 
 def window_starts(side: int, window: int, stride: int) -> list[int]:
-    """Return where windows begin on an axis of `side` pixels; together they cover it, and none reaches beyond it."""
+    """Return the starts of windows on an axis of `side` pixels; they cover the axis, and none extends beyond it."""
     return [*range(0, side - window, stride), side - window]
 
 

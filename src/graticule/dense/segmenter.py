@@ -39,11 +39,11 @@ class LinearDecoder(Decoder):
 
 @register_decoder("segmenter_mask")
 class MaskTransformer(Decoder):
-    r"""Appends one learned token per class to the patches, runs blocks over all, and compares patches with classes.
+    r"""Appends one learned token per class to the patches, applies blocks to all, and compares patches with classes.
 
     .. math:: logits = LN(\hat{z} W_p \cdot \hat{c} W_c), \quad \hat{z}, \hat{c}: \text{after the blocks, of length 1}
 
-    The blocks have no position of their own. All norms have an epsilon of 1e-5, as in its code.
+    The blocks add no position information. All norms have an epsilon of 1e-5, as in Segmenter's code.
 
     Reference: Segmenter (Strudel et al., 2021), section 3.2.
 

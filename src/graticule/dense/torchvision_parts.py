@@ -1,4 +1,4 @@
-"""Replacements for parts of torchvision's detectors: the batch that images become, and the anchors."""
+"""Replacements for parts of torchvision's detectors: batching of images, and anchors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Batch(GeneralizedRCNNTransform):
         super().__init__(1, 1, mean, std, size_divisible=features.divisor)
 
     def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
-        """Return both as they are."""
+        """Return both unchanged."""
         return image, target
 
 
 class Anchors(AnchorGenerator):
     """Anchors of exact sizes, centered at multiples of the stride of their level, as in mmdetection.
 
-    torchvision rounds their sides to whole pixels, and takes for the stride the quotient of the sides of the image and
-    the map, which for coarse levels differs from it.
+    torchvision rounds their sides to whole pixels, and computes the stride as the quotient of the sides of image and
+    map, which differs from the true stride at coarse levels.
 
     Args:
         strides: pixels per cell of each level.

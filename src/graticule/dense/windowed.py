@@ -12,15 +12,15 @@ from graticule.layers import Attention
 
 
 class WindowedAttention(Attention):
-    """Attends within square windows of the grid, with the position that the layer has on the whole grid.
+    """Attends within square windows of the grid, with the layer's position on the whole grid.
 
-    Queries, keys and values are computed for the whole grid, position included, and then cut into windows; of a bias,
-    a window takes the pairs of its own tokens. So each encoding means what it means in attention to all tokens.
-    Windows begin at the top left; those that reach beyond the grid have zeros as keys and values, which are attended
+    Queries, keys and values are computed for the whole grid, including position, and then split into windows; of a
+    bias, a window gets the pairs of its own tokens. So each encoding means the same as in attention to all tokens.
+    Windows begin at the top left; those that extend beyond the grid have zeros as keys and values, which are attended
     to, as in ViT-Adapter's code.
 
     Args:
-        attention: the attention that it replaces, all of whose parts and options it takes over.
+        attention: the attention that it replaces, whose parts and options it keeps.
         window: side of a window, in patches.
     """
 
@@ -41,7 +41,7 @@ class WindowedAttention(Attention):
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Compute the attention weights between all tokens, (B, h, N, N), zero across windows.
 
-        Rows of a window that reaches beyond the grid sum to less than 1: the rest is on its zeros.
+        Rows of a window that extends beyond the grid sum to less than 1: the rest is on the zeros.
         """
         (grid,) = where
         q, k, _, bias = self._project(x, position)
@@ -63,7 +63,7 @@ class WindowedAttention(Attention):
         return -grid.height % self.window, -grid.width % self.window
 
     def _cut(self, x: Tensor, grid: Grid) -> Tensor:
-        """Cut (B, h, N, d) into windows, (B * L, h, n, d), zero beyond the grid."""
+        """Split (B, h, N, d) into windows, (B * L, h, n, d), zero beyond the grid."""
         down, right = self._padding(grid)
         padded = F.pad(x.unflatten(2, grid.shape), (0, 0, 0, right, 0, down))
         cut = padded.unflatten(3, (-1, self.window)).unflatten(2, (-1, self.window))  # (B, h, rows, w, columns, w, d)
@@ -95,10 +95,10 @@ class WindowedAttention(Attention):
 
 
 def check_windowed(position: LayerPosition) -> None:
-    """Check that a layer can attend within windows.
+    """Check that the position of a layer supports windowed attention.
 
     Raises:
-        ValueError: if its position is more than tensors and functions of queries and keys.
+        ValueError: if it has more than tensors and functions of queries and keys.
     """
     if position.value_bias is not None or position.positional is not None:
         raise ValueError(

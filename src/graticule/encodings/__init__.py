@@ -1,6 +1,6 @@
-"""What position information is, one file per method: a grid in, one `LayerPosition` per layer out.
+"""Encodings, one file per method: each maps a grid to one `LayerPosition` per layer.
 
-Every file of this folder is imported and its public classes are re-exported, so adding a method is adding its file.
+Every file of this folder is imported and its public classes are re-exported, so a new method needs only its file.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ from graticule.encodings.pyramid import PyramidPosition
 from graticule.encodings.rotary import RotaryEncoding, RotaryPosition
 from graticule.encodings.token_mixing import TokenMixing
 
-#: What all methods share; type checkers know these names, and those of a method in its own file.
+#: Names that all methods share, also for type checkers; they find the names of a method in its file.
 __all__ = [
     "ENCODINGS",
     "AbsoluteEncoding",

@@ -1,4 +1,4 @@
-"""Absolute encodings: a table w of (N, D), one row per token of a grid; and how it is joined to the layers."""
+"""Absolute encodings: a table w of (N, D), one row per token of a grid, and its joining to the layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from graticule.layer_position import LayerPosition
 class AbsoluteEncoding(Encoding):
     """Makes the table w for a grid; a joining decides how w reaches the layers.
 
-    The table of the grid that the encoding is built for is the parameter `pos_embed`, (1, N, D), under the
-    name and in the shape that published checkpoints give it; a fixed one takes no gradient. Papers count it
-    as parameters either way (LaPE, Table 7: 38K for a fixed table as for a learnable one).
+    The table of the grid that the encoding is built for is the parameter `pos_embed`, (1, N, D), with the name and
+    shape of published checkpoints; a fixed one has no gradient. Papers count it as parameters either way (LaPE,
+    Table 7: 38K for a fixed table as for a learnable one).
     """
 
     joined = "table"
-    #: Whether another grid's table is resampled from the one that is held, not computed.
+    #: True if the table of another grid is resampled from the stored one instead of computed.
     resampled: bool = False
     pos_embed: nn.Parameter
 
@@ -47,7 +47,7 @@ class AbsoluteEncoding(Encoding):
         """Return w for a grid other than the one it was built for, (N, D)."""
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for."""
+        """Set the grid of the encoding."""
         with torch.no_grad():
             table = self(grid)[None].clone()
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
@@ -58,21 +58,21 @@ class AbsoluteEncoding(Encoding):
         return None
 
     def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`, another one than `pos_embed`.
+        """Make `value` of a checkpoint fit the parameter `name` other than `pos_embed`.
 
-        `shape` is the (H, W) of the grid that the value is for, if the checkpoint says so. What cannot be made to fit
-        is returned as it is.
+        `shape` is the (H, W) of the grid that the value is for, if the checkpoint records it. A value that cannot be
+        made to fit is returned unchanged.
         """
         return value
 
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build the table, or one per layer, and join it.
+        """Build the table, or one table per layer, and join it.
 
         Raises:
-            ValueError: if the joining takes one per layer and the encoding has nothing to learn.
+            ValueError: if the joining needs one table per layer and the encoding is fixed.
         """
-        before = site.merged and joining.repeats  # then it is the table of the stage before
+        before = site.merged and joining.repeats  # then the table is that of the previous stage
         if not (before or site.absolute or joining.per_layer):
             return NoPosition(site.depth)
         count = 0 if before else joining.tables
@@ -90,7 +90,7 @@ class AbsoluteEncoding(Encoding):
 
 
 class FixedEncoding(AbsoluteEncoding):
-    """A table given by a formula: nothing is learned, and another grid is computed, not resampled."""
+    """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled."""
 
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
@@ -104,14 +104,14 @@ class FixedEncoding(AbsoluteEncoding):
         """Compute the table of `grid` in float64, (N, D)."""
 
     def at(self, grid: Grid) -> Tensor:
-        """Return the formula at `grid`, (N, D), in the dtype and on the device of the module."""
+        """Compute the formula at `grid`, (N, D), in the dtype and on the device of the module."""
         return self.formula(grid, self.pos_embed.device).to(self.pos_embed.dtype)
 
 
 class JoinedPosition(Position):
-    """An absolute encoding, or one per layer, and the joining that brings it to the layers.
+    """An absolute encoding, or one per layer, and the joining that passes it to the layers.
 
-    A later stage of a pyramid can be without an encoding: it joins the table of the stage before (`stage`).
+    A later stage of a pyramid may have no encoding of its own: it joins the table of the previous stage (`stage`).
     """
 
     def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
@@ -135,7 +135,7 @@ class JoinedPosition(Position):
         if len(self.encodings):
             return self.joining.stage(*[encoding(grid) for encoding in self.encodings])
         if table is None:
-            raise ValueError("`table` must be that of the stage before for a stage without an encoding, got None.")
+            raise ValueError("`table` must be that of the previous stage for a stage without an encoding, got None.")
         return self.joining.stage(table)
 
     def set_grid(self, grid: Grid) -> None:
@@ -149,7 +149,7 @@ class JoinedPosition(Position):
         return norms + ["encodings"] * self.joining.per_layer
 
     def published_names(self) -> dict[str, str]:
-        """`pos_embed` as DeiT and timm have it; `pos_embed0...` and `blocks.l.pe_norm` as LaPE's code."""
+        """Map `pos_embed` of DeiT and timm, and `pos_embed0...` and `blocks.l.pe_norm` of LaPE's code."""
         own_tables = self.joining.per_layer
         names = {
             f"pos_embed{name}" if own_tables else "pos_embed": f"encodings.{name}.pos_embed"
@@ -163,7 +163,7 @@ class JoinedPosition(Position):
         return names
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a table for this grid: a learnable one is resampled, a formula needs none."""
+        """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
         owner, _, own = name.rpartition(".")
         encoding = self.get_submodule(owner)
         if not isinstance(encoding, AbsoluteEncoding):
@@ -172,10 +172,10 @@ class JoinedPosition(Position):
             return encoding.fit_parameter(own, value, shape)
         if value.ndim < 2 or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
             return value
-        value = value.reshape(1, -1, encoding.dim)  # some are stored without the axis of one
+        value = value.reshape(1, -1, encoding.dim)  # some are stored without the first axis
         grid = encoding.grid
         old = grid.alike(value.shape[1] - grid.prefix, shape)
-        if old is None:  # it has another number of prefix tokens: the loader names the mismatch
+        if old is None:  # another number of prefix tokens: the loader reports the mismatch
             return value if encoding.resampled else None
         if old.shape == grid.shape:
             return value

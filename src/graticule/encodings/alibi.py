@@ -23,19 +23,19 @@ class Alibi(BiasEncoding):
 
     .. math:: b_{h, i, j} = -m_h |p_i - p_j|, \quad m_h = 2^{-8h / n}, \quad h = 1 \dots n
 
-    for n heads, n a power of two. For another number of heads they are the slopes of the largest power of two below,
-    then every other slope, from the first, of the power of two above, as in its code. The paper has it in one
-    dimension, for tokens that see those before them; on a grid of height 1 all distances but the squared one are
-    |i - j|. Prefix tokens get no bias. It is computed at any grid.
+    for n heads, n a power of two. For another number of heads the slopes are those of the largest power of two below,
+    then every second slope, from the first, of the power of two above, as in its code. The paper defines it in one
+    dimension, for causal attention; on a grid of height 1 all distances but the squared one are |i - j|. Prefix tokens
+    get no bias. It is computed for any grid.
 
     Distances in two dimensions, in patches:
 
     - 'euclidean': of CROMA (Fuller et al., 2023), whose 2D-ALiBi has the same slopes.
     - 'manhattan': |dy| + |dx|, so that the bias is the sum of one for rows and one for columns.
     - 'squared': dy^2 + dx^2, as in an ablation of LookHere (Fuller et al., 2024), here with the slopes of ALiBi. On
-      large grids it costs four more channels per head instead of a table (`LowRank`).
-    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes are those of half
-      the heads each. This is ours.
+      large grids it needs four more channels per head instead of a table (`LowRank`).
+    - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes of each are those of
+      half the heads. This form is ours.
 
     Reference: Train Short, Test Long (ALiBi, Press et al., 2022), section 3.
 
@@ -57,7 +57,7 @@ class Alibi(BiasEncoding):
         self.grid = grid
         self.num_heads = num_heads
         self.distance = distance
-        self.rows = num_heads - num_heads // 2  # heads that see rows, for 'axes'
+        self.rows = num_heads - num_heads // 2  # heads with distances of rows, for 'axes'
         each = slopes(self.rows) + slopes(num_heads // 2) if distance == "axes" else slopes(num_heads)
         self.register_buffer("slopes", torch.tensor(each), persistent=False)
         self.slopes: Tensor

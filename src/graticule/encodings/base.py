@@ -21,7 +21,7 @@ from graticule.specs import Spec
 class Position(nn.Module, ABC):
     """The interface of a backbone to position: `position(grid)` returns a list with one `LayerPosition` per layer."""
 
-    #: Whether no layer gets anything.
+    #: True if the position of every layer is empty.
     empty: bool = False
 
     def __init__(self) -> None:
@@ -33,20 +33,20 @@ class Position(nn.Module, ABC):
         """Return one `LayerPosition` per layer for `grid`."""
 
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
-        """Return the same for one stage of a pyramid, and the table w for the stage after it, (N, D).
+        """Return the same for one stage of a pyramid, and the table w for the next stage, (N, D).
 
         Args:
-            grid: of the stage.
-            table: w as the stage before returned it, merged as the tokens are, (N, D); None where there is none.
+            grid: the grid of the stage.
+            table: w from the previous stage, merged as the tokens are, (N, D); None if there is none.
         """
         return self(grid), None
 
     @abstractmethod
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the parameters are held for."""
+        """Set the grid of the parameters."""
 
     def components(self) -> dict[str, Position]:
-        """Return the positions that this one consists of, by the names of their modules."""
+        """Return the positions that make up this one, by the names of their modules."""
         found: dict[str, Position] = {}
         for name, module in self.named_modules():
             if name and isinstance(module, Position) and not any(name.startswith(f"{at}.") for at in found):
@@ -59,20 +59,20 @@ class Position(nn.Module, ABC):
         return {theirs: f"{at}.{own}" for at, part in parts for theirs, own in part.published_names().items()}
 
     def layer_lists(self) -> list[str]:
-        """Return the names of the module lists that have one entry per layer, under the index of the layer."""
+        """Return the names of the module lists with one entry per layer, under the index of the layer."""
         return [f"{at}.{name}" for at, part in self.components().items() for name in part.layer_lists()]
 
     def resampled_encodings(self) -> list[str]:
-        """Return the names of the encodings that hold values for their grid, which are resampled for another."""
+        """Return the names of the encodings with values for their grid, which are resampled for another grid."""
         return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
 
     def table_shapes(self) -> dict[str, tuple[int, int]]:
-        """Map every parameter that is held for a grid or window to the (H, W) of that grid, in patches."""
+        """Map every parameter with values for a grid or window to the (H, W) of that grid, in patches."""
         holders = [(name, module) for name, module in self.named_modules() if _holds_a_grid(module)]
         return {name: holder.grid.shape for at, holder in holders for name, _ in holder.named_parameters(prefix=at)}
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Make `value` of a checkpoint fit the parameter `name`; None leaves the parameter as it is.
+        """Make `value` of a checkpoint fit the parameter `name`; None leaves the parameter unchanged.
 
         `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
         cannot be made to fit is returned unchanged.
@@ -84,7 +84,7 @@ class Position(nn.Module, ABC):
 
 
 def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a crop where a part of a position cannot encode one.
+    """Refuse a crop that a part of a position cannot encode.
 
     Raises:
         ValueError: naming the part.
@@ -93,7 +93,7 @@ def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     if grid.crop is None:
         return
     if grid.windows:
-        raise ValueError("`crop` must be left out where tokens see windows of the grid: they begin at its border.")
+        raise ValueError("`crop` must be left out with windows, which begin at the border of the grid.")
     for module in position.modules():
         if not getattr(module, "crops", True):
             kind = type(module)
@@ -111,13 +111,13 @@ def _holds_a_grid(module: Any) -> bool:
 class Site:
     """Describes a backbone, or a stage of a pyramid, to the encoding whose position is built for it.
 
-    grid: the grid that parameters are held for, with the windows of this stage if it has some.
+    grid: the grid of the parameters, with the windows of this stage if it has windows.
     dim: D.
     depth: number of layers.
-    num_heads: h, or the groups of channels of a gated MLP.
+    num_heads: h, or the number of groups of channels of a gated MLP.
     causal: whether tokens attend only to those before them.
     absolute: whether an absolute encoding is built; a pyramid may have one in its first stage only.
-    merged: whether this stage of a pyramid gets the table of the stage before, merged as its tokens are.
+    merged: whether this stage of a pyramid gets the table of the previous stage, merged as its tokens are.
     """
 
     grid: Grid
@@ -130,7 +130,7 @@ class Site:
 
     @property
     def within(self) -> Grid:
-        """The grid within which tokens see each other: that of a window, or the whole one."""
+        """The grid within which tokens interact: a window, or the whole grid."""
         return self.grid.within
 
     @property
@@ -139,22 +139,22 @@ class Site:
         return self.dim // max(self.num_heads, 1)
 
 
-#: Parameters of an encoding's constructor that come from the site; all others are its options.
+#: Parameters of an encoding's constructor that a `Site` provides; all others are its options.
 FROM_SITE = frozenset({"self", "grid", "dim", "depth", "num_heads", "head_dim", "causal"})
 
 
 class Encoding(nn.Module, ABC):
-    """Makes position information for a grid, in a form that its subclasses fix: `AbsoluteEncoding`, `BiasEncoding`, ...
+    """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
 
-    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` are filled from
-    the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
+    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` come from the
+    `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
     """
 
-    #: How a joining other than 'default' can bring it to the layers: as a table, as a bias, or not at all.
+    #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
     joined: ClassVar[Literal["table", "bias"] | None] = None
-    #: Whether it can be given to some of the layers only (option `layers`, of joinings and of its own).
+    #: True if it can be restricted to some layers (option `layers` of the joining or of the encoding).
     layered: ClassVar[bool] = True
-    #: Whether it encodes a crop (`Grid.crop`) as its part of the whole image, by the coordinates of the grid.
+    #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
     crops: ClassVar[bool] = False
 
     @classmethod
@@ -162,7 +162,7 @@ class Encoding(nn.Module, ABC):
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build the position of a backbone at `site`, with as many instances as its layers need.
 
-        Its own keyword arguments are options, too.
+        The keyword arguments of this method are options, too.
         """
 
     @classmethod
@@ -173,7 +173,7 @@ class Encoding(nn.Module, ABC):
 
     @classmethod
     def has_layers(cls) -> bool:
-        """Return whether it has the option `layers` of all encodings, and none of its own by that name."""
+        """Return whether its option `layers` is the common one of all encodings, and not one of its own."""
         return cls.layered and "layers" not in cls.option_types()
 
     @classmethod
@@ -190,7 +190,7 @@ class Encoding(nn.Module, ABC):
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid`, which is that of the site or of a window of it."""
+        """Build one instance for `grid`, the grid of the site or of a window of it."""
         known = {
             "grid": grid,
             "dim": site.dim,
@@ -208,9 +208,9 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-#: The option `layers`: the number of the first layers that have the encoding, or the indices of any.
+#: The option `layers`: the number of the first layers with the encoding, or the indices of any layers.
 LAYERS = Option(int | tuple[int, ...] | None, None)
-#: The classes of encodings by name, those of plugins included.
+#: The classes of encodings by name, including those of plugins.
 ENCODINGS: Registry[type[Encoding]] = Registry(
     "encoding", Encoding, lambda cls: {**cls.option_types(), **({"layers": LAYERS} if cls.has_layers() else {})}
 )
@@ -225,18 +225,18 @@ class NoEncoding(Encoding):
 
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Return the position that is empty for every layer."""
+        """Return a position that is empty for every layer."""
         return NoPosition(site.depth)
 
 
 class PositionBuilder(Protocol):
-    """Makes the position of a backbone once the backbone knows its own sizes."""
+    """Builds the position of a backbone from the sizes of the backbone."""
 
     def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
-        """Build for tokens of `dim` channels on `grid`, `depth` layers of `num_heads` heads or groups.
+        """Build the position for `depth` layers of `num_heads` heads or groups, and tokens of `dim` channels on `grid`.
 
-        `within` are further fields of `Site`: `absolute=False` for stages that have no absolute encoding of their own;
-        `merged=True` for stages that can have the table of the stage before, merged; `causal=True` where tokens attend
+        `within` are further fields of `Site`: `absolute=False` for stages without an absolute encoding of their own;
+        `merged=True` for stages that can get the table of the previous stage, merged; `causal=True` where tokens attend
         only to those before them.
         """
 
@@ -244,12 +244,12 @@ class PositionBuilder(Protocol):
 def check_fields(
     given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
 ) -> None:
-    """Check that a family's layers can use all fields that they get, and get all fields that they need.
+    """Check that the layers of a family can use all fields that they get, and get all fields that they need.
 
-    `why` is a sentence that says why the family takes no others.
+    `why` is a sentence for the message, on why the family takes no other fields.
 
     Raises:
-        ValueError: naming the first layer and field that violate it.
+        ValueError: naming the first layer and field that violate this.
     """
     for layer, position in enumerate(given):
         for field, value in zip(position._fields, position, strict=True):
@@ -289,11 +289,11 @@ class CombinedPosition(Position):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Merge, layer by layer, what the parts return for `grid`."""
+        """Merge the positions of the parts for `grid`, layer by layer."""
         return self.stage(grid, None)[0]
 
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
-        """Merge what the parts return; one of them at most has a table for the next stage."""
+        """Merge the positions of the parts; at most one of them has a table for the next stage."""
         (given, last), *others = [part.stage(grid, table) for part in cast("Iterable[Position]", self.parts)]
         for other, own in others:
             given = [a.merge(b) for a, b in zip(given, other, strict=True)]

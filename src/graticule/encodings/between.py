@@ -1,4 +1,4 @@
-"""Conditional encodings: what sits between blocks, or between a block's norm and its projections."""
+"""Conditional encodings as positions: modules between blocks, or between the norm and the projections of a block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def each_place(places: Places) -> tuple[int, ...]:
     """Return insert positions as a tuple.
 
     Raises:
-        ValueError: if there is none, or one comes twice.
+        ValueError: if there are none, or one is given twice.
     """
     found = (places,) if isinstance(places, int) else tuple(places)
     if not found or len(set(found)) < len(found):
@@ -32,7 +32,7 @@ _FIRST = "first"
 
 
 class BetweenBlocks(Position):
-    """Applies PEGs to the residual stream, the one at insert position l after layer l; -1 is before the first.
+    """Applies PEGs to the residual stream: at insert position l after layer l, at -1 before the first layer.
 
     Reference: CPVT (Chu et al., 2023), section 5.2, "position index".
 
@@ -50,7 +50,7 @@ class BetweenBlocks(Position):
         self.depth = depth
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Describe what each layer gets for `grid`: functions of the tokens."""
+        """Return the position of each layer for `grid`: functions of the tokens."""
         given = [LayerPosition()] * self.depth
         for key, peg in self.pegs.items():
             act = partial(peg, grid=grid)
@@ -64,11 +64,11 @@ class BetweenBlocks(Position):
         """Do nothing: no parameter depends on the grid."""
 
     def layer_lists(self) -> list[str]:
-        """The PEGs."""
+        """Return the name of the list of PEGs."""
         return ["pegs"]
 
     def published_names(self) -> dict[str, str]:
-        """`pos_block.i.proj...`, numbered in their order, as Twins' code."""
+        """Map `pos_block.i.proj...` of Twins' code, numbered in order."""
         return {
             f"pos_block.{i}.{name}": f"pegs.{key}.{name}"
             for i, (key, peg) in enumerate(self.pegs.items())
@@ -77,10 +77,10 @@ class BetweenBlocks(Position):
 
 
 class BeforeProjections(Position):
-    """Makes the inputs of queries, keys and values: at insert position l, those of the next layer, l + 1.
+    """Computes the inputs of queries, keys and values: at insert position l, those of the next layer, l + 1.
 
-    So an insert position means the same as between blocks, and -1 is that of the first layer. CPVT's Table 16 says
-    "position 0, as in our method" of CvT's projection; should it mean the first layer, that is -1 here.
+    So an insert position has the same meaning as between blocks, and -1 is for the first layer. CPVT's Table 16 says
+    "position 0, as in our method" of CvT's projection; if it means the first layer, that is -1 here.
 
     Args:
         inputs: insert position -> module; insert positions are from -1 to depth - 2.
@@ -106,7 +106,7 @@ class BeforeProjections(Position):
         """Do nothing: no parameter depends on the grid."""
 
     def layer_lists(self) -> list[str]:
-        """The modules, by layer."""
+        """Return the name of the list of modules."""
         return ["inputs"]
 
 

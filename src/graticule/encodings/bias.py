@@ -1,4 +1,4 @@
-"""Biases on the attention logits: what their encodings have in common, and LaPE's norm of them."""
+"""Base classes of biases on the attention logits, and LaPE's norm of a bias."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from graticule.layer_position import LowRank
 
 
 class BiasEncoding(LayerBias, Encoding):
-    """Makes a bias on the attention logits of a grid, (heads, N, N), or a function that makes it from the queries.
+    """Makes a bias on the attention logits for a grid, (heads, N, N), or a function that computes it from the queries.
 
-    One that gives its layers something else as well returns a `LayerPosition`.
+    An encoding that gives its layers other fields as well returns a `LayerPosition`.
     """
 
-    #: Whether all layers share one, instead of one per layer.
+    #: True if all layers share one instance, instead of one per layer.
     shared: ClassVar[bool] = False
     num_heads: int
 
@@ -32,12 +32,12 @@ class BiasEncoding(LayerBias, Encoding):
     def position(
         cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
     ) -> Position:
-        """Build one per joined layer, or one that they share.
+        """Build one instance per joined layer, or one that they share.
 
         Args:
-            site: what the backbone says about itself.
-            joining: says which layers are joined.
-            heads: indices of the heads that have the bias; all by default.
+            site: the sizes of the backbone.
+            joining: decides which layers are joined.
+            heads: indices of the heads with the bias; all by default.
             options: of the constructor.
         """
         chosen = None if heads is None else chosen_heads(site.num_heads, heads)
@@ -55,7 +55,7 @@ class BiasEncoding(LayerBias, Encoding):
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one instance for `grid`; it knows grid and heads, whether or not its constructor asks for them."""
+        """Build one instance for `grid`, and set its attributes `grid` and `num_heads` if it has none."""
         built = super().build(site, grid, options)
         for name, value in (("grid", grid), ("num_heads", site.num_heads)):
             if name not in vars(built):
@@ -78,7 +78,7 @@ class PatchBias(BiasEncoding):
         """Return the bias between the patches of `grid`, without prefix tokens, (heads, H * W, H * W)."""
 
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
-        """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N), here of zeros."""
+        """Prepend rows and columns for the prefix tokens, here zeros, to a bias of the patches: (heads, N, N)."""
         return grid.with_prefix_bias(bias)
 
     def forward(self, grid: Grid) -> Tensor:
@@ -87,21 +87,21 @@ class PatchBias(BiasEncoding):
 
     @staticmethod
     def of_pairs(table: Tensor, grid: Grid) -> Tensor:
-        """Return the numbers of all pairs of patches, (heads, N, N), from those of displacements, (heads, n)."""
+        """Return the values of all pairs of patches, (heads, N, N), from those of displacements, (heads, n)."""
         index = grid.offset_index(table.device)
         pairs: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
         return pairs
 
     @classmethod
     def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
-        """Build the bias of a layer, with a norm of its own if the joining is LaPE."""
+        """Build the bias of a layer, with its own norm if the joining is LaPE."""
         bias = cls.build(site, site.within, options)
         norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
         return bias if norm is None or cls.shared else norm(bias)
 
 
 class _NormalizedBias(LayerBias):
-    """A bias and a norm of it."""
+    """A bias and its norm."""
 
     def __init__(self, bias: PatchBias) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _NormalizedBias(LayerBias):
         self.bias = bias
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for."""
+        """Set the grid of the encoding."""
         super().set_grid(grid)
         self.bias.set_grid(grid)
 
@@ -118,13 +118,13 @@ class _NormalizedBias(LayerBias):
         return self.bias.fit(name.removeprefix("bias."), value, shape) if name.startswith("bias.") else value
 
     def published_names(self, name: str) -> tuple[str, ...]:
-        """Return what published checkpoints call the parameter `name`; `pe_norm` is LaPE's name of the norm."""
+        """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
         kind, _, leaf = name.partition(".")
         return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
 
 
 class NormalizedBias(_NormalizedBias):
-    """LaPE for a relative bias: a LayerNorm of its own over the keys of every query.
+    """LaPE for a relative bias: each layer has its own LayerNorm over the keys of every query.
 
     Its scale and shift have one entry for each key patch; at another grid they are resampled as maps.
 
@@ -132,7 +132,7 @@ class NormalizedBias(_NormalizedBias):
     """
 
     resampled = True
-    crops = False  # the norm of a whole row is not that of its part
+    crops = False  # the norm of a whole row differs from that of a part of it
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)
@@ -145,7 +145,7 @@ class NormalizedBias(_NormalizedBias):
         return self.bias.with_prefix(bias, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for."""
+        """Set the grid of the encoding."""
         norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
         with torch.no_grad():
             norm.weight.copy_(self._map_at(self.norm.weight, grid))
@@ -173,17 +173,15 @@ class NormalizedBias(_NormalizedBias):
 class HeadNormalizedBias(_NormalizedBias):
     """A variant of `NormalizedBias`: a LayerNorm over the heads of every pair of patches.
 
-    The papers normalize over the keys. Over the heads the norm is, as for a table w, over the channels of one position;
-    its parameters, 2h, do not depend on the grid, and a bias stays a function of the displacement, which it does not
-    with a norm over the keys of a query. The part that all heads share is lost.
+    The papers normalize over the keys. A norm over the heads is, as for a table w, over the channels of one position;
+    its 2h parameters do not depend on the grid, and a bias remains a function of the displacement, unlike with a norm
+    over the keys of a query. The component that all heads share is lost.
     """
 
     def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
         super().__init__(bias)
         if bias.num_heads < 2:
-            raise ValueError(
-                "`over` must be 'keys' where there is one head, whose norm over the heads is constant, got 'heads'."
-            )
+            raise ValueError("`over` must be 'keys' with one head, whose norm over the heads is constant, got 'heads'.")
         self.norm = nn.LayerNorm(bias.num_heads, eps)
 
     def forward(self, grid: Grid) -> Tensor:
@@ -192,7 +190,7 @@ class HeadNormalizedBias(_NormalizedBias):
 
 
 def squared_distance_factors(grid: Grid, weights: Tensor) -> LowRank:
-    r"""Return `weights`: (heads,) times the squared distance of two patches, in patches, as two factors.
+    r"""Return the squared distance of two patches, in patches, times `weights`: (heads,), as two factors.
 
     .. math:: w |p - q|^2 = (w |p|^2, w, -2 w p_y, -2 w p_x) \cdot (1, |q|^2, q_y, q_x)
 

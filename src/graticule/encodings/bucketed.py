@@ -1,4 +1,4 @@
-"""T5's relative bias: a number a head for every bucket of offsets, and the further away, the wider a bucket."""
+"""T5's relative bias: one number per head for each bucket of offsets; distant buckets are wider."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class BucketedBias(BiasEncoding):
     .. math:: b_{h, i, j} = T_h[g(j - i)], \quad g(t) = \begin{cases} |t| & |t| < m \\
               \min(M - 1, m + \lfloor \frac{\ln(|t| / m)}{\ln(L / m)} (M - m) \rfloor) & |t| \ge m \end{cases}
 
-    with m = M / 2, for M buckets a side and `max_distance` L, in patches. An offset to a key after the query,
-    j > i, has M buckets of its own, so that M is half of `buckets`; that at distance 0 is never used, as in its code.
-    With `causal` keys ahead share the bucket of offset 0, and all the buckets are for those before: the decoder of
-    T5, for a text whose tokens see those before them. The edges of the buckets are found in whole numbers, without
-    rounding a logarithm.
+    with m = M / 2, for M buckets per direction and `max_distance` L, in patches. Offsets to keys after the query,
+    j > i, have M buckets of their own, so M is half of `buckets`; the one at distance 0 is never used, as in its code.
+    With `causal` all buckets are for keys before the query, and later keys share the bucket of offset 0: the decoder of
+    T5, for a text with causal attention. The edges of the buckets are computed in integers, without
+    rounded logarithms.
 
-    On a grid of height 1 that is T5's. On others the bias is a sum of two, of the rows' offset and of the columns', a
-    table each, as iRPE's cross method does it. Prefix tokens get no bias. Nothing is resampled at another grid:
-    offsets of `max_distance` and beyond are one.
+    On a grid of height 1 this is T5's bias. On other grids the bias is the sum of one for the row offset and one for
+    the column offset, each with its own table, as in iRPE's cross method. Prefix tokens get no bias. Nothing is
+    resampled at another grid: offsets of `max_distance` and beyond share a bucket.
 
     Reference: Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (T5, Raffel et al.,
-    2020), section 2.1; an axis each as in the cross method of iRPE (Wu et al., 2021). T5 starts from a larger standard
-    deviation, and does not divide its logits by the root of d, which is the attention's affair.
+    2020), section 2.1; one table per axis as in the cross method of iRPE (Wu et al., 2021). T5 starts from a larger
+    standard deviation, and does not divide its logits by the root of d, which is left to the attention.
 
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
-        buckets: of an axis, a multiple of 4, or of 2 with `causal`.
+        buckets: number of buckets of an axis, a multiple of 4, or of 2 with `causal`.
         max_distance: L, larger than m.
-        causal: whether keys ahead are of no interest, for grids of height 1.
+        causal: whether later keys are never attended to, for grids of height 1.
     """
 
     shared = True
@@ -65,12 +65,12 @@ class BucketedBias(BiasEncoding):
         self.register_buffer("edges", torch.tensor(edges(side, max_distance)), persistent=False)
         self.edges: Tensor
         self.relative_attention_bias = nn.Parameter(torch.empty(buckets, num_heads))
-        # a text has one row, whose table would be one number a head, which a softmax does not see
+        # a text has one row, whose table would be one number per head, which a softmax cancels
         self.relative_attention_bias_y = None if self.one_row else nn.Parameter(torch.empty(buckets, num_heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the tables: a normal of std 0.02, cut at 2 (absolute), as `RelativeBias`."""
+        """Initialize the tables: a normal of std 0.02, truncated at 2 (absolute), as in `RelativeBias`."""
         for table in self.parameters():
             trunc_normal_(table, std=0.02)
 
@@ -88,7 +88,7 @@ class BucketedBias(BiasEncoding):
         return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        """Set the grid of the encoding; no parameter depends on it."""
         self._check(grid)
         self.grid = grid
 
@@ -109,7 +109,7 @@ class BucketedBias(BiasEncoding):
 
     def _check(self, grid: Grid) -> None:
         if self.one_row and grid.height > 1:
-            raise ValueError(f"`grid` must be of height 1, which the bias is built for, got {grid.height} rows.")
+            raise ValueError(f"`grid` must have height 1, for which the bias is built, got {grid.height} rows.")
 
     def extra_repr(self) -> str:
         return (
@@ -119,7 +119,7 @@ class BucketedBias(BiasEncoding):
 
 
 def edges(buckets: int, max_distance: int) -> list[int]:
-    """Return the smallest distance of every bucket of a side but the first, which holds distance 0.
+    """Return the smallest distance of every bucket of a direction except the first, which is for distance 0.
 
     Bucket m + t starts at the smallest n with (n / m)^(M - m) >= (L / m)^t.
     """

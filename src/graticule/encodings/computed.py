@@ -1,4 +1,4 @@
-"""Tables that parameters and a formula give for any grid: nothing is held for one grid, and nothing is resampled."""
+"""Tables that are computed from parameters for any grid: nothing depends on one grid, and nothing is resampled."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class ComputedEncoding(AbsoluteEncoding):
         return grid.with_prefix_rows(self.rows(grid))
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        """Set the grid of the encoding; no parameter depends on it."""
         self.grid = grid

@@ -1,4 +1,4 @@
-"""Conditional encodings: made from the tokens of a grid themselves, by a convolution over their neighbors."""
+"""Conditional encodings: computed from the tokens of a grid by a convolution over their neighbors."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ Padding = Literal["zeros", "circular", "replicate", "reflect", "none"]
 
 @register_encoding("peg")
 class Peg(Encoding):
-    r"""Adds a convolution over the grid to the tokens, with zeros around it (PEG); prefix tokens keep their values.
+    r"""Adds a zero-padded convolution over the grid to the tokens (PEG); prefix tokens keep their values.
 
     .. math:: y = x + F(x), \quad F = conv_{k \times k} \text{ with } (k - 1) / 2 \text{ zeros around the grid}
 
-    With several layers F is a stack of convolution, batch norm and ReLU, around which x is added once. The
-    zeros at the border are what tells a token where it is; everything else is equivariant to translation, and
-    nothing depends on the size of the grid. Published weights are those of Twins (`proj.0.weight`).
+    With several layers F is a stack of convolution, batch norm and ReLU, with one residual connection. Only the zeros
+    at the border carry information about the position; everything else is equivariant to translation, and nothing
+    depends on the size of the grid. Published weights are those of Twins (`proj.0.weight`).
 
     Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023), section 3.2,
-    Algorithm 1, Tables 5, 6, 11 and 14. Where the paper leaves a choice:
+    Algorithm 1, Tables 5, 6, 11 and 14. Choices that the paper leaves open, and its inconsistencies:
 
-    - It counts a PEG without bias in Table 16 (1,728 parameters for Ti) and with it in Table 8 (1,920).
-      Algorithm 1 and Twins' code have it, and so do we.
+    - It counts a PEG without bias in Table 16 (1,728 parameters for Ti) and with bias in Table 8 (1,920).
+      Algorithm 1 and Twins' code have a bias, and so do we.
     - Table 12's totals (5.9 and 6.1 M, 22.9 and 23.8 M) are not those of depth-wise convolutions at 5 and 11
-      places, as its text says, which come to 5.69 and 5.70 M, 21.99 and 22.02 M. Separable ones at 6 and at 12
-      places give all four. Neither gives Table 4's 88 M for CPVT-B with five (86.5 M; 89.4 M with separable ones).
-    - Table 5's 6.13 M for "12 convolutional layers (kernel size being 1)" are those of two models: separable ones at
-      12 places, and one stack of 12 dense ones with batch norm and ReLU (`layers=12`); no text says which.
+      insert positions, as its text says: these have 5.69 and 5.70 M, 21.99 and 22.02 M. Separable ones at 6 and at 12
+      insert positions give all four. Neither gives Table 4's 88 M for CPVT-B with five (86.5 M; 89.4 M with separable
+      ones).
+    - Table 5's 6.13 M for "12 convolutional layers (kernel size being 1)" fits two models: separable ones at
+      12 insert positions, and one stack of 12 dense ones with batch norm and ReLU (`layers=12`); the text does not
+      say which.
     - Section 4.4's "38952 - 37632 = 960" is 38,592 - 37,632, and 38,592 = 192^2 + 9 * 192 are the parameters of one
-      separable layer, not of four, which have 154,368.
-    - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it takes. With 'none' the
-      grid stays: tokens whose neighborhood is not whole get no encoding. The border so still differs from the
-      inside; 'circular' has no border at all.
-    - Weights start as PyTorch's convolutions do, as in DeiT's code, which CPVT builds on; Twins draws them from
-      a normal of variance 2 / k^2.
+      separable layer; four have 154,368.
+    - "Without zero paddings" (Table 11) a convolution returns fewer tokens than it gets. Here 'none' keeps the grid:
+      tokens with an incomplete neighborhood get no encoding. So the border still differs from the interior;
+      'circular' has no border at all.
+    - Weights are initialized as in PyTorch's convolutions, as in DeiT's code, on which CPVT builds; Twins draws them
+      from a normal of variance 2 / k^2.
 
     Args:
         dim: D.
         kernel: k, odd.
         convolution: 'depthwise', 'separable' (depth-wise, then 1 x 1 over channels) or 'dense'.
-        layers: convolutions; more than one come with batch norm and ReLU each.
-        padding: of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
+        layers: number of convolutions; if more than one, each has batch norm and ReLU.
+        padding: padding of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
         bias: whether convolutions have one.
     """
 
@@ -76,7 +78,7 @@ class Peg(Encoding):
             if layers > 1:
                 steps += [nn.BatchNorm2d(dim), nn.ReLU()]
         self.proj = nn.Sequential(*steps)
-        #: tokens at each border whose neighborhood is not whole, and which get no encoding
+        #: width of the border whose tokens have an incomplete neighborhood and get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
         self.kernel, self.padding = kernel, padding
 
@@ -91,15 +93,15 @@ class Peg(Encoding):
         frozen: bool = False,
         **options: Any,
     ) -> Position:
-        """Build one per insert position.
+        """Build one PEG per insert position.
 
         Args:
-            site: of the backbone.
+            site: the sizes of the backbone.
             joining: 'default'; there is nothing to join.
             places: the layers after which a PEG is inserted; -1 is before the first.
             acts_on: the residual stream, or only the queries and keys of the next layer.
-            frozen: keep the weights as drawn or loaded (the statistics of a batch norm still follow the data).
-            options: those of the constructor.
+            frozen: do not train the weights (the statistics of a batch norm are still updated).
+            options: of the constructor.
         """
         pegs = {place: cls.build(site, site.grid, options) for place in each_place(places)}
         if acts_on == "tokens":
@@ -109,20 +111,20 @@ class Peg(Encoding):
         )
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """Add to the tokens x: (B, N, D) of `grid` the convolution of their neighborhood; (B, N, D).
+        """Add the convolution over `grid` to the tokens x: (B, N, D); returns (B, N, D).
 
         Raises:
             ValueError: if N is not the grid's, or the grid is too small for the kernel and the padding.
         """
         _check(x, grid, self.kernel, self.padding, self.margin)
-        features = grid.to_map(x)  # a view: tokens lie in memory as a channels-last map
+        features = grid.to_map(x)  # a view: tokens have the memory layout of a channels-last map
         y = self.proj(features)
         y = features + (F.pad(y, [self.margin] * 4) if self.margin else y)
         return _with_prefix(x, y, grid)
 
 
 class QueryKeyPeg(nn.Module):
-    """Applies a PEG to the inputs of queries and keys and not of values, so that only position passes through it.
+    """Applies a PEG to the inputs of queries and keys but not of values, so that only position passes through it.
 
     It acts on the normalized tokens that enter attention; the paper says only that it is "only added when calculating Q
     and K".
@@ -136,7 +138,7 @@ class QueryKeyPeg(nn.Module):
         self.peg = peg
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Make the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
+        """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
         y = self.peg(x, grid)
         return y, y, x
 
@@ -145,16 +147,16 @@ class QueryKeyPeg(nn.Module):
 class ConvolutionalProjection(Encoding):
     """Computes the inputs of queries, keys and values by one depth-wise convolution each.
 
-    The class token is kept as it is. The output of the convolution replaces the tokens and is not added to them.
+    The class token is unchanged. The output of the convolution replaces the tokens and is not added to them.
 
     Reference: CvT (Wu et al., 2021), section 3.2, in the form of CPVT's Table 16 (Chu et al., 2023): its
-    5,685,352 parameters are DeiT-Ti's without position embedding and three convolutions of 192 * 9 + 192, so
+    5,685,352 parameters are those of DeiT-Ti without position embedding, plus three convolutions of 192 * 9 + 192, so
     with a bias and without the batch norm that CvT has after each.
 
     Args:
         dim: D, the channels of the tokens.
         kernel: k, odd.
-        padding: of the grid: 'zeros', 'circular', 'replicate' or 'reflect'.
+        padding: padding of the grid: 'zeros', 'circular', 'replicate' or 'reflect'.
         bias: whether convolutions have one.
     """
 
@@ -164,7 +166,7 @@ class ConvolutionalProjection(Encoding):
     def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True) -> None:
         super().__init__()
         if padding == "none":
-            raise ValueError("`padding` must keep the grid's size where queries are convolved, got 'none'.")
+            raise ValueError("`padding` must keep the grid's size to convolve queries, got 'none'.")
         self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias)[0] for _ in range(3))
         self.kernel, self.padding = kernel, padding
 
@@ -172,20 +174,20 @@ class ConvolutionalProjection(Encoding):
     def position(
         cls, site: Site, joining: Joining, *, places: Places = (0,), frozen: bool = False, **options: Any
     ) -> Position:
-        """Build one per insert position, as `Peg.position`.
+        """Build one instance per insert position, as in `Peg.position`.
 
         Args:
-            site: of the backbone.
+            site: the sizes of the backbone.
             joining: 'default'.
-            places: the layers whose queries, keys and values are computed so.
-            frozen: keep the weights as drawn or loaded.
-            options: those of the constructor.
+            places: insert positions: at l, the queries, keys and values of layer l + 1 are computed like this.
+            frozen: do not train the weights.
+            options: of the constructor.
         """
         each = {place: cls.build(site, site.grid, options) for place in each_place(places)}
         return BeforeProjections(each, site.depth).requires_grad_(not frozen)
 
     def forward(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Make the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
+        """Compute the inputs of queries, keys and values, (B, N, D) each, from x: (B, N, D)."""
         _check(x, grid, self.kernel, self.padding)
         features = grid.to_map(x)
         q, k, v = (_with_prefix(x, convolution(features), grid) for convolution in (self.q, self.k, self.v))
@@ -223,10 +225,10 @@ def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) ->
 
 
 def _with_prefix(x: Tensor, features: Tensor, grid: Grid) -> Tensor:
-    """Put the prefix tokens of x: (B, N, D) before the patches of a map (B, D, H, W); (B, N, D).
+    """Concatenate the prefix tokens of x: (B, N, D) and the patches of a map (B, D, H, W); returns (B, N, D).
 
-    With prefix tokens that is one copy of the patches, and the convolution has made another, because it takes the
-    images of a batch one directly after the other in memory. Without them both are views.
+    With prefix tokens this copies the patches, and the convolution has copied them, too, because it needs the images of
+    a batch to be contiguous in memory. Without prefix tokens both are views.
     """
     patches = grid.from_map(features)
     return torch.cat([grid.split(x)[0], patches], 1) if grid.prefix else patches

@@ -1,4 +1,4 @@
-"""A relative bias that a small network makes from the displacement, on a logarithmic scale."""
+"""A relative bias that a small MLP computes from the displacement, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ContinuousBias(PatchBias):
     .. math:: b_{h, i, j} = 16\,\sigma(G_h(s(y_i - y_j, H), s(x_i - x_j, W))), \quad
               s(t, n) = sign(t) \log_8(1 + 8 |t| / (n - 1))
 
-    Prefix tokens get no bias. H and W stay those of the grid that it was made with: at another grid the function
-    is asked about other displacements, which the logarithm keeps near those that it has seen.
+    Prefix tokens get no bias. H and W remain those of the grid that it was built for: at another grid the function is
+    evaluated at other displacements, which the logarithm keeps close to those of training.
 
-    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the sixteen are
-    those of its code. Its attention by cosine is not part of the encoding (`Attention(cosine=True)`). In timm's
-    `vit_relpos` models it is the type 'mlp' with 'swin'.
+    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the factor 16 are from
+    its code. Its attention by cosine is not part of the encoding (`Attention(cosine=True)`). In timm's `vit_relpos`
+    models it is the type 'mlp' with 'swin'.
 
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
-        hidden: units between the two layers.
+        hidden: hidden units of the MLP.
     """
 
     crops = True
@@ -38,7 +38,7 @@ class ContinuousBias(PatchBias):
         super().__init__()
         self.grid = grid
         self.num_heads = num_heads
-        # (H, W) is part of the function that was learned, so that a checkpoint brings it
+        # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
         self.cpb_mlp = nn.Sequential(
@@ -57,7 +57,7 @@ class ContinuousBias(PatchBias):
         return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, 1)).sigmoid()  # (displacements, heads)
         return self.of_pairs(table.T, grid)
 

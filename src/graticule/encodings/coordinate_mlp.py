@@ -1,4 +1,4 @@
-"""An MLP of the coordinates, which are augmented in training as in CAPE."""
+"""An MLP of the coordinates, with CAPE's augmentation in training."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ class CoordinateMlp(ComputedEncoding):
     with a global shift :math:`\Delta`, uniform in [-`shift`, `shift`] on each axis; a local shift :math:`\epsilon_p` of
     each patch, uniform in [-`local_shift`, `local_shift`] patches on each axis; and a global scale :math:`\lambda` in
     [1 / `rescale`, `rescale`], uniform in its logarithm. In evaluation p' = p. So absolute coordinates matter less, and
-    densities and extents vary, as they do at other grids. Rows of prefix tokens are zero, and another grid is computed.
+    densities and extents vary as at other grids. Rows of prefix tokens are zero, and another grid is computed, not
+    resampled.
 
     Reference: CAPE: Encoding Relative Positions with Continuous Augmented Positional Embeddings (Likhomanenko et al.,
-    2021), section 3. It draws for every image, and here one draw is for all images of a forward pass, which share a
-    table; and its embedding of p' is a formula of sines. The ranges are its ranges for images.
+    2021), section 3. CAPE draws for every image; here one draw is for all images of a forward pass, which share a
+    table. CAPE embeds p' by a formula of sines. The ranges are CAPE's for images.
 
     Args:
         grid: the grid that the encoding is built for.
         dim: D.
         hidden: channels of the hidden layer.
         shift: the largest global shift; None for no shift.
-        local_shift: the largest local shift, in patches; from 1/2 on patches may change places. None for no shift.
+        local_shift: the largest local shift, in patches; from 1/2 on, patches may swap positions. None for no shift.
         rescale: the largest scale; None for 1.
     """
 

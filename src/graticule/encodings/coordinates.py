@@ -1,4 +1,4 @@
-"""The coordinates of patches, in the unit and from the origin that an encoding counts them; their noise in training."""
+"""The coordinates of patches, in the unit and from the origin of an encoding, and their noise in training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Coordinates:
 
     coordinates: 'patches', i + o;
         'separate', 'min' or 'max', the centers of patches in [-1, 1], 2 (i + 1/2 + o) / m - 1 where m is n, or the
-        shorter or longer side of the grid, as in DINOv3;
+        shorter or the longer side of the grid, as in DINOv3;
         'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), which keeps the
         aspect ratio; 'unit', from 0 to 1.
     offset: o, in patches.
 
-    Sides are those of each grid, but a text is measured by the one that the encoding is built for: its tokens
-    keep their coordinates as the text grows, and those of a longer text lie beyond.
+    Sides are those of the grid itself, but for a text those of the grid that the encoding is built for: its tokens keep
+    their coordinates as the text grows, and a longer text has coordinates beyond that range.
     """
 
     coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
@@ -41,7 +41,7 @@ class Coordinates:
             raise ValueError(f"`offset` must be 0 with coordinates {self.coordinates!r}, got {self.offset}.")
 
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
-        """Return the coordinates of the patches of `grid`, (H * W, 2), float64; `built` measures a text."""
+        """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
         index = grid.coordinates(device).double()
         sides = as_tensor(built.shape if built is not None and grid.sequence else grid.whole.shape, index)
         if self.coordinates == "patches":
@@ -58,11 +58,11 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Noise:
-    r"""Random changes of the coordinates in training: one draw for all patches, layers and images of a forward pass.
+    r"""Random augmentation of the coordinates in training: one draw per forward pass, for all images and layers.
 
-    shift: s; both coordinates get a number from [-s, s] added, each its own.
-    jitter: j; both are multiplied by a number from [1 / j, j], each its own, uniform in its logarithm.
-    rescale: r; both are multiplied by the same number from [1 / r, r], uniform in its logarithm.
+    shift: s; a number from [-s, s] is added to each coordinate, drawn separately for y and x.
+    jitter: j; each coordinate is multiplied by a number from [1 / j, j], drawn separately, uniform in its logarithm.
+    rescale: r; both coordinates are multiplied by the same number from [1 / r, r], uniform in its logarithm.
 
     Reference: DINOv3 (Simeoni et al., 2025), section 3.2 and its code.
     """
@@ -80,7 +80,7 @@ class Noise:
         return (self.shift, self.jitter, self.rescale) != (None, None, None)
 
     def __call__(self, coordinates: Tensor) -> Tensor:
-        """Draw the changes of coordinates (H * W, 2) from PyTorch's generator and apply them."""
+        """Apply noise, drawn from PyTorch's generator, to coordinates (H * W, 2)."""
         like = coordinates.new_empty(2, dtype=torch.float32)
         if self.shift is not None:
             coordinates = coordinates + like.uniform_(-self.shift, self.shift)

@@ -22,26 +22,26 @@ from graticule.symbolic import ceiling
 
 @register_encoding("decomposed")
 class Decomposed(BiasEncoding):
-    r"""Adds the product of the query with a learned vector per offset of rows and another per offset of columns.
+    r"""Adds the product of the query with a learned vector per row offset and another per column offset.
 
     .. math:: b_{h, i, j} = q_{h, i} \cdot (R^h_{y_i - y_j} + R^w_{x_i - x_j})
 
-    All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors. The queries are not scaled, in MViTv2 and in
-    SAM alike: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each
-    table is resampled, linearly by default, as in their code. The products are of H + W vectors per query, not of H W.
+    All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors. The queries are not scaled, as in MViTv2 and
+    SAM: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each table is
+    resampled, linearly by default, as in their code. Each query needs products with H + W vectors, not with H W.
 
-    Where queries or keys are pooled, as in MViTv2, positions are those in the finer grid of the two, for which the
-    tables are held. The first vector is then for the lowest displacement that occurs, and some of the last are unused.
+    If queries or keys are pooled, as in MViTv2, positions are those in the finer of the two grids, for which the tables
+    are built. The first vector is then for the lowest displacement that occurs, and some of the last are unused.
 
-    Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in its global layers and
-    windows. MViTv2 draws the tables from a normal of std 0.02; SAM's start at zero.
+    Reference: MViTv2 (Li et al., 2022), Eq. 4; Segment Anything (Kirillov et al., 2023), in global and windowed layers.
+    MViTv2 draws the tables from a normal of std 0.02; SAM's start at zero.
 
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
         head_dim: d.
-        scaled: whether the product is divided by :math:`\sqrt d` too, as Shaw's.
-        resampler: how the tables are resampled at another grid.
+        scaled: whether the product is divided by :math:`\sqrt d`, too, as in Shaw's encoding.
+        resampler: resampler of the tables for another grid.
     """
 
     resampled = True
@@ -66,18 +66,18 @@ class Decomposed(BiasEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize both tables: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize both tables: a normal of std 0.02, truncated at 2 (absolute)."""
         trunc_normal_(self.rel_pos_h, std=0.02)
         trunc_normal_(self.rel_pos_w, std=0.02)
 
     def forward(self, grid: Grid) -> DecomposedBias:
-        """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
+        """Return the function that computes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
         return DecomposedBias(self, grid)
 
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
-        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+        """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        M keys: those of the tokens before `stop`, or of all N.
+        The M keys are those of the tokens before `stop`, or of all N.
         """
         stop = grid.tokens if stop is None else stop
         # offsets of the queries' patches from every row and column
@@ -89,20 +89,20 @@ class Decomposed(BiasEncoding):
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
 
     def pooled_bias(self, queries: Tensor, grid: Grid, of_queries: int, of_keys: int) -> Tensor:
-        """Make the bias, (B, h, n, m), from scaled queries, (B, h, n, d), of pooled tokens of `grid`.
+        """Compute the bias, (B, h, n, m), from scaled queries, (B, h, n, d), of pooled tokens of `grid`.
 
         Args:
-            queries: those of every `of_queries`-th row and column, prefix tokens before them.
-            grid: the grid that their positions are counted in.
-            of_queries: the step from query to query, in patches.
-            of_keys: the step from key to key.
+            queries: those of the prefix tokens, then of every `of_queries`-th row and column.
+            grid: the grid of their positions.
+            of_queries: the step between queries, in patches.
+            of_keys: the step between keys, in patches.
         """
         places = of_queries * Grid(*grid.shape).pooled(of_queries).coordinates(queries.device)
         bias = self._between(queries[..., grid.prefix :, :], places, grid, of_keys)
         return F.pad(bias, (grid.prefix, 0, grid.prefix, 0))
 
     def _between(self, queries: Tensor, places: Tensor, grid: Grid, step: int = 1) -> Tensor:
-        """Make the bias, (B, h, n, m), of queries (B, h, n, d) at `places`, (n, 2), and every `step`-th key."""
+        """Compute the bias, (B, h, n, m), of queries (B, h, n, d) at `places`, (n, 2), and every `step`-th key."""
         queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
         by_row, by_column = (
             self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side, step)
@@ -121,14 +121,14 @@ class Decomposed(BiasEncoding):
 
     @staticmethod
     def _products(queries: Tensor, table: Tensor, place: Tensor, side: int, step: int = 1) -> Tensor:
-        """Products of queries (B, h, n, d) at `place` on an axis, (n,), with the vectors to every `step`-th place."""
+        """Return the products of queries (B, h, n, d) at `place`, (n,), with the vectors to every `step`-th key."""
         keys = step * torch.arange(ceiling(side, step), device=place.device)
         last = step * (ceiling(side, step) - 1)
         offset = place[:, None] - keys + last  # query - key, from the lowest on
         return (queries @ table.T).gather(-1, offset.expand(*queries.shape[:2], -1, -1))
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Set the grid of the encoding, and resample its parameters."""
         for name, side in (("rel_pos_h", grid.height), ("rel_pos_w", grid.width)):
             table = getattr(self, name)
             new = self._resampled(table, 2 * side - 1).detach().clone()
@@ -150,17 +150,17 @@ class Decomposed(BiasEncoding):
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
 
 
-@dataclass  # not frozen: torch.compile of PyTorch 2.11 cannot read the fields then
+@dataclass  # not frozen: torch.compile of PyTorch 2.11 cannot read fields of frozen ones
 class DecomposedBias:
-    """The bias of `grid`, made by `encoding`, as a function of the scaled queries."""
+    """The bias of `encoding` for `grid`, as a function of the scaled queries."""
 
     encoding: Decomposed
     grid: Grid
 
     def __call__(self, queries: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Make the bias from scaled queries, as `Decomposed.bias`."""
+        """Compute the bias from scaled queries, as `Decomposed.bias` does."""
         return self.encoding.bias(queries, self.grid, start, stop)
 
     def pooled(self, queries: int, keys: int) -> Callable[[Tensor], Tensor]:
-        """Return what makes the bias where queries and keys are those of every so many rows and columns."""
+        """Return the function that computes the bias of pooled queries and keys, given their steps."""
         return partial(self.encoding.pooled_bias, grid=self.grid, of_queries=queries, of_keys=keys)

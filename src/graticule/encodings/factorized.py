@@ -1,4 +1,4 @@
-"""Factorized tables: a row per row of the grid and one per column, added."""
+"""Factorized tables: the sum of one table for the rows of the grid and one for its columns."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Size = tuple[int, int]
 
 @register_encoding("factorized")
 class Factorized(AbsoluteEncoding):
-    r"""Learns a table of the rows of the grid and one of its columns, and adds or multiplies them.
+    r"""Learns a table for the rows of the grid and one for its columns, and adds or multiplies them.
 
     .. math:: w_{(y, x)} = Y_y + X_x
 
-    (H + W) D numbers instead of H W D. At another grid each table is resampled along its axis. Rows of prefix tokens
-    are zero.
+    This needs (H + W) D numbers instead of H W D. At another grid each table is resampled along its axis. Rows of
+    prefix tokens are zero.
 
     Reference: Patch n' Pack: NaViT (Dehghani et al., 2023), section 2.1, which compares sums and products; names,
     sum and linear resampling are those of timm's NaFlexVit, whose `pos_embed_ar_preserving` is
     `resampler="crop(mode='bilinear', antialias=False)"`.
 
     Args:
-        grid: the grid that the tables are held for.
+        grid: the grid that the tables are built for.
         dim: D.
-        std: of the normal that the tables are drawn from, cut at 2 (absolute).
+        std: standard deviation of the initial values, a normal truncated at 2 (absolute).
         product: multiply the tables instead of adding them.
-        resampler: how the tables are resampled at another grid.
+        resampler: resampler of the tables for another grid.
     """
 
     resampled = True
@@ -77,14 +77,14 @@ class Factorized(AbsoluteEncoding):
         return grid.with_prefix_rows(rows.flatten(0, 1))
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample both tables for `grid`, for good."""
+        """Resample both tables for `grid`, and replace them."""
         for axis, (name, table) in enumerate(zip(("pos_embed_y", "pos_embed_x"), self._tables(), strict=True)):
             resized = self._axis(table.detach(), axis, self.grid.shape, grid.shape).clone()
             setattr(self, name, nn.Parameter(resized, requires_grad=table.requires_grad))
         self.grid = grid
 
     def fit_parameter(self, name: str, value: Tensor, shape: Size | None = None) -> Tensor:
-        """Resample the table of an axis, (1, n, D), for this grid; without `shape` it is of a square grid."""
+        """Resample the table of an axis, (1, n, D), for this grid; without `shape` from a square grid."""
         axis = ("pos_embed_y", "pos_embed_x").index(name)
         if value.ndim != 3 or value.shape[::2] != (1, self.dim) or not value.shape[1]:
             return value

@@ -1,4 +1,4 @@
-"""FIRE: a bias that a small network makes from the distance, as a share of the largest one."""
+"""FIRE: a bias that a small MLP computes from the distance, relative to the largest one."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Fire(PatchBias):
 
     with a learned scale c, a learned threshold L and R the largest distance. On a grid larger than L the argument stays
     in [0, 1], so f never sees values that it was not trained for. c starts at 0.1, as in the paper, and L at the
-    diagonal of the grid that it was made with, of which it is a learned multiple. Both are learned as logarithms, so
+    diagonal of the grid that it was built for, of which it is a learned multiple. Both are learned as logarithms, so
     that they stay positive.
 
-    The paper has it for texts whose tokens see those before them. There R is the position i of the query, and so it is
-    here for such a text (`causal`). In an image every query sees the whole grid, and R is its diagonal for all queries,
-    so that the bias depends on the displacement alone, and f is evaluated once per displacement, not once per pair.
+    The paper defines it for texts with causal attention. There R is the position i of the query, as it is here with
+    `causal`. In an image every query sees the whole grid, and R is its diagonal for all queries. So the bias depends on
+    the displacement alone, and f is evaluated once per displacement, not once per pair.
 
-    Forms in two dimensions, which the paper does not have:
+    Forms in two dimensions, which are not in the paper:
 
     - 'distance': f of the Euclidean distance, the same in all directions.
-    - 'axes': f of two displacements, of rows and of columns, each with its sign and as a share of the largest along its
-      axis. So directions differ.
+    - 'axes': f of two displacements, of rows and of columns, each with its sign and relative to the largest along its
+      axis. So the bias differs between directions.
 
     Prefix tokens get no bias. Nothing is resampled at another grid. In a crop R is that of the whole image.
 
@@ -45,7 +45,7 @@ class Fire(PatchBias):
         grid: the grid that the encoding is built for.
         num_heads: h.
         causal: whether tokens attend only to those before them, for grids of height 1.
-        hidden: units between the two layers.
+        hidden: hidden units of the MLP.
         form: 'distance' or 'axes'.
     """
 
@@ -63,7 +63,7 @@ class Fire(PatchBias):
         super().__init__()
         self.grid = grid
         self.num_heads, self.causal, self.form = num_heads, causal, form
-        # (H, W) is part of the function that was learned, so that a checkpoint brings it
+        # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
         self.mlp = nn.Sequential(nn.Linear(2 if form == "axes" else 1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
@@ -71,19 +71,19 @@ class Fire(PatchBias):
         self.log_threshold = nn.Parameter(torch.zeros(1))
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
         if self.causal and grid.height == 1:
             place = grid.axes[1].coordinates(grid.width, device).to(wide)
-            distance = (place[:, None] - place).clamp(min=0)  # keys after the query are not seen
+            distance = (place[:, None] - place).clamp(min=0)  # keys after the query are masked
             share = self._share(distance, place[:, None], reference[1])
             return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
         return self.of_pairs(self._mlp(self.shares(grid)), grid)
 
     def shares(self, grid: Grid) -> Tensor:
-        """Return what the network of an image is evaluated at, for each displacement, (displacements, 1 or 2)."""
+        """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or 2)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
@@ -95,7 +95,7 @@ class Fire(PatchBias):
         return self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
 
     def _share(self, distance: Tensor, largest: Tensor, reference: Tensor) -> Tensor:
-        """Return psi of distances as a share of psi of the largest one, or of the threshold."""
+        """Return psi of distances, divided by psi of the largest one, or of the threshold if that is larger."""
         scale = self.log_scale.to(distance.dtype).exp()
         threshold = self.log_threshold.to(distance.dtype).exp() * reference
         return torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(threshold, largest))

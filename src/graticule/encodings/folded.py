@@ -1,4 +1,4 @@
-"""Folded positions, which hold constants instead of computing them from parameters and grid."""
+"""Folded positions, which return constants instead of computing them from parameters and grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.layer_position import LayerPosition, LowRank
 
 
 class Folded(Position):
-    """A position that holds constants instead of computing them, and keeps the original.
+    """A position that returns constants instead of computing them, and keeps the original.
 
     Its modules, parameters and names are those of the original.
 
@@ -28,16 +28,16 @@ class Folded(Position):
 
     def __init__(self, original: Position) -> None:
         super().__init__()
-        # not registered as a submodule, which would change the names of the parameters: the two share their modules
+        # not a submodule, which would change the names of the parameters: the two share their modules
         self.__dict__["original"] = original
         self._modules = original._modules
 
     @abstractmethod
     def fold(self) -> None:
-        """Let the constants be those of the parameters as they are now."""
+        """Compute the constants from the current parameters."""
 
     def refuse_training(self) -> None:
-        """Refuse to be called in training.
+        """Check that the position is not in training mode.
 
         Raises:
             RuntimeError: if the position is in training mode.
@@ -49,27 +49,27 @@ class Folded(Position):
             )
 
     def published_names(self) -> dict[str, str]:
-        """The published names of the original."""
+        """Return the published names of the original."""
         return self.original.published_names()
 
     def layer_lists(self) -> list[str]:
-        """The lists of the original."""
+        """Return the names of the lists of the original."""
         return self.original.layer_lists()
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Let the original fit `name`."""
+        """Make `value` fit the parameter `name` of the original."""
         return self.original.fit(name, value, shape)
 
 
 class FoldedPosition(Folded):
-    """Holds constants for one grid instead of computing them from parameters and grid.
+    """Returns constants for one grid instead of computing them from parameters and grid.
 
-    Functions of the tokens (a PEG, Shaw's encoding) are kept. Such a function may hold tensors or modules in ways that
-    no change of dtype or device, copy or pickle reaches (in a closure, for example), so functions are made again after
+    Functions of the tokens (a PEG, Shaw's encoding) are kept. A change of dtype or device, a copy or a pickle may not
+    reach the tensors or modules in such a function (in a closure, for example), so functions are created again after
     each of these.
 
-    It keeps the original, and its state dict is that of the original: the constants are computed again when one is
-    loaded. It refuses another grid and refuses to be trained.
+    It keeps the original and has its state dict: the constants are computed again when a state dict is loaded. It
+    refuses other grids and training mode.
     """
 
     def __init__(self, original: Position, grid: Grid) -> None:
@@ -80,16 +80,16 @@ class FoldedPosition(Folded):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Compute the constants from the parameters as they are now."""
-        self.stale = False  # whether functions have to be made again
-        names: dict[int, str] = {}  # a table that several layers share is kept once
+        """Compute the constants from the current parameters."""
+        self.stale = False  # True if functions must be created again
+        names: dict[int, str] = {}  # a table that several layers share is stored once
         keep: list[Tensor] = []
 
         def hold(value: Any, name: str) -> Any:
             if isinstance(value, Tensor):
                 if id(value) not in names:
                     names[id(value)] = name
-                    keep.append(value)  # so that no id is used twice
+                    keep.append(value)  # keeps the object alive, so that its id is not reused
                     self.register_buffer(name, value.detach().clone(), persistent=False)
                 return _Constant(names[id(value)])
             if not _is_named_tuple(value):
@@ -97,7 +97,7 @@ class FoldedPosition(Folded):
             return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
 
         training = self.original.training
-        self.original.eval()  # constants are for inference: without the noise of training
+        self.original.eval()  # constants are for inference, without the noise of training
         #: The position of each layer, with a `_Constant` instead of each tensor.
         self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
         self.original.train(training)
@@ -117,33 +117,33 @@ class FoldedPosition(Folded):
                 f"patches, got {grid.windows}; call set_input_size with them, or unfold it."
             )
         layout = self._with_functions() if self.stale else self.layout
-        if not torch.compiler.is_compiling():  # a tracer's functions are not kept
+        if not torch.compiler.is_compiling():  # functions from tracing are not kept
             self.layout, self.stale = layout, False
         return [self._unpack(held) for held in layout]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
         before = {name: buffer.dtype for name, buffer in self.named_buffers(recurse=False)}
         nn.Module._apply(self, fn, recurse)
-        # the modules that it shares with the original were changed with the rest
+        # the modules shared with the original have already been changed
         apply: Callable[..., nn.Module] = self.original._apply
         apply(fn, recurse=False)
         self.__dict__.update(self._without_functions())
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
         if changed and any(isinstance(held.bias, LowRank) for held in self.layout):
-            self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few for them
+            self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **self._without_functions()}
 
     def _without_functions(self) -> dict[str, Any]:
-        """Return the state from which `forward` makes the functions again, once all modules are what they will be."""
+        """Return the state without functions; `forward` creates them again, when all modules are restored."""
         layout = list(map(_without_functions, self.layout))
         return {"layout": layout, "stale": self.stale or layout != self.layout}
 
     @torch.no_grad()
     def _with_functions(self) -> list[LayerPosition]:
-        """Return the layout with functions made again; the constants stay."""
+        """Return the layout with new functions and the same constants."""
         return list(map(_renewed, self.layout, self.original(self.grid)))
 
     def _unpack(self, held: Any) -> Any:
@@ -152,7 +152,7 @@ class FoldedPosition(Folded):
         return type(held)(*map(self._unpack, held)) if _is_named_tuple(held) else held
 
     def set_grid(self, grid: Grid) -> None:
-        """Fold for `grid` instead."""
+        """Fold for `grid` instead of the previous grid."""
         self.original.set_grid(grid)
         self.grid = grid
         self.fold()

@@ -1,4 +1,4 @@
-"""A folded position for every grid that comes in, of which the last few are kept."""
+"""A folded position for any number of grids, with constants of the last few."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from graticule.layer_position import LayerPosition
 
 
 class FoldedSizes(Folded):
-    """Folds the original for each grid when an image of it comes in, and keeps the constants of the last ones.
+    """Folds the original for each new grid of an input, and keeps the constants of the last ones.
 
-    It refuses to be trained, as a position that is folded for one grid. Constants are computed again after a change of
-    dtype or device, in a copy, and when a state dict is loaded. The compiler and exported programs do not use them:
-    there position is computed from the parameters.
+    It refuses training mode, as a position that is folded for one grid does. Constants are computed again after a
+    change of dtype or device, in a copy, and when a state dict is loaded. Compiled and exported models do not use them:
+    they compute position from the parameters.
 
     Args:
         original: the position that is folded.
-        most: for how many grids constants are kept.
+        most: maximum number of grids whose constants are kept.
     """
 
     def __init__(self, original: Position, most: int) -> None:
@@ -40,7 +40,7 @@ class FoldedSizes(Folded):
         self.refuse_training()
         if torch.compiler.is_compiling():
             return cast("list[LayerPosition]", self.original(grid))
-        key = grid, grid.windows  # which are not part of what makes grids equal
+        key = grid, grid.windows  # equality of grids ignores windows
         folded = self._kept.pop(key, None)
         if folded is None:
             folded = FoldedPosition(self.original, grid)
@@ -51,17 +51,17 @@ class FoldedSizes(Folded):
         return cast("list[LayerPosition]", folded(grid))
 
     def fold(self) -> None:
-        """Forget the constants, which are computed again from the parameters as they are now."""
+        """Discard the constants; they are computed again from the current parameters."""
         self._kept.clear()
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the parameters are held for."""
+        """Set the grid of the parameters."""
         self.original.set_grid(grid)
         self.fold()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedSizes:
         nn.Module._apply(self, fn, recurse)
-        # the modules that it shares with the original were changed with the rest
+        # the modules shared with the original have already been changed
         apply: Callable[..., nn.Module] = self.original._apply
         apply(fn, recurse=False)
         self.fold()

@@ -1,4 +1,4 @@
-"""Fourier features of the coordinates, learned or random, and an MLP that turns them into channels."""
+"""Fourier features of the coordinates, learned or random, mapped to the channels by an MLP."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Fourier(ComputedEncoding):
     .. math:: w(p) = W_2\, \mathrm{GELU}(W_1 r(p) + b_1) + b_2, \quad
               r(p) = \frac{1}{\sqrt{2F}} [\cos A p;\ \sin A p], \quad A \sim N(0, s^2) \in \mathbb{R}^{F \times 2}
 
-    The similarity of two positions, :math:`2\, r(p)^\top r(q)`, is at the start about
+    The similarity of two positions, :math:`2\, r(p)^\top r(q)`, is initially about
     :math:`e^{-s^2 |p - q|^2 / 2}`. Angles are computed in float32 at least. Rows of prefix tokens are zero, and another
-    grid is computed. The paper tunes s, its 1 / gamma, for each task; the default makes neighbors of a grid of 14 x 14
-    similar to 0.7.
+    grid is computed, not resampled. The paper tunes s (its 1 / gamma) for each task; with the default, neighbors on a
+    grid of 14 x 14 have a similarity of 0.7.
 
     Reference: Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding (Li et al., 2021), Eq. 2-4;
-    with `learned=False` and `hidden=None` Fourier Features Let Networks Learn High Frequency Functions in Low
+    with `learned=False` and `hidden=None`, Fourier Features Let Networks Learn High Frequency Functions in Low
     Dimensional Domains (Tancik et al., 2020).
 
     Args:
@@ -36,8 +36,8 @@ class Fourier(ComputedEncoding):
         dim: D.
         frequencies: F.
         std: s, per unit of the coordinates.
-        hidden: channels of the hidden layer; None for a linear map alone.
-        learned: whether A is learned; else it stays as it was drawn.
+        hidden: channels of the hidden layer; None for a linear map only.
+        learned: whether A is learned; otherwise it keeps its random initial values.
         coordinates: 'separate', each axis in [-1, 1]; 'max', the longer axis in [-1, 1], which keeps the aspect ratio;
             'patches', the index of a patch.
     """

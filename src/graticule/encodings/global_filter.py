@@ -1,4 +1,4 @@
-"""GFNet's global filter: a learned number for every 2-D frequency of the grid."""
+"""GFNet's global filter: one learned complex number per 2-D frequency of the grid."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class GlobalFilter(MixingEncoding):
 
     .. math:: y = F^{-1}(K \odot F(x)), \quad W_{g, ij} = k_g[(p_i - p_j) \bmod (H, W)], \quad k = F^{-1}(K)
 
-    That is a circular convolution whose kernel has the size of the grid: the weights depend on the displacement, and
-    opposite borders are neighbors. H (W // 2 + 1) complex numbers per group of channels; in GFNet each channel is a
-    group. At another grid their real and imaginary parts are resampled bicubically over the indices of the
-    frequencies, with aligned corners, as in its code. Within part of a window the weights are cut.
+    This is a circular convolution whose kernel has the size of the grid: the weights depend on the displacement, and
+    opposite borders are neighbors. There are H (W // 2 + 1) complex numbers per group of channels; in GFNet each
+    channel is a group. At another grid their real and imaginary parts are resampled bicubically over the indices of the
+    frequencies, with aligned corners, as in its code. Within a part of a window the weights are sliced.
 
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021), Eq. 5-6, and its code.
 
     Args:
         grid: the grid that it is built for.
-        groups: s.
-        std: standard deviation of the real and imaginary parts at the start.
+        groups: number of groups s.
+        std: standard deviation of the initial real and imaginary parts.
     """
 
     resampled = True
@@ -55,7 +55,8 @@ class GlobalFilter(MixingEncoding):
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         kernel = torch.fft.irfft2(torch.view_as_complex(wide.contiguous()).permute(2, 0, 1), s=grid.shape)
         table = kernel.flip(1, 2)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
-        table = torch.cat([table, table], 1)[:, :-1]  # no slice of H - 1 rows: of 1, it would fix H in a program
+        # no slice of H - 1 rows, which would fix H in an exported program if it is 1
+        table = torch.cat([table, table], 1)[:, :-1]
         return Displacements(torch.cat([table, table], 2)[:, :, :-1].to(weight.dtype), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
@@ -65,7 +66,7 @@ class GlobalFilter(MixingEncoding):
         self.grid = grid
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` it is taken for a square."""
+        """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` assume a square."""
         if value.ndim != 4 or value.shape[2:] != self.complex_weight.shape[2:]:
             return value
         old = Grid(value.shape[0], value.shape[0]) if shape is None else Grid(*shape)
@@ -73,7 +74,7 @@ class GlobalFilter(MixingEncoding):
         return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
 
     def published_names(self) -> dict[str, str]:
-        """The name in GFNet's code."""
+        """Return the name in GFNet's code."""
         return {"filter.complex_weight": "complex_weight", **super().published_names()}
 
     def _at(self, grid: Grid) -> Tensor:

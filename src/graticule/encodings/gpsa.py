@@ -17,26 +17,26 @@ from graticule.layer_position import LayerPosition, PositionalAttention
 
 @register_encoding("gpsa")
 class Gpsa(BiasEncoding):
-    r"""Blends attention by content with attention by position, by a learned gate per head (ConViT).
+    r"""Blends content attention with positional attention by a learned gate per head (ConViT).
 
     .. math:: A = (1 - \sigma(\lambda_h))\, softmax(q k^T / \sqrt d) + \sigma(\lambda_h)\, softmax(v_h^T r_{ij}), \quad
               r_{ij} = (\delta_x, \delta_y, |\delta|^2), \quad \delta = p_j - p_i
 
     It begins as a convolution: head (m, n) of the largest square of heads attends around the displacement
     :math:`\Delta` = (m - c, n - c), with :math:`v_h = \alpha (2 \Delta_x, 2 \Delta_y, -1)`. Further heads are drawn
-    from a normal of std 0.02, times alpha. Prefix tokens attend by content alone, and position attends to patches
-    alone. At another grid it is computed again. In a crop the softmax is over the patches of the crop. In ConViT (the
-    models `convit_...`) the class token joins the patches after the layers with gates, the first ten of twelve, and the
-    projection of the values starts as the identity.
+    from a normal of std 0.02, times alpha. Prefix tokens attend by content only, and positional attention is between
+    patches only. At another grid it is computed again. In a crop the softmax is over the patches of the crop. In ConViT
+    (the models `convit_...`) the class token joins the patches after the layers with gates, the first ten of twelve,
+    and the projection of the values starts as the identity.
 
     Reference: ConViT (d'Ascoli et al., 2021), Eq. 4-7.
 
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
-        locality: alpha, how narrow the attention by position begins.
-        gate: the initial lambda; at 1 position has a share of 0.73.
-        bias: whether scores have a bias per head, as in its code; a softmax cancels it.
+        locality: alpha; a larger one makes the initial positional attention narrower.
+        gate: the initial lambda; at 1 the weight of positional attention is 0.73.
+        bias: whether scores have a bias per head, as in its code; the softmax cancels it.
     """
 
     crops = True
@@ -64,18 +64,18 @@ class Gpsa(BiasEncoding):
             nn.init.zeros_(self.pos_proj.bias)
         side = math.isqrt(self.num_heads)
         place = torch.arange(side, device=weight.device, dtype=weight.dtype) - (side - 1) / 2
-        x, y = torch.meshgrid(place, place, indexing="ij")  # as in its code, heads go down the columns
+        x, y = torch.meshgrid(place, place, indexing="ij")  # as in its code, heads are ordered by columns
         centers = torch.stack([2 * x, 2 * y, torch.full_like(x, -1)], -1).flatten(0, 1)  # (side^2, 3)
         weight[: side**2] = centers
         weight.mul_(self.locality)
 
     def forward(self, grid: Grid) -> LayerPosition:
-        """Return the attention by position for `grid` and its gate."""
+        """Return the positional attention for `grid` and its gate."""
         weight = self.pos_proj.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         delta = -grid.offsets(weight.device).to(wide)  # (H * W, H * W, 2), key minus query
         dy, dx = delta.unbind(-1)
-        # elementwise products of coordinates, which no autocast computes with fewer digits
+        # elementwise products of coordinates, whose precision autocast does not reduce
         along_x, along_y, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each
         scores = along_x * dx + along_y * dy + squared * (dy * dy + dx * dx)
         if self.pos_proj.bias is not None:

@@ -1,4 +1,4 @@
-"""GQPE: tokens are mixed by a Gaussian around a learned displacement."""
+"""GQPE: token mixing by a Gaussian around a learned displacement."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.token_mixing import TokenMixing
 from graticule.grid import Grid
 
-#: How the quadratic form is made from what is learned (PosMLP, Table 6); `_released` is the authors' code where it
-#: computes another function than the paper.
+#: The ways to parametrize the quadratic form (PosMLP, Table 6); `_released` is the authors' code if it differs from the
+#: paper.
 Form = Literal["alpha", "alpha_released", "gamma", "gamma_released", "gamma_gamma_t"]
 #: Initial values of a quadratic encoding.
 Start = Literal["released", "spread"]
 
-#: Standard deviation of the noise that the authors' code adds to zero and to the identity.
+#: Standard deviation of the noise that the authors' code adds to the initial zero and identity.
 _NOISE = 0.01
 
 
@@ -32,14 +32,15 @@ class QuadraticMixing(MixingEncoding):
               \quad \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
 
     x is the column and y the row. For a symmetric M this is Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta -
-    \Delta)`, up to a number that the softmax cancels. M is in the exponent, so it is the inverse of Eq. 5's
-    covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues look wide. The forms:
+    \Delta)`, up to a constant that the softmax cancels. M is in the exponent, so it is the inverse of Eq. 5's
+    covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues give wide Gaussians. The
+    forms:
 
     - 'gamma_gamma_t' (default), M = Gamma Gamma^T: the same function in the paper and in the code. It is computed as
       :math:`z^T c - \tfrac12 |z|^2` with :math:`z = \Gamma^T \delta, c = \Gamma^T \Delta`, which no rounding makes
       indefinite.
-    - 'gamma', M = Gamma, as Eq. 5 reads: only the symmetric part of Gamma matters, and a row need not be largest at
-      Delta. (Eq. 7-8 keep M_12 alone in the mixed term, a third function where Gamma is not symmetric.)
+    - 'gamma', M = Gamma, as Eq. 5 reads: only the symmetric part of Gamma matters, and the maximum of a row need not be
+      at Delta. (Eq. 7-8 keep M_12 alone in the mixed term, a third function where Gamma is not symmetric.)
     - 'gamma_released', M = Gamma, as the authors' code reads: the linear term is M Delta, so the antisymmetric part
       of Gamma moves the center. This is the row of Table 6.
     - 'alpha', M = alpha I, as the paper and Cordonnier et al. (2020) read.
@@ -48,21 +49,21 @@ class QuadraticMixing(MixingEncoding):
 
     The code counts y upwards (its delta is (x_j - x_i, y_i - y_j)); loading its checkpoints changes the signs.
 
-    Nothing depends on the size of the grid: at another one the function is computed again. Logits are computed in
+    Nothing depends on the size of the grid: at another grid the function is computed again. Logits are computed in
     float32 at least, also under autocast.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 5-8, 12-13 and Table 6, and its released code.
 
     Args:
         grid: the grid or window that the initial widths of 'spread' are for.
-        groups: s.
-        form: how M is made from the parameters.
+        groups: number of groups s.
+        form: parametrization of M.
         shift: whether Delta is learned; it is frozen at 0 if not.
-        start: 'released', as the authors' code draws them: Delta from a normal of std 0.01, Gamma (or alpha) the
-            identity and a normal of std 0.01, so all groups begin as nearly the same Gaussian of one patch; or
-            'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group (at 0
-            for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter of
-            the shorter side (one patch for a single group).
+        start: 'released', as in the authors' code: Delta from a normal of std 0.01, Gamma (or alpha) the
+            identity and a normal of std 0.01, so all groups start as almost the same Gaussian with a width of one
+            patch; or 'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group
+            (at 0 for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter
+            of the shorter side (one patch for a single group).
     """
 
     @checked
@@ -105,12 +106,12 @@ class QuadraticMixing(MixingEncoding):
     def _spread(self) -> tuple[Tensor, Tensor]:
         """Return centers (groups, 2) and the diagonals of the matrices (groups,) over directions and widths."""
         group = torch.arange(self.groups, dtype=torch.float64)
-        angle = group * torch.pi * (3 - 5**0.5)  # the golden angle: no two directions are near each other
+        angle = group * torch.pi * (3 - 5**0.5)  # the golden angle: no two directions are close
         circle = torch.stack([angle.cos(), angle.sin()], -1) * float(self.groups > 1)
         widest = max(min(self.grid.shape) / 4, 0.5)
         share = group / max(self.groups - 1, 1)
         sigma = 0.5 * (widest / 0.5) ** share if self.groups > 1 else torch.ones(1, dtype=torch.float64)
-        if self.form == "alpha_released":  # whose width is not learned
+        if self.form == "alpha_released":  # its width is not learned
             return circle, torch.ones_like(sigma)
         return circle, 1 / sigma if self.form == "gamma_gamma_t" else sigma**-2
 
@@ -127,7 +128,7 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         y, x = (displacements.to(wide) for displacements in grid.displacements(center.device))
-        # elementwise products of coordinates, which no autocast and no TF32 computes with fewer digits
+        # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
         dy, dx = (each.flatten() for each in torch.meshgrid(y, x, indexing="ij"))  # (displacements,) each
         cx, cy = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
@@ -168,7 +169,7 @@ class _Quadratic(TokenMixing, QuadraticMixing):
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
-        """Return 1 where groups start spread over directions and widths, 0 where they start as in PosMLP's code."""
+        """Return 1 if groups start spread over directions and widths, 0 if they start as in PosMLP's code."""
         return float(options.get("start") == "spread")
 
 

@@ -18,17 +18,17 @@ class GqpeBias(PatchBias):
     .. math:: b_{h, i, j} = -\tfrac12 (\delta_{ij} - \Delta_h)^T M_h (\delta_{ij} - \Delta_h) + const_h, \quad
               \delta_{ij} = p_j - p_i
 
-    With queries of zero a head attends with GQPE's weights. Forms and initial values are those of `QuadraticMixing`;
-    the constant, which a softmax cancels, is such that the bias of a patch to itself is 0. Prefix tokens get no bias.
-    Nothing depends on the size of the grid.
+    With zero queries the attention weights of a head are those of GQPE. Forms and initial values are those of
+    `QuadraticMixing`; the constant, which the softmax cancels, makes the bias of a patch to itself 0. Prefix
+    tokens get no bias. Nothing depends on the size of the grid.
 
-    Reference: PosMLP (Wang et al., 2022), Eq. 5, whose authors say that it is made for attention too; in attention,
+    Reference: PosMLP (Wang et al., 2022), Eq. 5, whose authors say that it also suits attention; in attention,
     Cordonnier et al. (2020).
 
     Args:
         grid: the grid or window that the initial widths of 'spread' are for.
         num_heads: h.
-        form: what M is made of.
+        form: parametrization of M.
         shift: whether Delta is learned; it is frozen at 0 if not.
         start: initial values, 'released' or 'spread'.
     """
@@ -50,13 +50,13 @@ class GqpeBias(PatchBias):
         self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
-        # the table counts displacements key minus query, so its mirror image counts query minus key
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
+        # the table is indexed by key minus query, so its mirror image is indexed by query minus key
         table = self.gaussian.logits(grid).flip(1, 2).flatten(1).to(self.gaussian.center.dtype)
         return self.of_pairs(table, grid)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is for; no parameter depends on it."""
+        """Set the grid of the encoding; no parameter depends on it."""
         self.grid = grid
         self.gaussian.set_grid(Grid(*grid.shape))
 

@@ -1,4 +1,4 @@
-"""iRPE: a learned vector, or a number per head, for every bucket of displacements of two patches."""
+"""iRPE: one learned vector, or one number per head, per bucket of displacements of two patches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Grid
 from graticule.layer_position import LayerPosition
 
-#: How a displacement in two dimensions becomes a bucket.
+#: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]
-#: What a vector or number is for.
+#: The tensors to which vectors or numbers apply.
 On = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
 
 
@@ -31,33 +31,34 @@ class Irpe(BiasEncoding):
     .. math:: \frac{q_i \cdot r^k_{ij} + k_j \cdot r^q_{ij}}{\sqrt d}
 
     and the output of the query i gets :math:`\sum_j A_{ij} r^v_{ij}`, for those of the three that `on` names. With the
-    mode 'bias' each of q and k adds one learned number per head and bucket instead. Displacements are query minus key,
-    but key minus query for :math:`r^q`, as in the code. Buckets are made by
+    mode 'bias', q and k each add one learned number per head and bucket instead. Displacements are query minus key, but
+    key minus query for :math:`r^q`, as in the code. Buckets are defined by
 
     .. math:: g(t) = \begin{cases} [t] & |t| \le \alpha \\
               sign(t) \min(\beta, [\alpha + \frac{\ln(|t| / \alpha)}{\ln(\gamma / \alpha)}
               (\beta - \alpha)]) & |t| > \alpha \end{cases}
 
-    with alpha, beta, gamma = ratio, 2 ratio, 8 ratio, cut to whole numbers:
+    with alpha, beta, gamma = ratio, 2 ratio, 8 ratio, truncated to integers:
 
     - 'product': one bucket per pair (g(dy), g(dx)), 49 of them at the ratio of 1.9;
-    - 'cross': a bucket g(dy) and another g(dx), with a table each, whose vectors add up;
+    - 'cross': a bucket g(dy) and another g(dx), each with its own table; their vectors are added;
     - 'euclidean': g of the distance, rounded;
-    - 'quant': g of the squared distance, which tells near distances apart that 'euclidean' rounds to one.
+    - 'quant': g of the squared distance, which distinguishes close distances that 'euclidean' rounds to the same.
 
-    The last two never use the buckets of negative displacements, which their tables hold as published. Pairs with a
+    The last two never use the buckets of negative displacements, which their tables contain as published. Pairs with a
     prefix token have a bucket of their own. All vectors start at zero; nothing is resampled at another grid.
 
     Reference: Rethinking and Improving Relative Position Encoding for Vision Transformer (iRPE, Wu et al., 2021),
-    Eq. 11-20 and its code; by default the contextual product on the keys, shared by the heads, as its code recommends.
+    Eq. 11-20 and its code; the default, contextual product on the keys, shared by the heads, is recommended by its
+    code.
 
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
         head_dim: d.
-        method: how a displacement becomes a bucket.
-        on: what vectors are for: any of 'q', 'k' and 'v', in this order.
-        mode: 'contextual' for vectors, 'bias' for numbers (on q and k alone).
+        method: the way to map a displacement to buckets.
+        on: where vectors are used: any of 'q', 'k' and 'v', in this order.
+        mode: 'contextual' for vectors, 'bias' for numbers (on q and k only).
         ratio: alpha.
         shared_heads: whether all heads have the same vectors or numbers.
     """
@@ -84,7 +85,7 @@ class Irpe(BiasEncoding):
         if ratio <= 0:
             raise ValueError(f"`ratio` must be positive, got {ratio}.")
         if mode == "bias" and "v" in on:
-            raise ValueError(f"`on` must be 'q', 'k' or 'qk' with the mode 'bias': values take vectors, got {on!r}.")
+            raise ValueError(f"`on` must be 'q', 'k' or 'qk' with the mode 'bias', as values need vectors, got {on!r}.")
         self.grid = grid
         self.num_heads, self.head_dim, self.ratio = num_heads, head_dim, ratio
         self.method, self.on, self.mode = method, on, mode
@@ -100,7 +101,7 @@ class Irpe(BiasEncoding):
         self.register_buffer("index", self._buckets(grid), persistent=False)
 
     def forward(self, grid: Grid) -> LayerPosition:
-        """Return what makes the additions on `grid` from queries, keys and attention weights; numbers as a bias."""
+        """Return functions of queries, keys and attention weights on `grid`; with the mode 'bias' a bias."""
         if self.mode == "bias":
             index = self._index(grid)
             each = [self._numbers(self.rpe_k, index)] if "k" in self.on else []
@@ -113,29 +114,29 @@ class Irpe(BiasEncoding):
         )
 
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
-        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+        """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        M keys: those of the tokens before `stop`, or of all N.
+        The M keys are those of the tokens before `stop`, or of all N.
         """
         index = self._index(grid)[:, start : start + queries.shape[-2], :stop]
         return self._products(self.rpe_k, queries, index)
 
     def key_bias(self, keys: Tensor, grid: Grid) -> Tensor:
-        """Make what is added to the logits, (B, h, N, N), from scaled keys, (B, h, N, d)."""
+        """Compute the term that is added to the logits, (B, h, N, N), from scaled keys, (B, h, N, d)."""
         return self._products(self.rpe_q, keys, self._index(grid)).mT
 
     def value_bias(self, weights: Tensor, grid: Grid) -> Tensor:
-        """Make what is added to the mixed values, (B, h, N, d), from attention weights, (B, h, N, N)."""
+        """Compute the term that is added to the mixed values, (B, h, N, d), from attention weights, (B, h, N, N)."""
         added = weights.new_zeros(())
         for table, index in zip(self.rpe_v, self._index(grid), strict=True):
-            # the weights of each bucket, (B, h, N, buckets), instead of a vector for every pair
+            # the weights of each bucket, (B, h, N, buckets), instead of one vector per pair
             sums = weights.new_zeros(*weights.shape[:-1], table.shape[1])
             sums = sums.scatter_add(-1, index.expand_as(weights), weights)
             added = added + sums @ table.to(weights.dtype)
         return added
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; no parameter depends on it."""
+        """Set the grid of the encoding; no parameter depends on it."""
         self.index = self._buckets(grid, self.index.device)
         self.grid = grid
 
@@ -152,7 +153,7 @@ class Irpe(BiasEncoding):
 
     @staticmethod
     def _products(tables: nn.ParameterList, vectors: Tensor, index: Tensor) -> Tensor:
-        """Products of vectors (B, h, n, d) with those of the buckets, (B, h, n, M)."""
+        """Return the products of vectors (B, h, n, d) with those of the buckets, (B, h, n, M)."""
         each = [
             (vectors @ table.to(vectors.dtype)).gather(-1, at.expand(*vectors.shape[:2], -1, -1))
             for table, at in zip(tables, index, strict=True)
@@ -160,14 +161,14 @@ class Irpe(BiasEncoding):
         return _sum(each)
 
     def _numbers(self, tables: nn.ParameterList, index: Tensor) -> Tensor:
-        """The number of every pair, (h, N, N)."""
+        """Return the number of every pair, (h, N, N)."""
         each = [
             table.index_select(1, at.flatten()).unflatten(1, at.shape) for table, at in zip(tables, index, strict=True)
         ]
         return _sum(each).expand(self.num_heads, -1, -1)
 
     def _buckets(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """Bucket of every pair of tokens in every table, (tables, N, N), int64."""
+        """Return the bucket of every pair of tokens in every table, (tables, N, N), int64."""
         offsets = grid.offsets(device)
         dy, dx = offsets.unbind(-1)
         middle = self.side // 2
@@ -190,7 +191,7 @@ class Irpe(BiasEncoding):
         alpha, beta, gamma = self.ratio, 2 * self.ratio, 8 * self.ratio
         t = offset.double()
         far = alpha + torch.log(t.abs().clamp(min=alpha) / alpha) / math.log(gamma / alpha) * (beta - alpha)
-        # towards zero
+        # rounds toward zero
         return torch.where(t.abs() <= alpha, t.round(), t.sign() * far.round().clamp(max=beta)).long()
 
     def extra_repr(self) -> str:

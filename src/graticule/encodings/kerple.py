@@ -1,4 +1,4 @@
-"""KERPLE: a bias that falls with the distance by a learned logarithm or power per head."""
+"""KERPLE: a bias that decreases with the distance by a learned logarithm or power per head."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Kerple(PatchBias):
     .. math:: b_{h, i, j} = -r_{h, 1} \ln(1 + r_{h, 2} |p_i - p_j|) \quad \text{or} \quad
               -r_{h, 1} |p_i - p_j|^{r_{h, 2}}
 
-    with r > 0, and the power at most 2. The paper has it in one dimension; on a grid of height 1 that is |i - j|. In
-    two dimensions the distance is the Euclidean one, in patches: with it both kernels remain conditionally positive
-    definite, on which the paper builds, in any number of dimensions (Schoenberg, 1938).
+    with r > 0, and the power at most 2. The paper defines it in one dimension; on a grid of height 1 the distance is
+    |i - j|. In two dimensions it is the Euclidean distance, in patches: with it both kernels remain conditionally
+    positive definite, on which the paper builds, in any number of dimensions (Schoenberg, 1938).
 
-    As in its code, r_1 of the logarithm and the power start uniform in (0, 2), the other ones in (0, 1), and none below
+    As in its code, r_1 of the logarithm and the power start uniform in (0, 2), the others in (0, 1), and none below
     0.01. The code clamps them in every step; here they are learned as logarithms, and the power as 2 times a sigmoid,
-    so that a gradient reaches them everywhere. Prefix tokens get no bias. Nothing is resampled at another grid.
+    so that they always get a gradient. Prefix tokens get no bias. Nothing is resampled at another grid.
 
     Reference: KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation (Chi et al., 2022), Eq. 7.
 
@@ -65,7 +65,7 @@ class Kerple(PatchBias):
         return first.exp(), second.exp() if self.kernel == "log" else 2 * second.sigmoid()
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W), nowhere positive."""
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W), nowhere positive."""
         first, second = (rate[:, None, None] for rate in self.rates())
         distance = grid.offsets(first.device).to(first.dtype).norm(dim=-1)
         kernel = torch.log1p(second * distance) if self.kernel == "log" else distance**second

@@ -1,4 +1,4 @@
-"""The bias of one layer, for all heads or some, and how layers get theirs: one each, or one that they share."""
+"""The bias of one layer, for all or some heads, and positions with one bias per layer or a shared one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from graticule.joining import Layers, PerLayer, joined_layers, spread, spread_he
 from graticule.layer_position import BiasFunction, LayerPosition, LowRank
 from graticule.symbolic import holds
 
-#: A bias is given in two factors from this many tokens on, up to this many channels (`benchmarks/bias.py`).
+#: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/bias.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 
 class LayerBias(nn.Module, ABC):
-    """Makes the bias of a layer, or of all: an encoding, a norm of one, or one for some of the heads."""
+    """Makes the bias of one layer or of all: an encoding, a normalized one, or one for some heads."""
 
     #: The grid that it is built for.
     grid: Grid
 
     @abstractmethod
     def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
-        """Return the bias for `grid`, (heads, N, N), or a function of the scaled queries; or all that a layer gets."""
+        """Return the bias for `grid`, (heads, N, N), a function of the scaled queries, or a `LayerPosition`."""
 
     def low_rank(self, grid: Grid) -> LowRank | None:
         """Return the bias for `grid` in two factors, exactly; None if it has no such form."""
         return None
 
     def layer(self, grid: Grid) -> LayerPosition:
-        """Return what a layer gets for `grid`: all of it, or a bias, in the form that is fastest."""
+        """Return the position of a layer for `grid`, with the bias in its fastest form."""
         if holds(grid.tokens >= LOW_RANK_TOKENS):
             factors = self.low_rank(grid)
             if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
@@ -43,23 +43,23 @@ class LayerBias(nn.Module, ABC):
         return given if isinstance(given, LayerPosition) else LayerPosition(bias=given)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; here no parameter depends on it."""
+        """Set the grid of the bias; here no parameter depends on it."""
         self.grid = grid
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`; what cannot be is returned as it is.
+        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
 
-        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so.
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
         """
         return value
 
     def published_names(self, name: str) -> tuple[str, ...]:
-        """Return what published checkpoints call the parameter `name`, after `blocks.l.attn.`; the usual name last."""
+        """Return the published names of the parameter `name`, after `blocks.l.attn.`; the usual name is last."""
         return (name,)
 
 
 class SomeHeads(LayerBias):
-    """A bias for some of the heads; it is zero for the others.
+    """A bias for some heads; it is zero for the others.
 
     Args:
         bias: a bias for as many heads as are chosen.
@@ -74,7 +74,7 @@ class SomeHeads(LayerBias):
         self.heads, self.num_heads = tuple(heads), num_heads
 
     def forward(self, grid: Grid) -> LayerPosition:
-        """Return what a layer of all heads gets for `grid`."""
+        """Return the position of a layer with all heads for `grid`."""
         given = self.bias.layer(grid)
         positional = given.positional
         return given._replace(
@@ -85,7 +85,7 @@ class SomeHeads(LayerBias):
         )
 
     def _spread(self, made: Any) -> Any:
-        """Give the chosen heads theirs, a tensor (heads, ...) or a function from and to (B, heads, ...)."""
+        """Extend a tensor (heads, ...), or a function from and to (B, heads, ...), from the chosen heads to all."""
         if made is None or isinstance(made, Tensor):
             return None if made is None else spread_heads(made, self.heads, self.num_heads)
         if isinstance(made, LowRank):
@@ -93,7 +93,7 @@ class SomeHeads(LayerBias):
         return partial(_of_heads, made, self.heads, self.num_heads)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Set the grid of the encoding, and resample its parameters."""
         super().set_grid(grid)
         self.bias.set_grid(grid)
 
@@ -102,7 +102,7 @@ class SomeHeads(LayerBias):
         return self.bias.fit(name.removeprefix("bias."), value, shape)
 
     def published_names(self, name: str) -> tuple[str, ...]:
-        """Return what published checkpoints call the parameter `name`, as the bias does."""
+        """Return the published names of the parameter `name`, as the bias does."""
         return self.bias.published_names(name.removeprefix("bias."))
 
     def extra_repr(self) -> str:
@@ -114,10 +114,10 @@ def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, qu
 
 
 class BiasPosition(Position):
-    """One relative encoding per joined layer; the others get nothing.
+    """One relative encoding per joined layer; the other layers get nothing.
 
     Args:
-        biases: one per joined layer, of the same grid, or of the windows of it.
+        biases: one per joined layer, all for the same grid or window.
         depth: number of layers.
         layers: indices of the joined layers; the first ones by default.
     """
@@ -147,11 +147,11 @@ class BiasPosition(Position):
             delattr(self.encodings, name)
 
     def layer_lists(self) -> list[str]:
-        """The biases."""
+        """Return the name of the list of biases."""
         return ["encodings"]
 
     def published_names(self) -> dict[str, str]:
-        """`blocks.l.attn.` and the name of the encoding's parameter in published code; `pe_norm` for LaPE's norm."""
+        """Map `blocks.l.attn.` and the published name of a parameter; `pe_norm` for LaPE's norm."""
         return {
             f"blocks.{layer}.attn.{leaf}": f"encodings.{layer}.{own}"
             for layer, bias in zip(self.joined, self._each(), strict=True)
@@ -160,7 +160,7 @@ class BiasPosition(Position):
         }
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
-        """Resample a bias table, or a norm of one, of another grid or window for this one."""
+        """Resample a bias table, or its norm, of another grid or window for this one."""
         _, layer, own = name.split(".", 2)
         return cast("LayerBias", self.encodings.get_submodule(layer)).fit(own, value, shape)
 
@@ -174,7 +174,7 @@ class SharedBiasPosition(Position):
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: how many of the first layers get the bias, or the indices of those that do; all by default.
+        layers: the number of the first layers that get the bias, or the indices of any layers; all by default.
     """
 
     def __init__(self, encoding: LayerBias, depth: int, layers: Layers = None) -> None:
@@ -184,15 +184,15 @@ class SharedBiasPosition(Position):
         self.joined = joined_layers(depth, layers)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what each layer gets for `grid`: the same (heads, N, N) as `bias`."""
+        """Return the position of each layer for `grid`: the same `bias`, (heads, N, N)."""
         return spread([self.encoding.layer(grid.within)] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid`, or a window of it, the one that the encoding is built for."""
+        """Set `grid`, or a window of it, as the grid of the encoding."""
         self.encoding.set_grid(grid.within)
 
     def published_names(self) -> dict[str, str]:
-        """`rel_pos_bias.` as BEiT, or `shared_rel_pos.` as timm, and the name of the encoding's parameter there."""
+        """Map `rel_pos_bias.` of BEiT or `shared_rel_pos.` of timm, and the published name of a parameter."""
         return {
             f"{module}.{leaf.removeprefix('rel_pos.')}": f"encoding.{own}"
             for own, _ in self.encoding.named_parameters()

@@ -17,19 +17,19 @@ from graticule.resampling import build_resampler
 
 @register_encoding("learnable")
 class Learnable(AbsoluteEncoding):
-    """Learns one row per token, drawn from a normal of `std`, cut at 2 (absolute).
+    """Learns one row per token, drawn from a normal of `std`, truncated at 2 (absolute).
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
-    way, and the prefix rows kept. Without `prefix_rows` those of class and register tokens are zero and not held, as
-    in DeiT III and FlexiViT (timm's `no_embed_class`).
+    way; the prefix rows are unchanged. Without `prefix_rows` the rows of class and register tokens are zero and no
+    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`).
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
         grid: the grid that the encoding is built for.
         dim: D.
-        std: of the initial values.
-        resampler: how the rows are resampled at another grid.
+        std: standard deviation of the initial values.
+        resampler: resampler of the rows for another grid.
         prefix_rows: whether prefix tokens have rows.
     """
 
@@ -57,7 +57,7 @@ class Learnable(AbsoluteEncoding):
         return table if self.prefix_rows else grid.with_prefix_rows(table)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for."""
+        """Set the grid of the encoding."""
         held = self._held(grid)
         with torch.no_grad():
             table = super().forward(held)[None].clone()
@@ -69,7 +69,7 @@ class Learnable(AbsoluteEncoding):
         return grid if self.prefix_rows else replace(grid, prefix=0)
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
-        """Resample a table of a checkpoint, (N', D), made for `old`, for this grid."""
+        """Resample a table of a checkpoint, (N', D), from the grid `old` to this grid."""
         return old.resize(table, self.grid, self.resampler)
 
     def at(self, grid: Grid) -> Tensor:

@@ -1,4 +1,4 @@
-"""LieRE: queries and keys are rotated by learned matrices of more than two channels."""
+"""LieRE: rotations of queries and keys by learned matrices of more than two channels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LieRe(RotaryEncoding):
     .. math:: R(y, x) = \exp(y A_1 + x A_2), \quad A_i = U_i - U_i^T
 
     with one pair of upper triangular matrices U per block of channels. Blocks of 2 are `rope_mixed`, where
-    the logits depend on the displacement alone; larger matrices do not commute, and then they depend on the position
-    as well. Coordinates are in [0, 1], so another grid is interpolated. Prefix tokens are not rotated. The
-    exponentials are computed in float32 at least, once per patch and block in every forward pass; `fold` makes them
-    constants.
+    the logits depend on the displacement alone; larger matrices do not commute, and then the logits depend on the
+    position as well. Coordinates are in [0, 1], so positions at another grid are interpolated. Prefix tokens are not
+    rotated. The exponentials are computed in float32 at least, once per patch and block in every forward pass; `fold`
+    makes them constants.
 
-    Reference: LieRE (Ostmeier et al., 2024), section 4; its code has one rotation for all layers and heads by default.
+    Reference: LieRE (Ostmeier et al., 2024), section 4; by default its code has one rotation for all layers and heads.
 
     Args:
         grid: the grid that the encoding is built for.
@@ -35,10 +35,10 @@ class LieRe(RotaryEncoding):
         num_heads: h.
         head_dim: d, a multiple of `block`.
         block: channels that are rotated together; all of a head by default.
-        per_layer: whether each layer has matrices of its own.
-        per_head: whether each head has.
-        coordinates: what is counted on an axis.
-        noise: of the coordinates, in training.
+        per_layer: whether each layer has its own matrices.
+        per_head: whether each head has its own matrices.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
     """
 
     crops = True
@@ -65,7 +65,7 @@ class LieRe(RotaryEncoding):
         self.noise = noise
         self.block = block
         layers, heads = depth if per_layer else 1, num_heads if per_head else 1
-        # all blocks in one axis: `to(memory_format=torch.channels_last)` fails on parameters of 5 axes
+        # all blocks in one axis, because `to(memory_format=torch.channels_last)` fails on parameters of 5 axes
         self.generators = nn.Parameter(torch.empty(2, layers, heads, head_dim // block * (block * (block - 1) // 2)))
         self.reset_parameters()
 
@@ -86,7 +86,7 @@ class LieRe(RotaryEncoding):
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))
-        # no product of the series may be rounded; the meta device has no autocast
+        # the products of the series must keep their precision; the meta device has no autocast
         with nullcontext() if upper.is_meta else torch.autocast(upper.device.type, enabled=False):
             rotations: Tensor = torch.linalg.matrix_exp(matrix - matrix.mT)
         if grid.prefix:

@@ -1,4 +1,4 @@
-"""A temperature of attention that follows the number of tokens."""
+"""A temperature of attention that depends on the number of tokens."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from graticule.typed import Count
 
 @register_encoding("log_n")
 class LogN(Encoding):
-    r"""Multiplies the queries by the logarithm of the number of patches, relative to that of training.
+    r"""Multiplies the queries by the logarithm of the number of patches, relative to that in training.
 
     .. math:: q_i \to \frac{\ln N}{\ln N_0} q_i
 
     Over more tokens a softmax of the same logits is flatter; with this factor its entropy stays about the same. At the
-    size of training nothing changes. It goes with any other encoding, such as `rope + log_n`, and costs one product
-    with the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees i + 1
-    tokens and has max(1, ln(i + 1) / ln N_0), so that a short text is the beginning of a long one.
+    training size nothing changes. It can be combined with any other encoding, such as `rope + log_n`, and costs one
+    product with the queries. A bias that does not depend on the queries is not multiplied. In a text the token i sees
+    i + 1 tokens and has max(1, ln(i + 1) / ln N_0), so that a short text gets the same factors as the beginning of
+    a long one.
 
-    Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); the factor log N is that of
-    Overcoming a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
+    Reference: Scale Factor of Attention from the Invariance of Entropy (Su, 2021); the factor log N is from Overcoming
+    a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
 
     Args:
         grid: the grid that the encoding is built for.
         causal: whether tokens attend only to those before them.
-        reference: N_0, the patches of training, at least 2; those of the grid that it is built for by default.
+        reference: N_0, the number of patches in training, at least 2; by default that of `grid`.
     """
 
-    crops = True  # the factor is for the tokens that are seen, those of the crop
+    crops = True  # the factor is for the tokens of the crop
 
     @checked
     def __init__(self, grid: Grid, causal: bool = False, reference: Count | None = None) -> None:
@@ -50,7 +51,7 @@ class LogN(Encoding):
         self.causal = causal
         self.reference = max(grid.patches, 2) if reference is None else reference
         wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # its dtype and device are ours
+        self.register_buffer("like", torch.empty(0, dtype=wide), persistent=False)  # has our dtype and device
         self.like: Tensor
 
     def forward(self, grid: Grid) -> Tensor:
@@ -64,7 +65,7 @@ class LogN(Encoding):
 
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
-        """Build the one of the joined layers."""
+        """Build the position for the joined layers."""
         encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
         return LogNPosition(encoding, site.depth, joining.joined)
 
@@ -90,5 +91,5 @@ class LogNPosition(Position):
         return spread([LayerPosition(query_scale=scale)] * len(self.joined), self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid`, or a window of it, the one that it is built for; the reference stays."""
+        """Set `grid`, or a window of it, as the grid of the encoding; the reference stays."""
         self.encoding.grid = grid.within

@@ -1,4 +1,4 @@
-"""LRPE: a learned number for every displacement of two tokens."""
+"""LRPE: one learned number per displacement of two tokens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from graticule.resampling import Resampler, build_resampler
 
 
 class LearnableMixing(MixingEncoding):
-    r"""LRPE and, with several groups, GLRPE: a free number for every displacement of two tokens.
+    r"""LRPE and, with several groups, GLRPE: one learned number per displacement of two tokens.
 
     .. math:: W_{g, ij} = r_g[p_j - p_i]
 
-    (2H - 1)(2W - 1) numbers per group; no softmax is applied to them. At another grid the table is resampled
+    There are (2H - 1)(2W - 1) numbers per group; no softmax is applied. At another grid the table is resampled
     by `resampler` over the displacements and scaled by N / N', so that a row keeps its sum (`resize_displacements`).
 
     Reference: PosMLP (Wang et al., 2022), Eq. 11. Its appendix 4 counts 4 s N - 4 s sqrt(N) + 4 s numbers; by
-    construction they are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by
-    p_i - p_j, which loading its checkpoints accounts for, and starts it at zero, because the loop that should draw
-    it with std 0.02 finds no parameter; here it is drawn.
+    construction there are s (2 sqrt(N) - 1)^2 = 4 s N - 4 s sqrt(N) + s. The authors' code indexes the table by p_i -
+    p_j, which loading its checkpoints accounts for, and initializes it to zero, because the loop that should draw it
+    with std 0.02 finds no parameter; here it is drawn.
 
     Args:
         grid: the grid that the tables are for.
-        groups: number of groups with a table each.
+        groups: number of groups, each with a table.
         std: standard deviation of the initial values.
-        resampler: how the tables are resampled at another grid.
+        resampler: resampler of the tables for another grid.
     """
 
     resampled = True
@@ -48,7 +48,7 @@ class LearnableMixing(MixingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the tables: a normal, cut at 2 (absolute)."""
+        """Initialize the tables: a normal, truncated at 2 (absolute)."""
         trunc_normal_(self.relative_position_table, std=self.std)
 
     def forward(self, grid: Grid) -> Tensor:

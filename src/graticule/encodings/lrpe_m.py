@@ -31,7 +31,7 @@ class MixingSum(MixingEncoding):
         return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Let the part that owns `name` fit it."""
+        """Make `value` fit the parameter `name` of one of the parts."""
         part, _, own = name.partition(".")
         return (self.first if part == "first" else self.second).fit(own, value, shape)
 
@@ -48,7 +48,7 @@ class LrpeM(TokenMixing, MixingSum):
 
     Args:
         grid: the grid that both are for.
-        resampler: how both are resampled at another grid.
+        resampler: resampler of both for another grid.
     """
 
     holds = "positions, displacements"

@@ -1,4 +1,4 @@
-"""Mixing encodings: the token-mixing weights of a gating unit, made from where tokens are."""
+"""Base class of mixing encodings, which make the token-mixing weights of a gating unit from the grid."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graticule.token_mlp import TokenMlp
 
 
 class MixingEncoding(nn.Module, ABC):
-    """Makes the weights (groups, N, N) by which a gating unit mixes the N patches of a grid or window.
+    """Makes the weights (groups, N, N) with which a gating unit mixes the N patches of a grid or window.
 
-    Row i has the weights of all tokens j in token i. Groups are groups of channels: one where all channels are mixed
+    Row i contains the weights of all tokens j for token i. Groups are groups of channels: one if all channels are mixed
     by the same weights (a dense matrix, LRPE, GQPE). It depends on parameters and grid only, so it is computed once per
     forward pass and can be folded.
     """
@@ -36,22 +36,22 @@ class MixingEncoding(nn.Module, ABC):
         """Return the weights for `grid`, a grid or window, (groups, N, N), or an MLP over its patches."""
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for; here no parameter depends on it."""
+        """Set the grid of the encoding; here no parameter depends on it."""
         self.grid = grid
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
-        """Make `value` of a checkpoint fit the parameter `name`; what cannot be is returned as it is.
+        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
 
-        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint says so.
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
         """
         return value
 
     def published_names(self) -> dict[str, str]:
-        """Name in timm's blocks -> name of the parameter here; '' is the bias of `MixingPosition`."""
+        """Map names in timm's blocks to names of parameters here; '' is the bias of `MixingPosition`."""
         return {"mlp_channels.gate.proj.bias": ""}
 
     def displacements(self, grid: Grid) -> Displacements | None:
-        """Return the table of displacements that the weights for `grid` come from; None if there is none."""
+        """Return the table of displacements of the weights for `grid`; None if there is none."""
         return None
 
     def extra_repr(self) -> str:

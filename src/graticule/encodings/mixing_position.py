@@ -1,4 +1,4 @@
-"""Mixing encodings: the weights by which the gating unit of each layer mixes tokens."""
+"""The position of gated MLPs and mixers: one mixing encoding per layer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from graticule.joining import PerLayer, joined_layers, spread
 from graticule.layer_position import LayerPosition, Mixing
 from graticule.symbolic import holds
 
-#: How tokens are mixed: by the matrix of all pairs, or as a convolution over displacements that never makes it.
+#: The way to mix tokens: by the matrix of all pairs, or by a convolution over displacements without that matrix.
 Product = Literal["auto", "matrix", "displacement"]
 
 
 class MixingPosition(Position):
-    """Holds a mixing encoding per joined layer and, with `bias`, numbers that are added to the mixed tokens.
+    """One mixing encoding per joined layer and, with `bias`, numbers that are added to the mixed tokens.
 
-    They are one per token, the same for all channels, or with `group_bias` one per token and group of channels.
+    There is one number per token, for all channels, or with `group_bias` one per token and group of channels.
 
-    The bias starts at `bias_start`: at one a unit whose weights start near zero starts as the identity (gMLP), at
-    zero as PosMLP's code does. At another grid it is resampled as a map.
+    The bias starts at `bias_start`: at 1 a unit whose weights start near zero starts as the identity (gMLP); 0 is used
+    in PosMLP's code. At another grid it is resampled as a map.
 
     Reference: gMLP (Liu et al., 2021), Eq. 2; PosMLP (Wang et al., 2022), Eq. 15.
 
     Args:
-        encodings: one per joined layer, of the same grid, or of the windows of it.
+        encodings: one per joined layer, all for the same grid or window.
         bias: whether each layer has that bias.
         bias_start: initial value of the bias.
-        product: 'matrix', or 'displacement' where the encoding has a table of displacements (`Displacements`), which
-            takes memory that grows with N instead of N^2; 'auto' takes it from 1,024 patches on, where it is faster
-            (with 8 samples or more only from some 1,600 on).
+        product: 'matrix', or 'displacement' if the encoding has a table of displacements (`Displacements`), whose
+            memory grows with N instead of N^2; 'auto' uses the latter from 1,024 patches on, where it is faster (with 8
+            samples or more only from about 1,600 on).
         depth: number of layers; as many as there are encodings by default.
         layers: indices of the joined layers; the first ones by default.
         group_bias: whether each group of channels has its own bias.
@@ -73,11 +73,11 @@ class MixingPosition(Position):
 
     @property
     def grid(self) -> Grid:
-        """The grid, or that of a window, that the encodings are built for."""
+        """The grid, or the grid of a window, that the encodings are built for."""
         return self.biases.grid
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return what each layer gets for `grid`: weights or their table as `mixing`, the bias as `spatial_bias`."""
+        """Return the position of each layer for `grid`: weights or a table as `mixing`, the bias as `spatial_bias`."""
         grid = grid.within
         biases: list[Tensor | None] = [self.biases.at(bias, grid) for bias in self.biases]
         biases = biases or [None] * len(self.encodings)
@@ -88,7 +88,7 @@ class MixingPosition(Position):
         return spread(given, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Resample or recompute everything for `grid`, or for its windows."""
+        """Resample or recompute all parameters for `grid`, or for its windows."""
         grid = grid.within
         for encoding in cast("Iterable[Any]", self.encodings):
             encoding.set_grid(grid)
@@ -106,7 +106,7 @@ class MixingPosition(Position):
         return ["encodings", "biases"]
 
     def published_names(self) -> dict[str, str]:
-        """`blocks.l.` and the name that the encoding has in timm, such as `mlp_channels.gate.proj.weight` of gMLP."""
+        """Map `blocks.l.` and the encoding's name in timm, such as `mlp_channels.gate.proj.weight` of gMLP."""
         names = {}
         for layer, encoding in self.encodings.named_children():
             for theirs, own in cast("MixingEncoding", encoding).published_names().items():
@@ -123,7 +123,7 @@ class MixingPosition(Position):
 
 
 class _Biases(nn.Module):
-    """A bias for each joined layer, under the index of the layer, held for a grid or window."""
+    """One bias per joined layer, under the index of the layer, for a grid or window."""
 
     held_for_grid = True
 
@@ -150,7 +150,7 @@ class _Biases(nn.Module):
         self.grid = grid
 
     def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
-        """Resample a bias of a checkpoint, of another grid or window; what cannot be is returned as it is."""
+        """Resample a bias of a checkpoint, of another grid or window; one that cannot be is returned unchanged."""
         held = next(self.parameters())
         if value.ndim != held.ndim or value.shape[:-1] != held.shape[:-1]:
             return value
@@ -159,6 +159,6 @@ class _Biases(nn.Module):
 
 
 def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample numbers of patches, (N,) or (groups, N), as maps."""
+    """Resample one number per patch, (N,) or (groups, N), as maps."""
     resized = resize_map(bias.reshape(-1, *old.shape), new.shape)
     return resized.reshape(*bias.shape[:-1], new.patches)

@@ -1,4 +1,4 @@
-"""The relative bias of timm's `vit_relpos` models: a small network of logarithmic displacements."""
+"""The relative bias of timm's `vit_relpos` models: a small MLP of logarithmic displacements."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class MlpBias(PatchBias):
     .. math:: b_{h, i, j} = G_h(s(y_i - y_j), s(x_i - x_j)), \quad s(t) = sign(t) \ln(1 + |t|)
 
     Unlike `continuous_bias` the displacement is not divided by the size of the grid, and the bias is not bounded: at
-    another grid near displacements mean the same, and far ones are extrapolated. Prefix tokens get no bias.
+    another grid small displacements have the same bias, and larger ones are extrapolated. Prefix tokens get no bias.
 
     Reference: timm's `vit_relpos` models (Wightman, 2022), type 'mlp' with mode 'cr'. Its dropout of 0.125 on the
-    hidden units is left out.
+    hidden units is omitted.
 
     Args:
         grid: the grid that the encoding is built for; nothing depends on it.
         num_heads: h.
-        hidden: units between the two layers.
+        hidden: hidden units of the MLP.
     """
 
     crops = True
@@ -47,7 +47,7 @@ class MlpBias(PatchBias):
         return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, 1)).relu())  # (displacements, heads)
         return self.of_pairs(table.T, grid)
 

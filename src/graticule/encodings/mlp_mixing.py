@@ -18,11 +18,11 @@ class MlpMixing(MixingEncoding):
 
     .. math:: y = V\, GELU(U x + u)
 
-    It has T hidden channels, `ratio` times D of the model, and is the one mixing encoding that is not linear. At
-    another grid the maps that U takes in and V gives out are resampled by `resampler`, and U is scaled by N / N', so
+    It has T hidden channels, `ratio` times D of the model, and is the only mixing encoding that is not linear. At
+    another grid the rows of U and the columns of V are resampled as maps by `resampler`, and U is scaled by N / N', so
     that its sums over the tokens keep their size.
 
-    Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; started as in timm.
+    Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; initialized as in timm.
 
     Args:
         grid: the grid or window that it is built for.
@@ -78,7 +78,7 @@ class MlpMixing(MixingEncoding):
         return resized * (old.patches / self.grid.patches) if name == "fc1.weight" else resized.T
 
     def published_names(self) -> dict[str, str]:
-        """The names of timm's mixers."""
+        """Return the names in timm's mixers."""
         own = {f"mlp_tokens.{name}": name for name in ("fc1.weight", "fc1.bias", "fc2.weight")}
         return {**own, "mlp_tokens.fc2.bias": ""}
 

@@ -1,4 +1,4 @@
-"""The rotary encoding of multimodal models: the channels of one sequence are shared by time, row and column."""
+"""The rotary encoding of multimodal models: time, row and column share the channels."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from graticule.grid import Grid
 
 @register_encoding("mrope")
 class Mrope(FixedRotary):
-    r"""Gives each frequency of a 1-D rotary encoding to time, row or column; an image has one time, 0.
+    r"""Assigns each frequency of a 1-D rotary encoding to time, row or column; an image has one time, 0.
 
     .. math:: \theta_{(y, x), k} = p_{a(k)}\, T^{-2k / d}, \quad p = (0, y, x), \quad k < d / 2
 
-    Interleaved, the axes a take turns, t, h, w, t, ...; a row has the frequencies below 3 `sections[1]` of its turn,
-    a column those below 3 `sections[2]`, and the rest is time's. Chunked, the first `sections[0]` frequencies are
-    time's, the next ones the row's, then the column's. Pairs are (i, i + d / 2). Prefix tokens are not rotated.
+    Interleaved, the axes a alternate, t, h, w, t, ...; a row has those of its frequencies below 3 `sections[1]`, a
+    column those below 3 `sections[2]`, and all others belong to time. Chunked, the first `sections[0]` frequencies
+    belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). Prefix tokens are not
+    rotated.
 
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
 
     Args:
         grid: the grid that the encoding is built for.
         head_dim: d, a multiple of 2, at least 6.
-        sections: frequencies of (time, row, column); interleaved, as many as each turn gives by default.
-        arrangement: of the axes.
+        sections: number of frequencies of (time, row, column); by default all that interleaving assigns to each.
+        arrangement: order of the axes, 'interleaved' or 'chunked'.
         base: T.
-        coordinates: what is counted on an axis.
-        noise: of the coordinates, in training.
-        scaling: of the frequencies, at other grids.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids.
     """
 
     @checked
@@ -67,7 +68,7 @@ class Mrope(FixedRotary):
         super().__init__(grid, coordinates, noise, scaling, "half")
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64; time's are zero."""
+        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64; those of time are zero."""
         count = self.head_dim // 2
         index = torch.arange(count, device=device)
         _, rows, columns = self.sections or (count, count, count)

@@ -1,4 +1,4 @@
-"""PaPE: a sum of parabolas of the displacement, whose coefficients depend on the token of the query."""
+"""PaPE: a sum of parabolas of the displacement, with coefficients computed from the token of the query."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from graticule.layer_position import LayerPosition, LowRank
 
 @register_encoding("pape")
 class Pape(BiasEncoding):
-    r"""Adds a sum of parabolas of the displacement, with coefficients made from the token of the query (PaPE).
+    r"""Adds a sum of parabolas of the displacement, with coefficients computed from the token of the query (PaPE).
 
     .. math:: b_{h, i, j} = \frac{1}{\sqrt d} \sum_{m=1}^{M} -a_{h, m, i}\, t_m^2 - b_{h, m, i}\, t_m, \quad
               t_m = w_{h, m} \cdot (p_j - p_i), \quad a_i = softplus(A x_i), \quad b_i = B x_i
 
-    with M parabolas per head along learned directions w, and x the tokens after the norm, which queries are projected
-    from. `rotation_invariant` is the paper's PaPE-RI: one parabola of the Euclidean distance per head, b = 0, and fixed
-    scales instead of w, uniform within 1 / sqrt(2).
+    with M parabolas per head along learned directions w, and x the tokens after the norm, from which queries are
+    projected. `rotation_invariant` is the paper's PaPE-RI: one parabola of the Euclidean distance per head, b = 0, and
+    fixed scales instead of w, uniform within 1 / sqrt(2).
 
-    As a function of the key, the bias is a quadratic polynomial of its coordinates, so it costs six more channels of
-    queries and keys, whatever M is, and never a table per sample. Positions are (y, x) in patches, relative to the
-    center of the grid. In the paper the class token stands at the corner before the first patch; here prefix tokens get
-    no bias, so that the bias depends on displacements alone. Nothing is resampled at another grid.
+    As a function of the key, the bias is a quadratic polynomial of its coordinates, so it needs six more channels of
+    queries and keys for any M, and no table per sample. Positions are (y, x) in patches, relative to the center of the
+    grid. In the paper the class token is at the corner before the first patch; here prefix tokens get no bias, so
+    that the bias depends on displacements alone. Nothing is resampled at another grid.
 
     Reference: Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General (PaPE, Øhrstrøm et al.,
     2026) and its code.
@@ -42,7 +42,7 @@ class Pape(BiasEncoding):
         dim: D.
         num_heads: h.
         head_dim: d.
-        parabolas: M; not used by `rotation_invariant`.
+        parabolas: M; not used with `rotation_invariant`.
         rotation_invariant: whether the bias depends on the distance alone.
     """
 
@@ -82,17 +82,17 @@ class Pape(BiasEncoding):
             ValueError: if `heads` are chosen.
         """
         if heads is not None:
-            raise ValueError(f"`heads` must be None with pape, which has no form for some of the heads, got {heads}.")
+            raise ValueError(f"`heads` must be None with pape, which cannot be restricted to some heads, got {heads}.")
         return super().position(site, joining, **options)
 
     def forward(self, grid: Grid) -> LayerPosition:
-        """Return what a layer gets on `grid`: `token_bias`, which makes the bias from tokens, (B, N, D)."""
+        """Return the position of a layer on `grid`: `token_bias`, which computes the bias from tokens, (B, N, D)."""
         return LayerPosition(token_bias=partial(self.factors, grid=grid))
 
     def factors(self, tokens: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> LowRank:
-        """Make the bias, (B, h, n, 6) and (1, 1, M, 6), from tokens (B, n, D), which stand from `start` on.
+        """Compute the factors, (B, h, n, 6) and (1, 1, M, 6), from tokens (B, n, D), the first of which is `start`.
 
-        M keys: those of the tokens before `stop`, or of all N.
+        The M keys are those of the tokens before `stop`, or of all N.
         """
         wide = torch.promote_types(tokens.dtype, torch.float32)
         place = grid.coordinates(tokens.device).to(wide)

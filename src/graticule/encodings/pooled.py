@@ -1,4 +1,4 @@
-"""The position of layers whose queries and keys are pooled: queries or keys are every n-th row and column of a grid."""
+"""The position of layers with pooled queries and keys, those of every n-th row and column of a grid."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from graticule.grid import Grid
 from graticule.layer_position import BiasFunction, BiasSum, LayerPosition, LowRank
 from graticule.rotation import PooledRotation
 
-#: What a layer gets for pairs of tokens; the rest is for the tokens that enter it.
+#: Fields for pairs of tokens; the other fields are for the tokens that enter the layer.
 OF_PAIRS = ("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "query_scale")
-#: Positions that give that and nothing else.
+#: Positions that fill only these fields.
 _PAIRS = (BiasPosition, SharedBiasPosition, RotaryPosition, LogNPosition)
 
 
 class Pooling(NamedTuple):
-    """Says which tokens of a grid are queries and which are keys.
+    """The steps of queries and keys on a grid.
 
-    queries: every how many-th row and column has queries.
-    keys: every how many-th has keys; one of the two is a multiple of the other.
+    queries: n, if every n-th row and column has queries.
+    keys: the same for keys; one of the two is a multiple of the other.
     """
 
     queries: int
@@ -36,11 +36,11 @@ class Pooling(NamedTuple):
 
     @property
     def finer(self) -> int:
-        """The step of the finer one of both."""
+        """The smaller of the two steps."""
         return min(self)
 
     def of(self, given: LayerPosition, grid: Grid) -> LayerPosition:
-        """Return what a layer gets for pairs of pooled tokens, from what it gets for all pairs of the finer grid."""
+        """Return the fields for pairs of pooled tokens, from those for all pairs of the finer grid."""
         queries, keys = (step // self.finer for step in self)
         if queries == keys == 1:
             return given
@@ -56,7 +56,7 @@ class Pooling(NamedTuple):
 
 
 def _pooled(bias: Any, grid: Grid, queries: int, keys: int) -> Any:
-    """Return the rows and columns of a bias, in any form, that are of pooled tokens."""
+    """Return the rows and columns of pooled tokens in a bias of any form."""
     if isinstance(bias, Tensor):
         return bias[:, grid.every(queries, bias.device)][..., grid.every(keys, bias.device)]
     if isinstance(bias, LowRank):
@@ -64,12 +64,12 @@ def _pooled(bias: Any, grid: Grid, queries: int, keys: int) -> Any:
         return LowRank(bias.queries[..., rows, :], bias.keys[..., columns, :])
     if isinstance(bias, BiasSum):
         return BiasSum(*(_pooled(part, grid, queries, keys) for part in bias))
-    own = getattr(bias, "pooled", None)  # a function may know how to make the pairs that are wanted alone
+    own = getattr(bias, "pooled", None)  # some functions can compute the pooled pairs only
     return partial(_of_pooled, bias, grid, queries, keys) if own is None else own(queries, keys)
 
 
 def _of_pooled(function: BiasFunction, grid: Grid, of_queries: int, of_keys: int, queries: Tensor) -> Tensor:
-    """Make a bias, (B, heads, n, m), from the scaled queries of pooled tokens, (B, heads, n, d)."""
+    """Compute a bias, (B, heads, n, m), from the scaled queries of pooled tokens, (B, heads, n, d)."""
     rows, columns = (grid.every(step, queries.device) for step in (of_queries, of_keys))
     if of_queries > 1:
         whole = queries.new_zeros(*queries.shape[:2], grid.tokens, queries.shape[-1])
@@ -78,27 +78,27 @@ def _of_pooled(function: BiasFunction, grid: Grid, of_queries: int, of_keys: int
 
 
 class PooledPosition(Position):
-    """Gives layers what is added to their tokens for one grid, and what they get for pairs of tokens for another.
+    """A position with one grid for the fields that are added to tokens, and another for pairs of tokens.
 
-    A pooled token is where every n-th row and column of its grid are, from the first on, which is the center of its
-    convolution. So queries and keys are tokens of the finer of their two grids, for which encodings of pairs
-    are built, and the layer gets the rows and columns of its own. That is MViTv2's rule for its tables.
+    Pooled tokens are at every n-th row and column of the grid, from the first on, the centers of their convolutions. So
+    queries and keys are tokens of the finer of their two grids, for which encodings of pairs are built, and a layer
+    gets the rows and columns of its queries and keys. This is MViTv2's rule for its tables.
 
     Args:
         build: builds a position for a grid.
-        grid: of the tokens that enter the layers.
+        grid: the grid of the tokens that enter the layers.
         dim: D of these tokens.
-        pooling: which tokens are queries and which are keys, of each layer.
+        pooling: the steps of queries and keys of each layer.
         dims: D of the attention of each layer.
         num_heads: h of each layer.
         within: further fields of `Site`.
 
     Raises:
-        ValueError: if a position makes something for pairs of tokens from a table, or acts on the tokens that leave a
-            layer that has pooled its queries.
+        ValueError: if a table is joined to pairs of tokens, or a position acts on the output of a layer that pools its
+            queries.
     """
 
-    crops = False  # a crop begins between two pooled tokens
+    crops = False  # a crop may begin between two pooled tokens
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class PooledPosition(Position):
         kinds = list(zip(self.pooling, dims, num_heads, strict=True))
         whole = build(grid, dim=dim, depth=self.depth, num_heads=num_heads[0], **within)
         self.tokens = some_parts(whole, False, self.depth)
-        #: The layers of each kind, and their position for pairs of tokens.
+        #: The layers of each kind, with their position for pairs of tokens.
         self.layers = [[layer for layer, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
         self.pairs = nn.ModuleList()
         for (first, *_), layers in zip(self.layers, self.layers, strict=True):
@@ -128,21 +128,21 @@ class PooledPosition(Position):
 
     @torch.no_grad()
     def _check(self, grid: Grid, dim: int) -> None:
-        entering, _ = self.tokens.stage(grid, torch.zeros(grid.tokens, dim))  # as if there were a stage before
+        entering, _ = self.tokens.stage(grid, torch.zeros(grid.tokens, dim))  # as if there were a previous stage
         check_no_pairs(entering, "queries and keys are pooled: their pairs are of other grids")
         for layer, given in enumerate(entering):
             if given.after is not None and self.pooling[layer].queries > 1:
                 raise ValueError(
-                    f"`encoding` must not act on what leaves layer {layer}, which pools its queries: the tokens are "
+                    f"`encoding` must not act on the output of layer {layer}, which pools its queries: the tokens are "
                     "then of another grid; use places=-1, or a layer before it."
                 )
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return one `LayerPosition` per layer, `grid` being that of the tokens that enter."""
+        """Return one `LayerPosition` per layer; `grid` is the grid of the tokens that enter."""
         return self.stage(grid, None)[0]
 
     def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
-        """Return the same for a stage, and the table of the tokens for the stage after it."""
+        """Return the same for a stage, and the table of the tokens for the next stage."""
         given, last = self.tokens.stage(grid, table)
         given = list(given)
         for layers, position in zip(self.layers, cast("Iterable[Position]", self.pairs), strict=True):
@@ -155,19 +155,19 @@ class PooledPosition(Position):
         return given, last
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the parameters are held for."""
+        """Set the grid of the parameters."""
         self.tokens.set_grid(grid)
         for layers, position in zip(self.layers, cast("Iterable[Position]", self.pairs), strict=True):
             position.set_grid(grid.pooled(self.pooling[layers[0]].finer))
 
     def keep(self, layers: int) -> None:
-        """Keep the position of the first `layers` layers, of which there are at least those of the first kind."""
+        """Keep the position of the first `layers` layers, at least those of the first kind."""
         self.layers = [kept for own in self.layers if (kept := [layer for layer in own if layer < layers])]
         del self.pairs[len(self.layers) :]
 
 
 def keep_layers(position: Position, layers: Collection[int]) -> Position:
-    """Remove the relative encodings of all layers but these, in place; returns the position."""
+    """Remove the relative encodings of all other layers, in place; returns the position."""
     for part in position.modules():
         if isinstance(part, BiasPosition):
             part.keep(layers)
@@ -175,10 +175,10 @@ def keep_layers(position: Position, layers: Collection[int]) -> Position:
 
 
 def check_no_pairs(given: Sequence[LayerPosition], where: str) -> None:
-    """Check that a joining adds its table to tokens, and gives layers nothing for pairs of them.
+    """Check that a joining adds its table to tokens, and fills no field for pairs of tokens.
 
     Raises:
-        ValueError: with `where`, which says where that is so and why.
+        ValueError: with `where`, the condition and the reason, in the message.
     """
     for layer, position in enumerate(given):
         for field in OF_PAIRS:
@@ -190,7 +190,7 @@ def check_no_pairs(given: Sequence[LayerPosition], where: str) -> None:
 
 
 def some_parts(position: Position, of_pairs: bool, depth: int) -> Position:
-    """Return the parts of a position that are for pairs of tokens, or the others."""
+    """Return the parts of a position for pairs of tokens, or the other parts."""
     parts: Any = position.parts if isinstance(position, CombinedPosition) else [position]
     kept = [part for part in parts if isinstance(part, _PAIRS) == of_pairs]
     if not kept:
@@ -199,10 +199,10 @@ def some_parts(position: Position, of_pairs: bool, depth: int) -> Position:
 
 
 class PooledPyramid(PyramidPosition):
-    """The position of a pyramid whose stages pool in attention: the layer that halves the grid gets the finer one.
+    """The position of a pyramid that pools within attention: the layer that halves the grid gets the finer grid.
 
-    A stage is here what has tokens of the same grid, so the first layer of each published stage but the first is the
-    last layer of the stage before it.
+    A stage here consists of layers with inputs on the same grid, so the first layer of each published stage except the
+    first is the last layer of the previous stage.
     """
 
     def keep(self, stages: int) -> None:
@@ -212,7 +212,7 @@ class PooledPyramid(PyramidPosition):
         last.keep(last.depth - 1)
 
     def published_names(self) -> dict[str, str]:
-        """`pos_embed`, and `stages.1.blocks.0...` for what the blocks have, as timm's MViTv2."""
+        """Map `pos_embed`, and `stages.1.blocks.0...` for parameters of blocks, of timm's MViTv2."""
         names = {}
         for index, stage in enumerate(cast("Iterable[Position]", self.stages)):
             last = self.depths[index] - 1

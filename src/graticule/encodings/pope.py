@@ -1,4 +1,4 @@
-"""PoPE: the content of a channel gives its magnitude, the position its angle."""
+"""PoPE: the content of a channel determines its magnitude, the position its angle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from graticule.rotation import PolarRotation, Rotation
 
 @register_encoding("pope")
 class Pope(FixedRotary):
-    r"""Takes softplus of each channel of queries and keys as a magnitude, and an angle from the position alone.
+    r"""Makes softplus of each channel of queries and keys a magnitude, whose angle depends on the position only.
 
     .. math:: q_i^T k_j \to \sum_{c < d} softplus(q_{ic})\, softplus(k_{jc})
               \cos(\theta_c(p_i) - \theta_c(p_j) - \delta_{l, h, c})
 
-    Each channel has a frequency of its own, half of them on the row and half on the column (which is ours; the paper
-    has one axis), T^(-2c / d) on each. :math:`\delta` is learned per layer, head and channel, from 0; the paper
-    keeps it in [-2 pi, 0], which is left out here, as angles are periodic. Queries and keys get twice the channels.
+    Each channel has its own frequency, half of them for the row and half for the column (which is ours; the paper has
+    one axis), T^(-2c / d) on each. :math:`\delta` is learned per layer, head and channel, starting at 0; the paper
+    clamps it to [-2 pi, 0], which is not needed, as angles are periodic. Queries and keys get twice the channels.
     Prefix tokens have an angle of 0.
 
     Reference: Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings (Gopalakrishnan et
@@ -35,9 +35,9 @@ class Pope(FixedRotary):
         num_heads: h.
         head_dim: d, a multiple of 2.
         base: T.
-        coordinates: what is counted on an axis.
-        noise: of the coordinates, in training.
-        scaling: of the frequencies, at other grids.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids.
     """
 
     @checked

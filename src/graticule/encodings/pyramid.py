@@ -1,4 +1,4 @@
-"""The position of a pyramid: one position per stage, for backbones whose grid shrinks on the way."""
+"""The position of a pyramid: one position per stage, for backbones whose grid shrinks from stage to stage."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from graticule.layer_position import LayerPosition
 
 
 class PyramidPosition(Position):
-    """Holds the positions of all stages; each grid has half the sides of the one before.
+    """The positions of all stages; each grid has half the sides of the previous one.
 
-    It takes the first stage's grid, with the windows of all stages. Every stage has its own encoding, as in PVT, unless
-    absolute encodings are for the first stages only.
+    It is called with the grid of the first stage, with the windows of all stages. Every stage has its own encoding, as
+    in PVT, unless only the first stages have an absolute one.
 
-    **Tables of later stages.** Where w is added to the residual stream once, it reaches a later stage as part of the
-    tokens, through every patch merging P on the way. Where w is kept beside the tokens and every layer gets it (LaPE,
-    'shared'), it has to reach the channels of that stage the same way, so the stage joins P(w'), with w' the table that
-    the joining of the stage before returns (`Joining.join`): w itself, or, for LaPE, what the last norm made of it,
-    as Eq. 11 asks (see `Lape`). P is shared with the tokens, weights and norm. Stages with their own tables, as
-    PVT's, start again from them.
+    **Tables of later stages.** If w is added to the residual stream once, it reaches a later stage as part of the
+    tokens, through every patch merging P in between. If w is separate from the tokens and every layer gets it (LaPE,
+    'shared'), it must be mapped to the channels of that stage in the same way: the stage joins P(w'), with w' the table
+    that the joining of the previous stage returns (`Joining.join`): w itself, or, for LaPE, the output of its last
+    norm, as in Eq. 11 (see `Lape`). P is shared with the tokens, weights and norm. Stages with their own tables, as in
+    PVT, start from these.
 
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), section 3.2; LaPE (Yu et al., 2023), Eq. 11.
 
     Args:
         build: builds the position of a stage.
-        grid: of the first stage, with the windows of all stages if they have some.
+        grid: the grid of the first stage, with the windows of all stages, if any.
         dims: D of each stage.
-        depths: layers of each stage.
+        depths: number of layers of each stage.
         num_heads: h of each stage.
-        prefix: prefix tokens of the last stage; the others have none.
-        absolute_stages: how many stages, from the first, have an absolute encoding if one is asked for; None for all.
-        merge: for every stage but the first, the function that makes a table of that stage, (N, D), from one of the
-            stage before and its grid; None where stages have tables of their own.
+        prefix: number of prefix tokens of the last stage; the others have none.
+        absolute_stages: number of stages, from the first, that can have an absolute encoding; None for all.
+        merge: for every stage except the first, the function that computes a table of that stage, (N, D), from one of
+            the previous stage and its grid; None if stages have their own tables.
         pad: whether odd sides are padded before they are halved.
-        more: what `build` is called with besides, for every stage.
+        more: further arguments of `build`, for every stage.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PyramidPosition(Position):
         )
 
     def grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of every stage, the first being `grid`.
+        """Return the grid of every stage; the first is `grid`.
 
         Raises:
             ValueError: if a side cannot be halved often enough.
@@ -80,7 +80,7 @@ class PyramidPosition(Position):
         return grid.pyramid(len(self.depths), self.prefix, self.pad)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return one `LayerPosition` per layer of all stages, `grid` being the first stage's."""
+        """Return one `LayerPosition` per layer of all stages; `grid` is that of the first stage."""
         every: list[LayerPosition] = []
         grids, table = self.grids(grid), None
         for index, (stage, at) in enumerate(zip(cast("Iterable[Position]", self.stages), grids, strict=True)):
@@ -99,18 +99,18 @@ class PyramidPosition(Position):
         del self.stages[stages:]
 
     def layer_lists(self) -> list[str]:
-        """Return the lists of a single stage; the layers of several stages are not counted from the first."""
+        """Return the names of the lists of a single stage; none for several, which count their layers separately."""
         return super().layer_lists() if len(self.stages) == 1 else []
 
     def set_grid(self, grid: Grid) -> None:
-        """Pass every stage its grid, `grid` being the first's."""
+        """Set the grid of every stage; `grid` is that of the first."""
         for stage, at in zip(cast("Iterable[Position]", self.stages), self.grids(grid), strict=True):
             stage.set_grid(at)
 
     def published_names(self) -> dict[str, str]:
-        """`pos_embed1...` as PVT's code, `pos_block.0...` as Twins', stages counted; both have one per stage.
+        """Map `pos_embed1...` of PVT's code and `pos_block.0...` of Twins' code, one per stage.
 
-        Parameters of blocks are `layers.0.blocks...`, as timm's Swin.
+        Parameters of blocks are `layers.0.blocks...`, as in timm's Swin.
 
         Further tables or PEGs of a stage have no published name. With one stage the names are those of that stage.
         """

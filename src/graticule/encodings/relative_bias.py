@@ -1,4 +1,4 @@
-"""Swin's relative bias: a learnable table over the offsets of two patches, with rows for the class token as in BEiT."""
+"""Swin's relative bias: a learnable table of the offsets of two patches, with rows for the class token as in BEiT."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from graticule.encodings.bias import PatchBias
 from graticule.grid import Grid, resize_map
 from graticule.resampling import build_resampler
 
-#: Numbers per head that prefix tokens have: prefix to patch, patch to prefix, prefix to prefix (query to key).
+#: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3
 
 
 @register_encoding("relative_bias")
 class RelativeBias(PatchBias):
-    r"""Adds one learned number per head and offset of two patches, (2H-1)(2W-1) of them, to the logits.
+    r"""Adds one learned number per head and offset of two patches, of (2H-1)(2W-1) offsets, to the logits.
 
     .. math:: b_{h, i, j} = T_h[p_i - p_j]
 
     Prefix tokens get no bias, neither as queries nor as keys, unless `prefix_rows`: then the table has three more
     rows, for the class token as query, as key, and as both, as in BEiT. Several prefix tokens share them. At another
-    grid the table is resampled over the offsets by `resampler`; these rows stay. Tables of MaxViT and CoAtNet, (heads,
-    2H-1, 2W-1) by key minus query, are turned into this one when they are loaded.
+    grid the table is resampled over the offsets by `resampler`; these rows are unchanged. Tables of MaxViT and CoAtNet,
+    (heads, 2H-1, 2W-1) by key minus query, are converted to this form when they are loaded.
 
     Reference: Swin Transformer (Liu et al., 2021), Eq. 4; in a ViT as in LaPE's released code (2D_RPE); with
     `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
@@ -33,8 +33,8 @@ class RelativeBias(PatchBias):
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
-        prefix_rows: whether prefix tokens have a learned bias; `grid` must have one at least.
-        resampler: how the table is resampled at another grid: 'geometric' as BEiT's code does it.
+        prefix_rows: whether prefix tokens have a learned bias; `grid` must have at least one.
+        resampler: resampler of the table for another grid; BEiT's code uses 'geometric'.
     """
 
     resampled = True
@@ -57,21 +57,21 @@ class RelativeBias(PatchBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the table, as Swin does: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize the table, as Swin does: a normal of std 0.02, truncated at 2 (absolute)."""
         trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def patch_bias(self, grid: Grid) -> Tensor:
-        """Return the bias between the patches of `grid` alone, (num_heads, H * W, H * W)."""
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         if grid.has_shape(self.grid.shape) and grid.crop is None:
             table, index = self.relative_position_bias_table.view(-1, self.num_heads), self.index
         else:
             table, index = self._table_at(grid), grid.offset_index(self.index.device)
-        # index_select and its backward pass are several times as fast here as indexing
+        # index_select and its backward pass are several times as fast as indexing here
         bias: Tensor = table.T.index_select(1, index.flatten()).unflatten(1, index.shape)
         return bias
 
     def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
-        """Put rows and columns for the prefix tokens before a bias of the patches: (heads, N, N)."""
+        """Prepend rows and columns for the prefix tokens to a bias of the patches: (heads, N, N)."""
         if not self.prefix_rows:
             return super().with_prefix(bias, grid)
         to_patch, from_patch, within = self.relative_position_bias_table[-_PREFIX_ROWS:, :, None, None].to(bias.dtype)
@@ -81,7 +81,7 @@ class RelativeBias(PatchBias):
         return torch.cat([above, torch.cat([left, bias], 2)], 1)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that the encoding is built for, for good."""
+        """Set the grid of the encoding, and resample the table."""
         learned = self.relative_position_bias_table.requires_grad
         table = self._table_at(grid).detach().clone()
         self.relative_position_bias_table = nn.Parameter(table, requires_grad=learned)
@@ -91,7 +91,7 @@ class RelativeBias(PatchBias):
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Resample a table of another grid or window, ((2H'-1)(2W'-1), heads), for this one.
 
-        Rows for prefix tokens stay as they are. A table of MaxViT, (heads, 2H'-1, 2W'-1), is turned into one of these.
+        Rows for prefix tokens are unchanged. A table of MaxViT, (heads, 2H'-1, 2W'-1), is converted.
         """
         if not name.endswith("relative_position_bias_table"):
             return value
@@ -113,7 +113,7 @@ class RelativeBias(PatchBias):
         return f"rel_pos.{name}", name
 
     def _split(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Cut a table into the rows of offsets and those of prefix tokens."""
+        """Split a table into the rows of offsets and those of prefix tokens."""
         rows = table.shape[0] - _PREFIX_ROWS * self.prefix_rows
         return table[:rows], table[rows:]
 

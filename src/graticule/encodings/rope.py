@@ -1,4 +1,4 @@
-"""The rotary encoding of a grid, an axis at a time, in the dialects of published models."""
+"""The axial rotary encoding of a grid, in the variants of published models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from graticule.typed import Flag, Positive, check_fields
 
 @dataclass(frozen=True)
 class Frequencies:
-    r"""The frequencies of an axis, in radians per unit of the coordinate; of n frequencies, k from 0.
+    r"""The frequencies of an axis, in radians per unit of the coordinate; k counts n frequencies from 0.
 
-    base: T, for T^(-k / n); 100 where nothing else is given.
-    turns: whether those are turns and not radians, as in DINOv3: :math:`2 \pi T^{-k / n}`.
-    periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between the two.
+    base: T, for T^(-k / n); 100 by default, if no other field gives the frequencies.
+    turns: whether those are in turns instead of radians, as in DINOv3: :math:`2 \pi T^{-k / n}`.
+    periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between these.
     pixels: R, for pi times geometric steps from 1 to R / 2.
     linear: whether those steps are linear.
     """
@@ -63,26 +63,26 @@ class Rope(FixedRotary):
 
     .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad k < d / 4
 
-    A query and a key so meet at the difference of their angles: the logits depend on the displacement alone. Prefix
-    tokens are not rotated. At another grid the angles per patch stay as they are, unless `scaling` or the coordinates
-    say otherwise.
+    The product of a query and a key depends on the difference of their angles, so the logits depend on the displacement
+    alone. Prefix tokens are not rotated. At another grid the angles per patch are the same, unless `scaling` or the
+    coordinates change them.
 
-    Presets are the dialects of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
+    Presets are the variants of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
     models without class token have no offset, which changes nothing without prefix tokens) and 'dinov3'.
 
-    Reference: RoFormer (Su et al., 2021), Eq. 34; an axis each as in Rotary Position Embedding for Vision
-    Transformer (Heo et al., 2024), section 3.1, whose T = 100 is the default; EVA-02 (Fang et al., 2023); Perception
-    Encoder (Bolya et al., 2025); DINOv3 (Simeoni et al., 2025).
+    Reference: RoFormer (Su et al., 2021), Eq. 34; per axis as in Rotary Position Embedding for Vision Transformer (Heo
+    et al., 2024), section 3.1, whose T = 100 is the default; EVA-02 (Fang et al., 2023); Perception Encoder (Bolya et
+    al., 2025); DINOv3 (Simeoni et al., 2025).
 
     Args:
         grid: the grid that the encoding is built for.
         head_dim: d, a multiple of 4.
-        frequencies: of an axis.
-        coordinates: what is counted on an axis.
-        layout: which channels form a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
-        order: which axis the first d / 4 pairs belong to.
-        noise: of the coordinates, in training.
-        scaling: of the frequencies, at other grids.
+        frequencies: the frequencies of an axis.
+        coordinates: the coordinates of patches.
+        layout: the channels of a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
+        order: the axis of the first d / 4 pairs.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""The rotary encoding of a sequence: queries and keys are rotated by angles that grow along it."""
+"""The rotary encoding of a sequence: rotations of queries and keys by angles that grow along it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Rope1d(FixedRotary):
 
     .. math:: \theta_{p, k} = p\, T^{-2k / d}, \quad k < d / 2
 
-    where p counts the patches from 0, row by row; prefix tokens are not rotated. A query and a key meet at the
-    difference of their angles: the logits depend on how far apart in the sequence they are. At another grid it is
-    computed, not resampled. On a grid of height 1 it is RoFormer's, but for a first index of 0, which changes no
-    logit. `scaling` compares numbers of patches.
+    where p counts the patches from 0, row by row; prefix tokens are not rotated. The product of a query and a key
+    depends on the difference of their angles, so the logits depend on their distance in the sequence. Another grid is
+    computed, not resampled. On a grid of height 1 it is RoFormer's encoding, except that indices begin at 0, which
+    changes no logit. `scaling` compares numbers of patches.
 
     Reference: RoFormer (Su et al., 2021), Eq. 14-15 and 34.
 
@@ -30,8 +30,8 @@ class Rope1d(FixedRotary):
         grid: the grid that the encoding is built for.
         head_dim: d, a multiple of 2.
         base: T.
-        layout: which channels form a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
-        scaling: of the frequencies, at other lengths.
+        layout: the channels of a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
+        scaling: scaling of the frequencies at other lengths.
     """
 
     @checked

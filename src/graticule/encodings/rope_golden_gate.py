@@ -1,4 +1,4 @@
-"""The rotary encoding of a grid along directions that are spread by the golden ratio."""
+"""The rotary encoding of a grid along directions spaced by the golden ratio."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from graticule.typed import Positive
 
 @register_encoding("rope_golden_gate")
 class GoldenGateRope(FixedRotary):
-    r"""Rotates each channel pair by the position along a direction of its own; the directions cover the circle evenly.
+    r"""Rotates each channel pair by the position along its own direction; the directions cover the circle evenly.
 
     .. math:: \theta_i = \omega_k (x \cos \varphi_i + y \sin \varphi_i), \quad
               \varphi_i = i\, \pi (\sqrt{5} - 1) / 2, \quad i = h\, d / 2 + k
 
     for pair k of head h. The frequencies :math:`\omega_k` are geometric from the lowest to the highest, and the first
-    ones may be zero. Coordinates are in [-1, 1], stretched so that the aspect ratio is kept. Pairs are (i, i + d / 2).
+    ones may be zero. Coordinates are in [-1, 1], scaled to keep the aspect ratio. Pairs are (i, i + d / 2).
     Nothing is learned. Prefix tokens are not rotated.
 
     Reference: On N-dimensional Rotary Positional Embeddings (Xiong, 2025), golden gate RoPE.
@@ -33,12 +33,12 @@ class GoldenGateRope(FixedRotary):
         grid: the grid that the encoding is built for.
         num_heads: h.
         head_dim: d, a multiple of 2.
-        lowest: the lowest frequency that is not zero, in radians per unit of the coordinates.
+        lowest: the lowest nonzero frequency, in radians per unit of the coordinates.
         highest: the highest frequency.
-        zeros: share of frequencies that are zero.
-        coordinates: what is counted on an axis.
-        noise: of the coordinates, in training.
-        scaling: of the frequencies, at other grids; for coordinates in patches.
+        zeros: fraction of frequencies that are zero.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids, for coordinates in patches.
     """
 
     @checked

@@ -22,10 +22,10 @@ class MixedRope(PlaneRotary):
 
     .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
 
-    The logits depend on the displacement alone, which need not lie along an axis. It starts with the frequencies
-    T^(-4k / d) in two perpendicular directions, rotated by a random angle per head. Prefix tokens are not rotated; at
-    another grid the angles per patch stay as they are, or are interpolated. The frequencies have timm's name and
-    shape, (2, depth, heads, d / 2), x before y.
+    The logits depend on the displacement alone, in any direction. It starts with the frequencies T^(-4k / d) in two
+    perpendicular directions, rotated by a random angle per head. Prefix tokens are not rotated; at another grid the
+    angles per patch are the same, or interpolated. The frequencies have the name and shape of timm, (2, depth, heads,
+    d / 2), x before y.
 
     Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
 
@@ -35,9 +35,9 @@ class MixedRope(PlaneRotary):
         num_heads: h.
         head_dim: d, a multiple of 4.
         base: T, 10 in the paper.
-        coordinates: what is counted on an axis.
-        noise: of the coordinates, in training.
-        scaling: of the frequencies, at other grids; 'interpolation' alone, as learned frequencies have no order.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids; only 'interpolation', as learned frequencies have no order.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"rope_vit": {"base": 10.0}}
@@ -92,7 +92,7 @@ def check_learned(scaling: Scaling) -> None:
     """Check the scaling of learned frequencies.
 
     Raises:
-        ValueError: if it needs frequencies in an order.
+        ValueError: if it needs ordered frequencies.
     """
     if scaling.scaling in ("ntk", "yarn"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What all rotary encodings share: queries and keys are rotated by angles that are linear in the coordinates."""
+"""Base classes of rotary encodings: rotations of queries and keys by angles that are linear in the coordinates."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from graticule.names import known_name
 from graticule.registries import Option, options_of
 from graticule.rotation import PairRotation, Rotation
 
-#: Which channels form a pair: neighbors, or channel i and i + d / 2.
+#: The channels of a pair: neighbors, or channel i and i + d / 2.
 Layout = Literal["interleaved", "half"]
 
 
 class RotaryEncoding(Encoding):
     """Makes the rotations of queries and keys: one for all layers, or one per layer.
 
-    A parameter of the constructor that is a dataclass, such as `Coordinates`, stands for its fields: they are the
-    options of the encoding.
+    If a parameter of the constructor is a dataclass, such as `Coordinates`, its fields are options of the encoding.
     """
 
     #: Options of released models, by name.
@@ -41,21 +40,21 @@ class RotaryEncoding(Encoding):
         """Return one rotation for all layers, or one per layer, for `grid`."""
 
     def query_scale(self, grid: Grid) -> Tensor | None:
-        """Return what the queries of each token are multiplied by at `grid`, (N,)."""
+        """Return the factor of the queries of each token at `grid`, (N,); None for 1."""
         return None
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for; here no parameter depends on it."""
+        """Set the grid of the encoding; here no parameter depends on it."""
         self.grid = grid
 
     @classmethod
     def position(cls, site: Site, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
-        """Build one for the joined layers.
+        """Build one instance for all joined layers.
 
         Args:
-            site: what the backbone says about itself.
-            joining: says how many layers are joined.
-            preset: name of a released model whose options are taken where no others are given.
+            site: the sizes of the backbone.
+            joining: decides which layers are joined.
+            preset: name of a released model, whose options are the defaults.
             options: of the constructor.
 
         Raises:
@@ -70,7 +69,7 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def option_types(cls) -> dict[str, Option]:
-        """Return the options by name: those of the constructor, with parts taken apart, and `preset`."""
+        """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
         found: dict[str, Option] = {}
         for name, option in options_of(cls.__init__, FROM_SITE).items():
             if dataclasses.is_dataclass(option.kind):
@@ -83,7 +82,7 @@ class RotaryEncoding(Encoding):
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
-        """Build one for `grid` from options, putting those of parts together."""
+        """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
         given = dict(options)
         for name, option in options_of(cls.__init__, FROM_SITE).items():
             if dataclasses.is_dataclass(option.kind):
@@ -104,7 +103,7 @@ class PlaneRotary(RotaryEncoding):
     """
 
     crops = True
-    #: None where each channel has an angle, and there are no pairs.
+    #: None if each channel has its own angle, without pairs.
     layout: Layout | None = "interleaved"
     coordinates: Coordinates = Coordinates()
     noise: Noise = Noise()
@@ -134,7 +133,7 @@ class PlaneRotary(RotaryEncoding):
         if noisy:
             places = self.noise(places)
         y, x = places.to(vectors.dtype)[..., None].unbind(1)  # (H * W, 1)
-        # products element by element: a matrix product would be rounded under autocast
+        # elementwise products: autocast would round a matrix product
         return y * vectors[..., None, :, 0] + x * vectors[..., None, :, 1]
 
     def _check_scaling(self) -> None:
@@ -146,10 +145,10 @@ class PlaneRotary(RotaryEncoding):
 
 
 class FixedRotary(PlaneRotary):
-    """Frequencies given by a formula: nothing is learned, and another grid is computed.
+    """A rotary encoding with frequencies from a formula: nothing is learned, and another grid is computed.
 
-    Computed in float64, kept in float32 at least. In training with `noise` the table is computed in each forward pass.
-    A constructor sets what `vectors` needs before it calls the one of this class.
+    The table is computed in float64 and stored in float32 at least; in training with `noise` it is computed in each
+    forward pass. A constructor must set the attributes for `vectors` before it calls the constructor of this class.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class FixedRotary(PlaneRotary):
         self.scaling = scaling.at(grid)
         self._check_scaling()
         if scaling.scaling == "ntk":
-            with torch.device("cpu"):  # a model that is measured on the meta device has no numbers
+            with torch.device("cpu"):  # on the meta device, where only sizes are computed, there would be no values
                 frequencies = self.vectors().norm(dim=-1).unique()
             if len(frequencies) < 2:
                 raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
@@ -183,7 +182,7 @@ class FixedRotary(PlaneRotary):
         return None if factor is None else factor.expand(grid.tokens)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that it is built for."""
+        """Set the grid of the encoding."""
         self.grid = grid
         self.table = self._formula(grid, self.table.device).to(self.table.dtype)
 
@@ -209,7 +208,7 @@ class RotaryPosition(Position):
     Args:
         encoding: built for the grid, or for a window of it.
         depth: number of layers.
-        layers: how many of the first layers are joined, or the indices of those that are; all by default.
+        layers: the number of the first layers that are joined, or the indices of any layers; all by default.
     """
 
     def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None) -> None:
@@ -227,11 +226,11 @@ class RotaryPosition(Position):
         return spread(joined, self.joined, self.depth)
 
     def set_grid(self, grid: Grid) -> None:
-        """Compute everything for `grid`, or for its windows."""
+        """Compute the rotations for `grid`, or for its windows."""
         self.encoding.set_grid(grid.within)
 
     def published_names(self) -> dict[str, str]:
-        """`rope.freqs`, as timm has learned frequencies."""
+        """Map `rope.freqs`, timm's name of learned frequencies."""
         return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
 
 
@@ -254,7 +253,7 @@ def geometric(base: float, count: int, device: torch.device | None = None) -> Te
 
 
 def axial(first: Tensor, second: Tensor) -> Tensor:
-    """Return the vectors (f, 0) of the frequencies `first`, then (0, f) of those `second`, (n, 2)."""
+    """Return the vectors (f, 0) of the frequencies `first`, then (0, f) of `second`, (n, 2)."""
     along = torch.stack([first, torch.zeros_like(first)], -1)
     across = torch.stack([torch.zeros_like(second), second], -1)
     return torch.cat([along, across])

@@ -1,4 +1,4 @@
-"""What rotary frequencies become at a grid that is larger than the one they were trained at."""
+"""Scaling of rotary frequencies at a grid larger than that of training."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from graticule.typed import Count, Positive, check_fields
 
 @dataclass(frozen=True)
 class Scaling:
-    r"""Scales rotary frequencies axis by axis, by how much longer an axis is than that of the reference grid.
+    r"""Scales rotary frequencies per axis, by the ratio of its length to that of the reference grid.
 
     With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
 
-    - 'interpolation': :math:`\omega / s`, so that angles span the range that they had; also at smaller grids.
+    - 'interpolation': :math:`\omega / s`, so that angles span the same range; also at smaller grids.
     - 'ntk': :math:`\omega s^{-u}`, where u runs from 0 at the highest frequency to 1 at the lowest (by their
-      logarithms); for frequencies T^(-k / n) that is the base :math:`T s^{n / (n - 1)}`.
+      logarithms); for frequencies T^(-k / n) this gives the base :math:`T s^{n / (n - 1)}`.
     - 'yarn': :math:`\omega (\gamma + (1 - \gamma) / s)`, where :math:`\gamma` grows from 0 to 1 as the number of turns
       along the axis of the reference grid grows through `ramp`; and the logits are multiplied by
-      :math:`(1 + \ln(s_y s_x) / 10)^2`. On one axis that is the paper's; its s is the ratio of the numbers of tokens.
+      :math:`(1 + \ln(s_y s_x) / 10)^2`. On one axis this is as in the paper, where s is the ratio of the numbers of
+      tokens.
 
     'ntk' and 'yarn' change nothing on an axis that is not longer. At the reference grid all three change nothing.
 
-    Reference: Position Interpolation (Chen et al., 2023); YaRN (Peng et al., 2023), Eq. 16 and sections 3.1-3.4; an
-    axis at a time as in FiT (Lu et al., 2024).
+    Reference: Position Interpolation (Chen et al., 2023); YaRN (Peng et al., 2023), Eq. 16 and sections 3.1-3.4; per
+    axis as in FiT (Lu et al., 2024).
 
-    scaling: how frequencies change on a longer axis, one of the three; None keeps the frequencies per patch.
-    reference: (H, W) of the reference grid, in patches; the one that the encoding is built for by default.
-    ramp: turns below which a frequency is interpolated, and above which it is kept, (1, 32) by default as in the
-        paper. A grid of few patches has no frequency above 32: there (0.25, 1) keeps some.
+    scaling: one of the three ways; None keeps the frequencies per patch.
+    reference: (H, W) of the reference grid, in patches; by default the one that the encoding is built for.
+    ramp: turns below which a frequency is interpolated, and above which it is unchanged, (1, 32) by default as in the
+        paper. On a small grid no frequency is above 32 turns; there (0.25, 1) keeps some.
     """
 
     scaling: Literal["interpolation", "ntk", "yarn"] | None = None
@@ -49,15 +50,15 @@ class Scaling:
         if self.ramp is not None and self.scaling != "yarn":
             raise ValueError(f"`ramp` must be left out with scaling {self.scaling!r}, got {self.ramp}.")
         if self.ramp is not None and self.ramp[0] >= self.ramp[1]:
-            raise ValueError(f"`ramp` must be two growing numbers of turns, got {self.ramp}.")
+            raise ValueError(f"`ramp` must be two increasing numbers of turns, got {self.ramp}.")
 
     def at(self, built: Grid) -> Scaling:
-        """Return the same with a reference grid: that of an encoding built for `built` if there is none."""
+        """Return the same with a reference grid, `built` if it has none."""
         known = self.scaling is None or self.reference is not None
         return self if known else Scaling(self.scaling, built.shape, self.ramp)
 
     def ratios(self, grid: Grid, like: Tensor) -> Tensor | None:
-        """Return s on both axes, (y, x), as a tensor like `like`; None where both are known to be 1."""
+        """Return s on both axes, (y, x), as a tensor like `like`; None if both are known to be 1."""
         if self.scaling is None or self.reference is None:
             return None
         axes, longer = zip(grid.whole.shape, self.reference, strict=True), self.scaling != "interpolation"
@@ -81,13 +82,13 @@ class Scaling:
         return vectors * (kept + (1 - kept) / s)
 
     def logit_factor(self, grid: Grid, like: Tensor) -> Tensor | None:
-        """Return what the attention logits are multiplied by at `grid`, a scalar like `like`; None where that is 1."""
+        """Return the factor of the attention logits at `grid`, a scalar like `like`; None for 1."""
         s = self.ratios(grid, like.double()) if self.scaling == "yarn" else None
         return None if s is None else (1 + 0.1 * s.prod().log()).square().to(like.dtype)
 
 
 def _depth(vectors: Tensor) -> Tensor:
-    """Return where frequency vectors (..., 2) lie between the longest, 0, and the shortest that is not zero, 1."""
+    """Return the relative depth of frequency vectors (..., 2), from the longest, 0, to the shortest nonzero one, 1."""
     lengths = vectors.norm(dim=-1)
     moves = lengths > 0
     logs = torch.where(moves, lengths, 1).log()

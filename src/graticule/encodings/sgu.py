@@ -1,4 +1,4 @@
-"""gMLP's dense matrix: a learned number for every pair of tokens."""
+"""gMLP's dense matrix: one learned number per pair of tokens."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from graticule.resampling import Resampler, build_resampler
 
 
 class DenseMixing(MixingEncoding):
-    r"""Holds a free number for every pair of tokens: gMLP's token layer, independent of their displacement.
+    r"""Learns one number per pair of tokens, independent of displacements: gMLP's token layer.
 
     .. math:: W_{ij} \quad or \quad W_{g, ij}
 
-    One matrix for all channels, or one for each of several `groups` of channels. It starts near zero (std 1e-6), so
-    that with a bias of one the unit starts as the identity. In PosMLP's released code it starts as any linear layer
-    does (std 0.02, with a bias of zero). At another grid the matrix is resampled by `resampler`, over the keys and then
-    over the queries, and scaled by N / N', so that a row keeps its sum.
+    There is one matrix for all channels, or one per group with `groups`. It starts near zero (std 1e-6), so that with a
+    bias of 1 the unit starts as the identity. In PosMLP's released code it is initialized as other linear layers are
+    (std 0.02, with a bias of 0). At another grid the matrix is resampled by `resampler`, over the keys and then over
+    the queries, and scaled by N / N', so that a row keeps its sum.
 
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
 
     Args:
         grid: the grid that the matrices are for.
         std: standard deviation of the initial values.
-        resampler: how the matrices are resampled at another grid.
-        groups: number of groups with a matrix each; None for one matrix and no groups.
+        resampler: resampler of the matrices for another grid.
+        groups: number of groups, each with a matrix; None for one matrix without an axis of groups.
     """
 
     resampled = True
@@ -74,7 +74,7 @@ class DenseMixing(MixingEncoding):
         return resize_pairs(value, old, self.grid, self.resampler)
 
     def published_names(self) -> dict[str, str]:
-        """The matrix and the bias of timm's gMLP."""
+        """Return the names of the matrix and the bias in timm's gMLP."""
         return {"mlp_channels.gate.proj.weight": "weight", **super().published_names()}
 
 
@@ -105,8 +105,8 @@ class Sgu(TokenMixing, DenseMixing):
 class Gsgu(TokenMixing, DenseMixing):
     """Mixes tokens by one learned number per pair of tokens and group of channels, dense matrices.
 
-    It has the groups of `glrpe` and `ggqpe` and knows as little of displacements as `sgu`, so it tells apart what
-    groups and what relative positions contribute to the difference of those and `sgu`.
+    It has the groups of `glrpe` and `ggqpe` and, like `sgu`, ignores displacements. So it separates the contributions
+    of groups and of relative positions to the difference between those and `sgu`.
     """
 
     @checked

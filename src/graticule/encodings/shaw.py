@@ -23,16 +23,17 @@ class ShawBias(BiasEncoding):
     .. math:: b_{h, i, j} = \frac{q_{h, i} \cdot (u_{clip(y_j - y_i)} + v_{clip(x_j - x_i)})}{\sqrt d}, \quad
               clip(t) = \max(-K, \min(K, t))
 
-    A table of 2K + 1 vectors of d an axis, which all heads of the layer share. Prefix tokens get no bias. Nothing
-    is resampled at another grid: offsets beyond K count as K. But on a grid of fewer than K + 1 patches a side
-    the vectors of the largest offsets are never trained, and a larger grid would meet them as they were drawn.
+    There is one table of 2K + 1 vectors of d channels per axis, which all heads of the layer share. Prefix tokens get
+    no bias. Nothing is resampled at another grid: offsets beyond K are clipped to K. But on a grid with fewer than
+    K + 1 patches per side the vectors of the largest offsets are never trained, and a larger grid would use their
+    initial values.
 
-    Reference: Self-Attention with Relative Position Representations (Shaw et al., 2018), Eq. 4-5, on the keys
-    alone, an axis each as in Attention Augmented Convolutional Networks (Bello et al., 2019), section 3.1. CPVT
-    (Chu et al., 2023, section 5.3) takes K = 8 and does not say how it goes to two dimensions. Its Table 8
-    counts 40,011 positional parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are
-    those of a bias table as Swin's, once for all layers (encoding 'learnable+shared_relative_bias'), and not of any
-    form of Shaw's; the text says otherwise.
+    Reference: Self-Attention with Relative Position Representations (Shaw et al., 2018), Eq. 4-5, on the keys only, per
+    axis as in Attention Augmented Convolutional Networks (Bello et al., 2019), section 3.1. CPVT (Chu et al., 2023,
+    section 5.3) uses K = 8 and does not say how to extend it to two dimensions. Its Table 8 counts 40,011 positional
+    parameters with a learnable embedding (37,824): the other 2,187 = 3 * 27 * 27 are those of one bias table for all
+    layers, as in Swin (encoding 'learnable+shared_relative_bias'), and not of any form of Shaw's encoding, although the
+    text says so.
 
     Args:
         grid: the grid that the encoding is built for.
@@ -55,18 +56,18 @@ class ShawBias(BiasEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize both tables: a normal of std 0.02, cut at 2 (absolute)."""
+        """Initialize both tables: a normal of std 0.02, truncated at 2 (absolute)."""
         trunc_normal_(self.relative_position_y, std=0.02)
         trunc_normal_(self.relative_position_x, std=0.02)
 
     def forward(self, grid: Grid) -> Callable[[Tensor], Tensor]:
-        """Return what makes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
+        """Return the function that computes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
         return partial(self.bias, grid=grid)
 
     def bias(self, queries: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> Tensor:
-        """Make the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
+        """Compute the bias, (B, h, n, M), from scaled queries, (B, h, n, d), of n tokens from `start` on.
 
-        M keys: those of the tokens before `stop`, or of all N.
+        The M keys are those of the tokens before `stop`, or of all N.
         """
         stop = grid.tokens if stop is None else stop
         if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
@@ -81,12 +82,12 @@ class ShawBias(BiasEncoding):
             )
         )
         by_row = _products(patches.transpose(2, 3), rows).transpose(2, 3).contiguous()  # (B, h, H, W, H)
-        by_column = _products(patches, columns)  # (B, h, H, W, W): a key's row and column add up
+        by_column = _products(patches, columns)  # (B, h, H, W, W): those of a key's row and column are added
         bias = by_row[..., :, None] + by_column[..., None, :]  # (B, h, H, W, H, W)
         return grid.with_prefix_bias(bias.flatten(-2).flatten(2, 3))
 
     def _part(self, queries: Tensor, grid: Grid, start: int, stop: int) -> Tensor:
-        """Make rows and columns of the bias, pair by pair: nothing is computed for the others."""
+        """Compute some rows and columns of the bias, pair by pair, and no others."""
         place = grid.coordinates(queries.device)
         first, last = (max(token - grid.prefix, 0) for token in (start, start + queries.shape[-2]))
         offset = place[None, : max(stop - grid.prefix, 0)] - place[first:last, None]  # (n, M, 2), key - query
@@ -105,7 +106,7 @@ class ShawBias(BiasEncoding):
 def _products(patches: Tensor, vectors: Tensor) -> Tensor:
     """Return the products of (..., n, d) with the vectors of each of n, (n, m, d); (..., n, m).
 
-    As `einsum` does it, with shapes that a program for any size can follow.
+    This is an `einsum`, with shapes that can be exported for any size.
     """
     first = patches.movedim(-2, 0).contiguous()  # (n, ..., d)
     found: Tensor = first.flatten(1, -2) @ vectors.mT
@@ -117,7 +118,7 @@ def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tens
     """Return the displacements of rows and of columns.
 
     Raises:
-        ValueError: if they are not whole numbers, for which there is no vector.
+        ValueError: if they are not whole numbers, since others have no vector.
     """
     rows, columns = grid.displacements(device)
     if rows.is_floating_point() or columns.is_floating_point():

@@ -1,4 +1,4 @@
-"""Sinusoidal tables, in one dimension and in two: nothing is learned."""
+"""Sinusoidal tables, in one and in two dimensions: nothing is learned."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Sinusoidal1d(FixedEncoding):
 
     .. math:: w_{p, 2k} = \sin(p\, T^{-2k / D}), \quad w_{p, 2k+1} = \cos(p\, T^{-2k / D})
 
-    Token p = 0 is the class token. Computed in float64 and rounded once; LaPE's released code rounds the
-    angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint brings its own table.
+    Token p = 0 is the class token. The table is computed in float64 and rounded once; LaPE's released code rounds the
+    angle to float32 first, which differs by up to 1e-5 at p = 196. A checkpoint contains its own table.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
 
@@ -33,7 +33,7 @@ class Sinusoidal1d(FixedEncoding):
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % 2:
-            raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine a frequency), got {dim}.")
+            raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine per frequency), got {dim}.")
         super().__init__(grid, dim, temperature)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
@@ -49,7 +49,7 @@ class Sinusoidal2d(FixedEncoding):
 
     .. math:: w_{(y, x)} = [s(x); s(y)], \quad s(t)_{2k} = \sin(t\, T^{-4k / D}),\ s(t)_{2k+1} = \cos(t\, T^{-4k / D})
 
-    Rows of prefix tokens are zero. This is the order of LaPE's released code, sines and cosines in turns;
+    Rows of prefix tokens are zero. This is the order of LaPE's released code, with interleaved sines and cosines;
     timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.

@@ -1,4 +1,4 @@
-"""What the token-mixing encodings of gated MLPs and mixers share: how their position is built."""
+"""Base class of the token-mixing encodings of gated MLPs and mixers, which builds their position."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from graticule.joining import Joining
 
 
 class TokenMixing(Encoding):
-    """An encoding that makes the weights by which gated MLPs and mixers mix tokens; one per joined layer."""
+    """An encoding whose weights mix the tokens in gated MLPs and mixers; one per joined layer."""
 
-    #: Whether its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
+    #: True if its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
     softmax: ClassVar[bool] = False
 
     @classmethod
@@ -28,16 +28,16 @@ class TokenMixing(Encoding):
         group_bias: bool = False,
         **options: Any,
     ) -> Position:
-        """Build one per joined layer.
+        """Build one instance per joined layer.
 
         Args:
-            site: of the backbone.
-            joining: 'default'; it says which layers are joined.
+            site: the sizes of the backbone.
+            joining: 'default'; it decides which layers are joined.
             bias: whether one number per token is added to the mixed tokens.
             bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
-            product: by the matrix of all pairs, or as a convolution over displacements ('auto': where it is faster).
-            group_bias: whether that number is one per group of channels, where there are several groups.
-            options: those of the constructor.
+            product: 'matrix' for a matrix of all pairs, 'displacement' for a convolution, 'auto' for the faster one.
+            group_bias: whether there is one such number per group of channels, if there are several groups.
+            options: of the constructor.
         """
         each: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
         start = cls.default_bias(options) if bias_start is None else bias_start

@@ -1,4 +1,4 @@
-"""The parts that blocks share; they know `LayerPosition` and no method."""
+"""Layers that blocks share; they use `LayerPosition` and know no encoding or joining."""
 
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block

@@ -1,4 +1,4 @@
-"""Multi-head self-attention that takes inputs, a bias and a rotation from a `LayerPosition`."""
+"""Multi-head self-attention with the inputs, bias and rotation of a `LayerPosition`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from graticule.layer_position import LayerPosition, LowRank, bias_of
 class Attention(nn.Module):
     r"""softmax(q k^T / sqrt(d) + bias) v in every head, through `scaled_dot_product_attention`.
 
-    The queries, keys and values come from one matrix, ordered q, k, v and then by head, under the names of
-    timm and DeiT (`qkv`, `proj`).
+    Queries, keys and values are projected by one matrix, ordered q, k, v and then by head, with the names of timm and
+    DeiT (`qkv`, `proj`).
 
-    With `cosine` the logits are :math:`\min(e^{\tau_h}, 100) \cos(q, k)` + bias, tau learned per head, from ln 10.
+    With `cosine` the logits are :math:`\min(e^{\tau_h}, 100) \cos(q, k)` + bias, with tau learned per head, starting at
+    ln 10.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), Eq. 1; `cosine`, Swin Transformer V2 (Liu et al.,
     2022), Eq. 2.
@@ -34,9 +35,9 @@ class Attention(nn.Module):
         scale: of the logits, instead of d^(-1/2).
         cosine: whether logits are cosines times a learned scale; `scale` must then be left out.
         proj_bias: whether the projection of the output has a bias.
-        qkv: projects to queries, keys and values side by side, (..., D) -> (..., 3D); a linear layer by default.
-        qk_norm: builds a norm of the d channels of queries, and one of keys, before they are rotated; none if None.
-        inner_norm: builds a norm of the D channels that attention mixed, before the projection; none if None.
+        qkv: projects to concatenated queries, keys and values, (..., D) -> (..., 3D); a linear layer by default.
+        qk_norm: builds a norm of the d channels of queries, and one of keys, before rotation; None for no norm.
+        inner_norm: builds a norm of the D channels of the mixed values, before the projection; None for no norm.
     """
 
     @checked
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not needed."""
+        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used."""
         return self._output(self._attend(*self._project(x, position), position))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
@@ -80,7 +81,7 @@ class Attention(nn.Module):
         return self._weights(q, k, bias, position)
 
     def _output(self, mixed: Tensor) -> Tensor:
-        """Project what attention mixed in all heads, (B, h, N, d), to (B, N, D)."""
+        """Project the mixed values of all heads, (B, h, N, d), to (B, N, D)."""
         out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
         return out
 
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         """Compute softmax(q k^T scale + bias) v, (B, h, N, d); queries and keys may have more channels than values."""
         dropout = self.attn_drop if self.training else 0.0
         more = q.shape[-1] - v.shape[-1]
-        # the fused kernel wants as many channels in the values; without it, attention takes two to three times as long
+        # the fused kernel needs as many channels in the values; without it, attention takes two to three times as long
         values = F.pad(v, (0, more)) if more else v
         y = F.scaled_dot_product_attention(q, k, values, bias, dropout, is_causal, scale=self.scale)
         return y[..., : v.shape[-1]] if more else y
@@ -112,19 +113,20 @@ class Attention(nn.Module):
     def _project(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return queries, keys and values, (B, h, N, d) each, and the bias, if there is one.
 
-        A bias in two factors is not returned: it is in queries and keys, which then have r more channels.
+        A bias in two factors is not returned: it is part of queries and keys, which then have r more channels.
         """
         q, k, v, of_q = self._projected(x, position)
         return self._positioned(self.q_norm(q), self.k_norm(k), v, of_q, position)
 
     def _projected(self, x: Tensor, position: LayerPosition) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (B, h, N, d) each, and what queries are projected from, (B, N, D)."""
+        """Return queries, keys and values, (B, h, N, d) each, and the inputs of the queries, (B, N, D)."""
         of_q = x
         if position.inputs is None and position.queries_keys is None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         else:
-            # each different input goes through the whole projection, of which a part is used: a slice of its weight
-            # would bypass hooks on the module, and what replaces it (quantized, with an adapter) may have no weight
+            # each different input passes through the whole projection, and a part of the output is used: slicing the
+            # weight would bypass hooks on the module, and a replacement of it (quantized, with an adapter) may have no
+            # weight
             of_q, of_k, of_v = (x, x, x) if position.inputs is None else position.inputs(x)
             if position.queries_keys is not None:
                 same, of_q = of_k is of_q, of_q + position.queries_keys
@@ -149,7 +151,7 @@ class Attention(nn.Module):
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)
-        # 16 bits are too few for factors: the differences of squares that make a bias would be rounding errors
+        # 16 bits are too few for factors: the differences of squares in a bias would be rounding errors
         wide = q.dtype in (torch.float32, torch.float64)
         factors, bias = [], None
         made = None if position.token_bias is None else position.token_bias(of_q)
@@ -166,5 +168,5 @@ class Attention(nn.Module):
             q, k = each.append(q, k, self.scale)
         if bias is None:
             return q, k, v, None
-        # with an axis for the samples the fused kernel takes it; without, PyTorch falls back on one half as fast
+        # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, bias[None] if bias.ndim == 3 else bias

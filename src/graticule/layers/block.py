@@ -1,4 +1,4 @@
-"""The pre-norm transformer block; all it knows of position is a `LayerPosition`."""
+"""The pre-norm transformer block, which gets position as a `LayerPosition`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
 
 
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+@register_notrace_module  # torch.fx records the call as one node, because it depends on the position
 class Block(nn.Module):
     r"""Attention, then an MLP, each after a norm and with a residual connection.
 
     .. math:: x' = x + MSA(LN(x) + p), \quad x'' = x' + MLP(LN(x'))
 
-    where p is `inner` of the layer's position, if any. LayerScale multiplies what is added by numbers per channel.
+    where p is `inner` of the layer's position, if any. LayerScale multiplies the output of each branch by one number
+    per channel.
 
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 2-3; with p, LaPE (Yu et al., 2023), Eq. 9; LayerScale, CaiT (Touvron
     et al., 2021), Eq. 5.
@@ -36,8 +37,8 @@ class Block(nn.Module):
         norm_layer: builds a norm from D.
         act_layer: the MLP's activation.
         attn: the attention; `Attention` by default.
-        mlp: a module instead of the MLP.
-        init_values: what LayerScale starts at, of attention and of the MLP; 0 or None for no LayerScale.
+        mlp: a module that replaces the MLP.
+        init_values: initial value of LayerScale, or one each for attention and MLP; 0 or None for no LayerScale.
     """
 
     @checked
@@ -67,7 +68,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Map tokens x: (B, N, D) to (B, N, D); the backbone applies what `position` has for the residual stream.
+        """Map tokens x: (B, N, D) to (B, N, D); the backbone applies the fields of `position` for the residual stream.
 
         `where` is passed to the attention: the grid, or the cache of a text.
         """
@@ -76,12 +77,12 @@ class Block(nn.Module):
         return out
 
     def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:
-        """Return norm1(x) + inner: (B, N, D); in a function of its own, so that it is gone when the MLP runs."""
+        """Return norm1(x) + inner: (B, N, D); a separate function, so that its memory is freed before the MLP runs."""
         y: Tensor = self.norm1(x)
         if inner is None:
             return y
-        # Nothing else uses the norm's output, so the sum is made in place: no memory, half the traffic. Unless a hook
-        # may have kept it, or the norm returns its input, or the sum is of another dtype.
+        # Nothing else uses the norm's output, so the sum is computed in place, which needs no memory and half the
+        # traffic; unless a hook may have kept it, the norm returns its input, or the sum has another dtype.
         own = y is not x and not self.norm1._forward_hooks and y.dtype == inner.dtype
         out: Tensor = y.add_(inner) if own else y + inner
         return out

@@ -22,8 +22,8 @@ class PostNormBlock(Block):
 
     .. math:: x' = x + LN(MSA(x + p)), \quad x'' = x' + LN(MLP(x'))
 
-    where p is `inner` of the layer's position, if any. `init_values` is what the weights of the norms start at; there
-    is no LayerScale.
+    where p is `inner` of the layer's position, if any. `init_values` is the initial value of the weights of the norms;
+    there is no LayerScale.
 
     Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2; timm's `res-post-norm` models and EVA-02-E.
     """
@@ -45,7 +45,7 @@ class PostNormBlock(Block):
 
 @register_notrace_module
 class ParallelBlock(Block):
-    r"""Attention and an MLP of the same normalized tokens, side by side.
+    r"""Attention and an MLP in parallel, on the same normalized tokens.
 
     .. math:: x' = x + MSA(LN(x) + p) + MLP(LN(x))
 
@@ -67,7 +67,7 @@ class ParallelBlock(Block):
 
 
 class _Branch(nn.Module):
-    """A norm, what follows it, LayerScale and stochastic depth."""
+    """A norm, a module, LayerScale and stochastic depth."""
 
     def __init__(self, norm: nn.Module, kind: str, module: nn.Module, scale: nn.Module, drop_path: float) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Branch(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, position: LayerPosition | None = None, *where: Any) -> Tensor:
-        """Compute what the branch adds to x: (B, N, D); with a position it is that of an attention."""
+        """Compute the term that the branch adds to x: (B, N, D); `position` is for an attention."""
         y = self.norm(x)
         if position is None:
             y = self.get_submodule(self.kind)(y)
@@ -91,7 +91,7 @@ class _Branch(nn.Module):
 
 @register_notrace_module
 class ParallelBranchesBlock(nn.Module):
-    r"""Several attentions side by side, then as many MLPs, each with its norm and LayerScale.
+    r"""Several attentions in parallel, then as many MLPs, each with its own norm and LayerScale.
 
     .. math:: x' = x + \sum_i MSA_i(LN_i(x) + p), \quad x'' = x' + \sum_i MLP_i(LN'_i(x'))
 
@@ -129,7 +129,7 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def block_layer_of(given: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Return what builds a block: a callable as it is, or that of a name.
+    """Return the builder of a block: a callable unchanged, or the one of a name.
 
     Raises:
         ValueError: if there is no block of that name.

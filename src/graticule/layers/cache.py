@@ -1,4 +1,4 @@
-"""The keys and values of one layer for the tokens of a text so far."""
+"""The cache of keys and values of one layer, for generating text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of the tokens so far, in memory for `capacity` of them.
+    """Keys and values of the tokens so far, with memory for `capacity` tokens.
 
     The memory, 2 B h d numbers per token, is allocated with the first tokens, in their dtype and on their device. Keys
-    may have other channels than values. It is for inference: its values have no gradient.
+    may have another number of channels than values. It is for inference: its contents have no gradient.
 
     Args:
-        capacity: how many tokens it holds.
+        capacity: maximum number of tokens.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,15 +26,15 @@ class KeyValueCache:
 
     @property
     def bytes(self) -> int:
-        """Memory taken, in bytes."""
+        """Used memory, in bytes."""
         return sum(held.nbytes for held in (self._keys, self._values) if held is not None)
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append those of n more tokens, (B, h, n, d) each; return those of all so far, (B, h, length, d) each.
+        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each.
 
         Raises:
-            ValueError: if they are more than there is room for.
+            ValueError: if they exceed the capacity.
         """
         stop = self.length + keys.shape[-2]
         if stop > self.capacity:

@@ -12,13 +12,13 @@ from graticule.layers.attention import Attention
 
 
 class CausalAttention(Attention):
-    r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, as `Attention` otherwise.
+    r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, otherwise as `Attention`.
 
-    Without a bias the mask is the kernel's own (`is_causal`). A bias takes the mask in, minus infinity above the
-    diagonal: one per layer, and one per sample only if the bias is.
+    Without a bias the kernel applies the mask (`is_causal`). With a bias the mask is added to it, minus infinity above
+    the diagonal, once per layer, or per sample if the bias is per sample.
 
-    With a cache the tokens x are the next ones of a text: their rotated keys and their values are kept, and their
-    queries attend to those of all tokens so far. The position is theirs then: n rows of a bias with a column for every
+    With a cache the tokens x are the next ones of a text: their rotated keys and their values are cached, and their
+    queries attend to all tokens so far. Then the position is for these tokens: n rows of a bias with a column for every
     key, n rows of a rotation (`LayerPosition.part`).
 
     Reference: An Introduction to Transformers (Turner, 2024), section 4.1: A_{n,n'} = 0 where n > n'.
@@ -41,7 +41,7 @@ class CausalAttention(Attention):
         return (logits if mask is None else logits + mask).softmax(-1)
 
     def _masked(self, bias: Tensor | None, new: int, keys: Tensor) -> Tensor | None:
-        """Return a bias with the mask in it, or the mask alone, True for what is seen; None if all is seen.
+        """Return a bias plus the mask, or the mask, True for visible keys; None if all keys are visible.
 
         The queries are those of the last `new` keys.
         """

@@ -1,4 +1,4 @@
-"""Gating units and the block around them: tokens mixed by given weights, then multiplied with themselves."""
+"""Gating units, which mix tokens by given weights and multiply the result with other channels, and their block."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from graticule.grid import Grid, Tile, Windows
 from graticule.layer_position import LayerPosition, Mixing
 from graticule.token_mlp import TokenMlp
 
-#: How the two halves of the channels are combined (PosMLP, Figure 3).
+#: The ways to combine the two halves of the channels (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
 #: A dropout rate, or one for each of two layers.
 Drop = float | tuple[float, float]
 
 
 def mix_tokens(x: Tensor, mixing: Mixing, bias: Tensor | None = None, windows: Windows | None = None) -> Tensor:
-    r"""Mix the tokens of every group of channels by weights of its own.
+    r"""Mix the tokens of every group of channels by the weights of the group.
 
     .. math:: y_{i, g} = \sum_j W_{g, ij} x_{j, g} + b_i
 
-    With `windows` the sum is over the tokens of i's window. At the border of the grid a window is cut: its tokens have
-    the weights and the bias of their places in a whole window, and a softmax is over the tokens that exist. Weights
-    without a softmax are cut and not scaled: what is outside contributes nothing, as zero padding would.
+    With `windows` the sum is over the tokens of i's window. At the border of the grid a window may be a part of a whole
+    one: its tokens have the weights and the bias of their positions in a whole window, and a softmax is over the
+    existing tokens. Weights without a softmax are sliced and not scaled: positions outside contribute nothing, as with
+    zero padding.
 
     Args:
         x: (B, N, C), C a multiple of the number of groups.
-        mixing: the weights of a window, (groups, M, M), `Displacements`, or a `TokenMlp`; the window is the whole grid
-            by default.
+        mixing: the weights of a window, (groups, M, M), `Displacements`, or a `TokenMlp`; by default the window is the
+            whole grid.
         bias: (M,) or (groups, M).
-        windows: the windows that cut the grid of the N tokens.
+        windows: the windows on the grid of the N tokens.
     """
     return _mixed(x, mixing, bias, windows).flatten(-2)
 
@@ -55,14 +56,14 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
             down, across = tile.repeats
             part = part.unflatten(2, (across, tile.part.width)).unflatten(1, (down, tile.part.height))
             y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
-            # the copy is made here, and not by `flatten`, whose search for a view takes minutes where sizes are symbols
+            # copied here and not by `flatten`, whose search for a view takes minutes with symbolic sizes
             row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
         strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
     return (torch.cat(strips, 1) if len(strips) > 1 else strips[0]).flatten(1, 2)
 
 
 def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -> tuple[Mixing, Tensor | None]:
-    """Return weights and bias of the part of a window that a tile has."""
+    """Return the weights and the bias for the part of a window that a tile covers."""
     if tile.part == window:
         return mixing, bias
     at = (tile.window_rows, tile.window_columns)
@@ -77,9 +78,9 @@ def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -
 
 
 def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
-    """Mix the tokens of windows x: (B, rows, h, columns, w, C) in each of them; returns (..., groups, C / groups).
+    """Mix the tokens within each window of x: (B, rows, h, columns, w, C); returns (..., groups, C / groups).
 
-    No size of a shape is left open as -1: an empty batch would not determine it.
+    No shape has a size of -1, which an empty batch would not determine.
     """
     shape = x.shape[:5]
     if isinstance(mixing, TokenMlp) or (isinstance(mixing, Displacements) and mixing.weights is None):
@@ -90,8 +91,8 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
         result: Tensor = y.transpose(2, 3)
         return result
     weights = cast("Tensor", mixing.weights if isinstance(mixing, Displacements) else mixing).to(x.dtype)
-    # one copy puts samples and windows next to each other, which makes one large product per group
-    # flat in between: PyTorch 2.11 does not merge dimensions while it exports if their strides contain a free batch
+    # one copy puts samples and windows next to each other, for one large product per group;
+    # flat in between: PyTorch 2.11 does not merge dimensions in export if their strides contain a dynamic batch size
     samples = (shape[0], shape[1], shape[3], x.shape[5] // len(weights))  # B, rows, columns, C / groups
     columns = x.unflatten(-1, (len(weights), samples[-1])).permute(5, 2, 4, 0, 1, 3, 6).contiguous().flatten()
     columns = columns.unflatten(0, (len(weights), shape[2] * shape[4], math.prod(samples)))
@@ -102,21 +103,21 @@ def _product(x: Tensor, mixing: Mixing, bias: Tensor | None) -> Tensor:
 
 
 class GatingUnit(nn.Module):
-    r"""Gates half the channels by the other half, mixed over the tokens by the weights of the position.
+    r"""Gates half of the channels by the other half, which is mixed over the tokens by the weights of the position.
 
     .. math:: Z = (W\, Norm(X_1) + b) \odot X_2
 
-    X_1 is the second half of the channels and X_2 the first, as in timm, and groups are contiguous channels, as
-    PosMLP prints them; its code mixes the first half and interleaves the groups, which loading its checkpoints turns
-    into this order. With LayerNorm and a dense W it is gMLP's SGU; without the norm and with a relative W it is
-    PosMLP's PoSGU. Instead of the product there can be a sum ('add') or both side by side ('concat'), and
-    X_1 = X_2 = X can be all channels ('nonsplit').
+    X_1 is the second half of the channels and X_2 the first, as in timm, and groups are contiguous channels, as in
+    PosMLP's paper; its code mixes the first half and interleaves the groups, which is converted to this order when its
+    checkpoints are loaded. With LayerNorm and a dense W it is gMLP's SGU; without the norm and with a relative W it is
+    PosMLP's PoSGU. Instead of the product there can be a sum ('add') or a concatenation ('concat'), and X_1 = X_2 = X
+    can be all channels ('nonsplit').
 
     Reference: gMLP (Liu et al., 2021), Eq. 3-4; PosMLP (Wang et al., 2022), Eq. 1, 9-15 and Figure 3.
 
     Args:
         dim: C, input channels, even unless 'nonsplit'.
-        norm_layer: builds the norm from its channels; none if None.
+        norm_layer: builds the norm from its channels; None for no norm.
         combine: 'gate', 'add', 'concat' or 'nonsplit'.
     """
 
@@ -134,9 +135,9 @@ class GatingUnit(nn.Module):
         self.norm = nn.Identity() if norm_layer is None else norm_layer(mixed)
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
-        """Take x: (B, N, C) to (B, N, C / 2), or (B, N, C) with 'concat' and 'nonsplit'."""
+        """Map x: (B, N, C) to (B, N, C / 2), or (B, N, C) with 'concat' and 'nonsplit'."""
         if position.mixing is None:
-            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
+            raise ValueError("`position` must have the field `mixing`, got None; use a mixing encoding.")
         u, v = (x, x) if self.combine == "nonsplit" else x.chunk(2, -1)
         v = _mixed(self.norm(v), position.mixing, position.spatial_bias, windows)
         if self.combine == "concat":
@@ -150,7 +151,7 @@ class GatingUnit(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """A gating unit between two linear layers; timm's names."""
+    """A gating unit between two linear layers, with timm's names."""
 
     def __init__(self, dim: int, hidden: int, gate: GatingUnit, act_layer: type[nn.Module], drop: Drop) -> None:
         super().__init__()
@@ -161,12 +162,12 @@ class GatedMlp(nn.Module):
         self.drop1, self.drop2 = (nn.Dropout(p) for p in to_2tuple(drop))
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
-        """Take x: (B, N, D) to (B, N, D)."""
+        """Map x: (B, N, D) to (B, N, D)."""
         out: Tensor = self.drop2(self.fc2(self.gate(self.drop1(self.act(self.fc1(x))), position, windows)))
         return out
 
 
-@register_notrace_module  # torch.fx records the call as one node: what it does depends on the position
+@register_notrace_module  # torch.fx records the call as one node, because it depends on the position
 class GatedBlock(nn.Module):
     r"""The block of gated MLPs.
 
@@ -176,8 +177,8 @@ class GatedBlock(nn.Module):
 
     Args:
         dim: D.
-        mlp_ratio: gamma, channels of the gating unit as a multiple of D.
-        gate_norm: builds the norm of the gating unit; none if None.
+        mlp_ratio: gamma, input channels of the gating unit as a multiple of D.
+        gate_norm: builds the norm of the gating unit; None for no norm.
         combine: as in `GatingUnit`.
         proj_drop: dropout rate after both linear layers, or one rate for each.
         drop_path: stochastic depth rate.
@@ -204,7 +205,7 @@ class GatedBlock(nn.Module):
 
     @property
     def norm1(self) -> nn.Module:
-        """The norm before the tokens are mixed, under the name that it has in a transformer's block."""
+        """The norm before the tokens are mixed, under its name in a transformer block."""
         return self.norm
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
@@ -213,5 +214,5 @@ class GatedBlock(nn.Module):
         return out
 
     def windows(self, *where: Grid) -> Windows | None:
-        """Return the windows within which tokens of the grid are mixed; None for the whole grid, as here."""
+        """Return the windows within which tokens of the grid are mixed; here None, for the whole grid."""
         return None

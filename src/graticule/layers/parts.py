@@ -17,7 +17,7 @@ Norm = Callable[[int], nn.Module]
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
 #: Activations of MLPs, by timm's names.
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
-#: MLPs over channels: two linear layers; with a gate, of its own layer or packed with the first.
+#: MLPs over channels: two linear layers; with a gate, which is a separate layer or packed with the first.
 MLPS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp,
     "swiglu": SwiGLU,
@@ -26,7 +26,7 @@ MLPS: dict[str, Callable[..., nn.Module]] = {
 
 
 def norm_layer_of(given: str | Norm | None) -> Norm:
-    """Return what builds a norm from its channels: a callable as it is, or a name with options; eps is 1e-6 by default.
+    """Return the builder of a norm from its channels, for a callable or a name with options; eps is 1e-6 by default.
 
     Raises:
         ValueError: if there is no such norm, or it has no such option.
@@ -40,7 +40,7 @@ def norm_layer_of(given: str | Norm | None) -> Norm:
 
 
 def act_layer_of(given: str | type[nn.Module] | None) -> type[nn.Module] | None:
-    """Return the class of an activation: a class or None as it is, or that of a name.
+    """Return the class of an activation: a class or None unchanged, or the class of a name.
 
     Raises:
         ValueError: if there is no such activation.
@@ -63,11 +63,11 @@ def build_mlp(
     """Build an MLP over D channels.
 
     Args:
-        given: one of `MLPS` by name, or what builds one from timm's arguments of an MLP.
+        given: a name of `MLPS`, or a callable with the arguments of timm's MLPs.
         dim: D.
-        hidden: hidden channels; of a gated MLP those of the product.
-        act_layer: the activation; by default that of the MLP: GELU, or SiLU of a gate.
-        norm_layer: builds a norm of the hidden channels; none if None.
+        hidden: hidden channels; in a gated MLP those of the product.
+        act_layer: the activation; by default that of the MLP: GELU, or SiLU with a gate.
+        norm_layer: builds a norm of the hidden channels; None for no norm.
         bias: whether the linear layers have a bias.
         drop: dropout rate.
 
@@ -83,7 +83,7 @@ def build_mlp(
 
 
 def for_timm(norm_layer: Norm) -> Any:
-    """Return what builds a norm as modules of timm want it: from its channels, a device and a dtype."""
+    """Return a builder of a norm for modules of timm, which pass its channels, a device and a dtype."""
 
     def build(channels: int, **of_timm: Any) -> nn.Module:
         return norm_layer(channels)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class SequencePool(nn.Linear):
-    """Weighs the patches by a softmax of a learned score, as in Compact Transformers.
+    """Averages the patches with the softmax of a learned score as weights, as in Compact Transformers.
 
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021), section 3.
     """

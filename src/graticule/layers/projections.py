@@ -1,4 +1,4 @@
-"""Projections to queries, keys and values other than one linear layer; each returns them side by side, (..., 3D)."""
+"""Projections to queries, keys and values other than one linear layer; each returns them concatenated, (..., 3D)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from graticule.names import known_name
 class QueryValueBias(nn.Linear):
     """One matrix, with a bias for queries and values and none for keys, as in BEiT and EVA.
 
-    A bias of the keys adds the same to all logits of a query, which the softmax does not see, unless keys are rotated
-    or normalized.
+    A bias of the keys adds a constant to all logits of a query, which the softmax cancels, unless keys are rotated or
+    normalized.
 
-    Reference: BEiT (Bao et al., 2022), after its code.
+    Reference: BEiT (Bao et al., 2022), its code.
     """
 
     def __init__(self, dim: int) -> None:
@@ -31,12 +31,12 @@ class QueryValueBias(nn.Linear):
 
 
 class SeparateProjections(nn.Module):
-    """A linear layer for each of queries, keys and values, as in EVA-02; that of the keys may be without a bias.
+    """One linear layer each for queries, keys and values, as in EVA-02; keys may have no bias.
 
     Args:
         dim: D.
         bias: whether queries and values have a bias.
-        key_bias: whether keys have one.
+        key_bias: whether keys have a bias.
     """
 
     def __init__(self, dim: int, bias: bool, key_bias: bool) -> None:
@@ -48,7 +48,7 @@ class SeparateProjections(nn.Module):
         return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
 
-#: Projections by name, each built from D and whether there are biases.
+#: Builders of projections by name, from D and whether there are biases.
 PROJECTIONS: dict[str, Callable[[int, bool], nn.Module]] = {
     "fused": lambda dim, bias: nn.Linear(dim, 3 * dim, bias=bias),
     "no_key_bias": lambda dim, bias: QueryValueBias(dim) if bias else nn.Linear(dim, 3 * dim, bias=False),
@@ -61,6 +61,6 @@ def build_projection(name: str, dim: int, bias: bool) -> nn.Module:
     """Build the projection to queries, keys and values of that name.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such projection.
     """
     return PROJECTIONS[known_name("qkv_layer", name, PROJECTIONS)](dim, bias)

@@ -1,4 +1,4 @@
-"""Turn an image into tokens: patches, and the interface of other tokenizers."""
+"""Tokenizers of images: patches, and the interface of other tokenizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graticule.grid import Grid
 
 
 class Patches(PatchEmbed):
-    """Patches cut without overlap, each through a linear layer: timm's, with the grid of an image.
+    """Non-overlapping patches, each mapped by a linear layer: timm's `PatchEmbed`, with the grid of an image.
 
     Args:
         img_size: (height, width) in pixels.
@@ -23,7 +23,7 @@ class Patches(PatchEmbed):
         in_chans: channels of the image.
         embed_dim: D.
         bias: whether the linear layer has a bias.
-        norm_layer: builds a norm of the patches from D; none if None.
+        norm_layer: builds a norm of the patches from D; None for no norm.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Patches(PatchEmbed):
         bias: bool = True,
         norm_layer: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        patch_grid(img_size, patch_size)  # refuses what does not fit with its own message
-        square: Any = patch_size  # timm annotates an int and takes both sides
+        patch_grid(img_size, patch_size)  # raises for sizes that do not fit
+        square: Any = patch_size  # timm annotates an int and accepts both sides
         super().__init__(img_size, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
 
     @property
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """(height, width) of the patch of a token, in pixels."""
         height, width = self.patch_size
         return height, width
 
@@ -52,17 +52,17 @@ class Patches(PatchEmbed):
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Make another image or patch size the one that position information is held for."""
+        """Set another image or patch size for the position information."""
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))
 
 
 class Tokenizer(nn.Module, ABC):
-    """Turns images (B, C, height, width) into tokens (B, N, D), row by row.
+    """Maps images (B, C, height, width) to tokens (B, N, D), row by row.
 
     Args:
-        img_size: (height, width) in pixels, which position information is held for.
+        img_size: (height, width) in pixels, the size of the position information.
         patch_size: (height, width) of a patch, as the tokenizer defines it.
     """
 
@@ -74,7 +74,7 @@ class Tokenizer(nn.Module, ABC):
     @property
     @abstractmethod
     def reduction(self) -> tuple[int, int]:
-        """(height, width) in pixels of the patch of a token."""
+        """(height, width) of the patch of a token, in pixels."""
 
     def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels.
@@ -85,7 +85,7 @@ class Tokenizer(nn.Module, ABC):
         return patch_grid(image, self.reduction, prefix)
 
     def set_input_size(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
-        """Make another image size the one that position information is held for."""
+        """Set another image size for the position information."""
         if patch_size != self.patch_size:
             raise ValueError(
                 f"`patch_size` must stay {self.patch_size[0]} x {self.patch_size[1]} in {type(self).__name__}, "
@@ -96,7 +96,7 @@ class Tokenizer(nn.Module, ABC):
 
 
 def patch_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0, step: int = 1) -> Grid:
-    """Return the grid of an image of (height, width) pixels that has `step` tokens for each side of a `patch`.
+    """Return the grid of an image of (height, width) pixels with `step` tokens per side of a `patch`.
 
     Raises:
         ValueError: if a side of the image is not a multiple of the patch's.

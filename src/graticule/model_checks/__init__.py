@@ -1,4 +1,4 @@
-"""Checks of the position code of any model, from outside: axes, pairs of channels, prefix tokens, caches, sizes."""
+"""Black-box checks of the position code of any model: axes, pairs of channels, prefix tokens, caches, sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graticule.names import known_name
 
 __all__ = ["CHECKS", "Finding", "inspect_model"]
 
-#: Name of each check -> the function that makes it; its docstring is the law.
+#: Name of each check -> its function; the docstring states the law.
 CHECKS = {
     "axes": order.axes,
     "pair layout": pairs.pair_layout,
@@ -37,7 +37,7 @@ class Finding:
 
     check: its name.
     outcome: passed, failed, or not applicable.
-    detail: what was compared, what came, or why it does not apply.
+    detail: the comparison, the failure, or the reason why it does not apply.
     """
 
     check: str
@@ -51,23 +51,23 @@ def inspect_model(
     patch_size: tuple[int, int] | None = None,
     skip: Collection[str] = (),
 ) -> list[Finding]:
-    """Check the position code of any model of images from outside; the model is not changed.
+    """Check the position code of any model of images as a black box; the model is not changed.
 
-    The checks run on copies in float64 with weights drawn again, at a small grid of patches that is not square if the
-    model accepts one. What enters each attention is compared for an image whose patches are all the same, so that
-    only position tells them apart.
+    The checks run on copies in float64 with new random weights, at a small non-square grid of patches if the model
+    accepts one. The inputs of each attention are compared for an image whose patches are all the same, so that only
+    position distinguishes them.
 
     Args:
-        model: takes images (B, C, height, width).
+        model: a model of images (B, C, height, width).
         img_size: (height, width) in pixels; by default the model's own.
-        patch_size: the same of a patch; by default the model's own.
+        patch_size: (height, width) of a patch; by default the model's own.
         skip: names of checks to leave out.
 
     Returns:
         One finding per check, in the order of `CHECKS`.
 
     Raises:
-        ValueError: for a size that is not given and cannot be found, or an unknown name in `skip`.
+        ValueError: for a size that is not given and cannot be inferred, or an unknown name in `skip`.
     """
     for name in skip:
         known_name("skip", name, CHECKS)
@@ -76,7 +76,7 @@ def inspect_model(
         torch.manual_seed(0)
         original = Subject.of(model, img_size, patch_size)
         subject = original.small().drawn()
-        run(subject.model, subject.images(1))  # an error of the model as it is belongs to the user
+        run(subject.model, subject.images(1))  # an error of the unchanged model is raised to the user
         for name, check in CHECKS.items():
             if name in skip:
                 continue
@@ -86,7 +86,7 @@ def inspect_model(
                 found.append(Finding(name, "failed", str(error)))
             except NotApplicable as error:
                 found.append(Finding(name, "not applicable", str(error)))
-            except Exception as error:  # the model raises what the check does not expect
+            except Exception as error:  # the model raises an error that the check does not expect
                 said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                found.append(Finding(name, "failed", f"the check could not be made, got {said}"))
+                found.append(Finding(name, "failed", f"the check could not be run, got {said}"))
     return found

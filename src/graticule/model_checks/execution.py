@@ -1,4 +1,4 @@
-"""The same result however a model is run: in a batch, after other sizes and dtypes, exported."""
+"""Checks of execution: the same result in a batch, after other sizes and dtypes, and exported."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from graticule.model_checks.subject import Failed, NotApplicable, Subject
 
 
 def batch(subject: Subject, original: Subject) -> str:
-    """A batch gives what each of its images gives alone."""
+    """A batch gives the same result as each of its images alone."""
     images = subject.images(3)
     together, alone = run(subject.model, images), [run(subject.model, image[None]) for image in images]
-    check_same(together, torch.cat(alone), "a batch must give what its images give alone")
-    return "3 images together and alone are the same"
+    check_same(together, torch.cat(alone), "a batch must give the same as its images alone")
+    return "3 images give the same together and alone"
 
 
 def caches(subject: Subject, original: Subject) -> str:
-    """Sizes, dtypes, devices and instances in turn give what each gives on its own."""
+    """Alternating sizes, dtypes, devices and instances gives the same results as each alone."""
     images = subject.images(2)
     first = run(copy.deepcopy(subject.model), images)
     model = copy.deepcopy(subject.model)
@@ -32,7 +32,7 @@ def caches(subject: Subject, original: Subject) -> str:
         there = replace(subject, image=pixels).images(2)
         try:
             alone = run(copy.deepcopy(subject.model), there)
-        except Exception:  # whatever code of others raises is its way to refuse the size
+        except Exception:  # any error of another library means that it refuses the size
             continue
         try:
             after = run(model, there)
@@ -76,7 +76,7 @@ def caches(subject: Subject, original: Subject) -> str:
 
 
 def _after_turn(subject: Subject) -> None:
-    """Check that attention still depends on the displacement at a grid of as many patches, after the first."""
+    """Check that attention depends on the displacement at another grid of as many patches, after the first."""
     try:
         first = relative(subject)
         right = first.reading() == RIGHT
@@ -91,7 +91,7 @@ def _after_turn(subject: Subject) -> None:
 
 
 def export(subject: Subject, original: Subject) -> str:
-    """`torch.export` with any batch size gives the same."""
+    """A model exported with any batch size gives the same result (`torch.export`)."""
     model = copy.deepcopy(subject.model).float()
     images = subject.images(2).float()
     try:
@@ -102,7 +102,7 @@ def export(subject: Subject, original: Subject) -> str:
         said = next((line for line in str(error).splitlines() if line.strip()), "")
         raise Failed(f"torch.export must take the model, got {type(error).__name__}: {said.strip()[:160]}") from error
     if len(found) != 3:
-        raise Failed(f"an exported model must take any batch, got {len(found)} outputs for 3 images")
+        raise Failed(f"an exported model must take any batch size, got {len(found)} outputs for 3 images")
     images = subject.images(3).float()
     check_same(run(program.module(), images), run(model, images), "an exported model must compute the same", 1e-4)
     return "exported with a dynamic batch"

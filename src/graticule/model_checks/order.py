@@ -1,4 +1,4 @@
-"""The order in which position information runs over the patches: their axes, and what stands before them."""
+"""Checks of the order of patches in position information: axes, and tokens before the patches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graticule.model_checks.subject import Failed, NotApplicable, Size, Subject
 
 
 def axes(subject: Subject, original: Subject) -> str:
-    """Position runs over the patches row by row, as the patches do, at a grid that is not square."""
+    """Position is ordered row by row, as the patches are, at a grid that is not square."""
     return any_of(
         lambda: _relative_axes(subject), lambda: _table_axes(subject, original), lambda: _resampled_axes(subject)
     )
@@ -56,7 +56,7 @@ def _axes_of(seen: Relative, subject: Subject) -> str:
 
 
 def _table_axes(subject: Subject, original: Subject) -> str:
-    """Compare how smooth position in the tokens is along the patches, and along a grid with swapped axes."""
+    """Compare the smoothness of position in the tokens over the grid and over the grid with swapped axes."""
     if original.grid[0] == original.grid[1]:
         original = original.small()
     if original.grid[0] == original.grid[1]:
@@ -73,7 +73,7 @@ def _table_axes(subject: Subject, original: Subject) -> str:
             f"{ratio:.1f} times as large as column by column"
         )
     if ratio > 0.8:
-        raise NotApplicable("its table is noise, in which no order shows")
+        raise NotApplicable("its table is noise, which has no order")
     return f"absolute position is smooth over {by(original.grid)} patches"
 
 
@@ -89,7 +89,7 @@ def _resampled_axes(subject: Subject) -> str:
 
 
 def _resampled(subject: Subject) -> tuple[str, float, Size]:
-    """Put the coordinates of patches in the table, and read where they come out at another grid."""
+    """Write the coordinates of patches into the table, and read them at another grid."""
     if not subject.tables:
         raise NotApplicable("no absolute position table (a parameter or buffer named pos...)")
     if subject.grid[0] == subject.grid[1]:
@@ -105,7 +105,7 @@ def _resampled(subject: Subject) -> tuple[str, float, Size]:
         held[name] = row.repeat(1, math.ceil(value.shape[1] / 2))[:, : value.shape[1]]
     filled = subject.with_tables(held)
     if (error := _off(filled, plain, coordinates)) > 1e-6:
-        raise NotApplicable(f"the table does not enter the tokens as it is ({error:.1f} off)")
+        raise NotApplicable(f"the table is changed before it enters the tokens ({error:.1f} off)")
     new = other_grid(subject)
     rows, values = _entered(filled.at(new), plain.at(new))
     reading, error = resampled_reading(values[rows][:, :2], subject.grid, new)
@@ -118,7 +118,7 @@ def _off(filled: Subject, plain: Subject, expected: Tensor) -> float:
 
 
 def _entered(filled: Subject, plain: Subject) -> tuple[Tensor, Tensor]:
-    """Return the row of each patch, and what the table adds to each row, (rows, D)."""
+    """Return the row of each patch, and the contribution of the table to each row, (rows, D)."""
     for at, (one, other) in enumerate(zip(filled.base.inputs, plain.base.inputs, strict=False)):
         if one.shape == other.shape and one.shape[1] >= plain.patches and not torch.equal(one, other):
             return plain.rows(at), one[0] - other[0]
@@ -126,7 +126,7 @@ def _entered(filled: Subject, plain: Subject) -> tuple[Tensor, Tensor]:
 
 
 def prefix(subject: Subject, original: Subject) -> str:
-    """Class and register tokens are not counted among the positions of patches."""
+    """Class and register tokens do not count as positions of patches."""
     try:
         rows = subject.rows()
         outside = subject.base.inputs[subject.base.tokens].shape[1] - len(rows)
@@ -148,7 +148,7 @@ def _relative_prefix(subject: Subject) -> str:
             )
         if reading != RIGHT:
             raise NotApplicable("attention is not a function of the displacement: see axes and pair layout")
-    return f"attention of the patches is right beside {_tokens(seen.outside)}"
+    return f"attention between patches is correct with {_tokens(seen.outside)}"
 
 
 def _resampled_prefix(subject: Subject) -> str:
@@ -168,6 +168,6 @@ def _tokens(count: int) -> str:
 
 
 def _non_commuting(model: nn.Module) -> bool:
-    """Return whether a model of ours rotates blocks of channels, in an order."""
+    """Return whether a model of this library rotates blocks of channels, which do not commute."""
     position = getattr(model, "position", None)
     return isinstance(position, nn.Module) and any(isinstance(one, LieRe) for one in position.modules())

@@ -1,4 +1,4 @@
-"""Outputs of a model, their comparison, and other grids, for all checks."""
+"""Outputs of a model, their comparison, and other grids, used by all checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.model_checks.subject import Failed, NotApplicable, Size, Subject
 
-#: Of outputs in float64, relative to the largest; buffers that a model keeps in float32 are not exact.
+#: Tolerance of outputs in float64, relative to the largest; float32 buffers of a model are not exact.
 SAME = 1e-5
 EXACT = 1e-9
 
@@ -38,7 +38,7 @@ def check_same(found: Tensor, expected: Tensor, law: str, tolerance: float = EXA
 
 
 def any_of(*laws: Callable[[], str]) -> str:
-    """Check several laws: the first that fails decides; not applicable if none of them applies."""
+    """Check several laws: fails with the first that fails; not applicable if none applies."""
     passed, reasons = [], []
     for law in laws:
         try:
@@ -51,12 +51,12 @@ def any_of(*laws: Callable[[], str]) -> str:
 
 
 def other_grid(subject: Subject) -> Size:
-    """Return another grid, with sides that grow differently."""
+    """Return another grid, whose sides grow by different factors."""
     height, width = subject.grid
     step = math.gcd(height, width)
     return height + 4 * step, width + step
 
 
 def by(shape: Size) -> str:
-    """Write a grid as 3 x 5."""
+    """Format a grid as 3 x 5."""
     return f"{shape[0]} x {shape[1]}"

@@ -1,4 +1,4 @@
-"""The pairs of channels that a rotation of queries and keys turns."""
+"""Check of the pairs of channels in a rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graticule.model_checks.subject import Failed, NotApplicable, Subject
 
 
 def pair_layout(subject: Subject, original: Subject) -> str:
-    """A rotation of queries keeps their length, which it does not if its table is of another layout of pairs."""
+    """A rotation of queries keeps their length; it does not if its table has another layout of pairs."""
     rotated, reason = 0, NotApplicable("queries are not rotated")
     for seen in every_relative(subject):
         try:
@@ -41,7 +41,7 @@ def _check_lengths(subject: Subject, seen: Relative) -> None:
 
 
 def length_differences(seen: Relative) -> float | None:
-    """Return by which share the lengths of a head's queries differ at most; None if the queries were not seen."""
+    """Return the largest relative difference of the lengths of a head's queries; None if they were not seen."""
     if seen.queries is None:
         return None
     lengths = seen.queries.norm(dim=-1)

@@ -1,4 +1,4 @@
-"""Position under autocast."""
+"""Check of position under autocast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graticule.model_checks.subject import Failed, NotApplicable, Subject
 
 
 def autocast(subject: Subject, original: Subject) -> str:
-    """Under autocast to bfloat16 each patch keeps the position that it has in float32."""
+    """Under autocast to bfloat16 each patch keeps its position of float32."""
     wide = subject
     for grid in ((2, 160), (8, 160)):
         try:
@@ -39,7 +39,7 @@ def autocast(subject: Subject, original: Subject) -> str:
         if spread <= 1e-4 * scale:
             continue
         if differ and one.shape[1] >= 320:
-            break  # logits add up the rounding of queries that were compared
+            break  # logits accumulate the rounding errors of queries, which were compared
         differ = True
         error = float((other - one).abs().max())
         if not error <= 0.04 * scale:
@@ -49,7 +49,7 @@ def autocast(subject: Subject, original: Subject) -> str:
                 f"position under bfloat16 autocast must be near that in float32 on {by(wide.grid)} patches, got a "
                 f"difference of {error:.2g} with values up to {scale:.2g}{shared}"
             )
-        # a row that differs from the others by far must not become equal to one of them
+        # a row that clearly differs from the others must not become equal to one of them
         first = torch.cdist(one, one, p=float("inf")) > 0.05 * scale
         if bool((first & (torch.cdist(other, other, p=float("inf")) == 0)).any()):
             raise Failed(f"positions must be distinct under bfloat16 autocast, got equal ones on {by(wide.grid)}")

@@ -1,4 +1,4 @@
-"""In which order position information runs over the patches: the right one, and those of common mistakes."""
+"""Orders of patches in position information: the correct one, and those of common mistakes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from graticule.model_checks.recording import record
 from graticule.model_checks.subject import NotApplicable, Size, Subject
 
-#: Of logits, as a share of their range.
+#: Tolerance of logits, relative to their range.
 _TOLERANCE = 1e-3
 RIGHT = "row by row"
 COLUMNS = "column by column"
@@ -27,7 +27,7 @@ class Relative:
     queries: (h, m, d), or None if they were not seen.
     shape: (H, W) of the window, of m patches.
     outside: tokens of the window that are not patches.
-    earlier: attentions of the model before this one.
+    earlier: number of attentions before this one.
     """
 
     logits: Tensor
@@ -38,17 +38,17 @@ class Relative:
 
     @property
     def where(self) -> str:
-        """Nothing for the first attention of a model, else " in attention 2"."""
+        """An empty string for the first attention of a model, else " in attention 2"."""
         return f" in attention {self.earlier + 1}" if self.earlier else ""
 
     @property
     def range(self) -> float:
-        """Largest minus smallest logit of a head, of the head where they differ most."""
+        """Largest minus smallest logit of a head, the maximum over heads."""
         heads = self.logits.flatten(1)
         return float((heads.amax(1) - heads.amin(1)).max())
 
     def reading(self) -> str | None:
-        """Return the order in which the logits are a function of the displacement of two patches; None if in none."""
+        """Return the order in which logits depend only on the displacement of two patches; None if there is none."""
         height, width = self.shape
         rank = torch.arange(height * width)
         row_by_row = torch.stack([rank // width, rank % width], -1)
@@ -74,7 +74,7 @@ class Relative:
         return float((logits - mean[:, kinds]).abs().max()) <= _TOLERANCE * self.range
 
     def by_displacement(self) -> dict[Size, Tensor]:
-        """Map each displacement (dy, dx) to the logits of a pair that has it, (h,)."""
+        """Map each displacement (dy, dx) to the logits of a pair with this displacement, (h,)."""
         height, width = self.shape
         found = {}
         for dy in range(-height + 1, height):
@@ -85,10 +85,10 @@ class Relative:
 
 
 def every_relative(subject: Subject) -> list[Relative]:
-    """Return all attentions between patches that differ in their relative position alone, in their order.
+    """Return all attentions between patches that differ only in their relative position, in order.
 
     Raises:
-        NotApplicable: if there is none; the reason is that of the first.
+        NotApplicable: if there is none, with the reason of the first.
     """
     reasons: list[NotApplicable] = []
     found = []
@@ -105,14 +105,15 @@ def every_relative(subject: Subject) -> list[Relative]:
 
 
 def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative:
-    """Return the attention between patches that differ in their relative position alone.
+    """Return the attention between patches that differ only in their relative position.
 
     Args:
-        level: of the constant image.
-        earlier: attentions of the model before the one that is looked at.
+        level: value of the constant image.
+        earlier: number of attentions before the inspected one.
 
     Raises:
-        NotApplicable: if the model has no relative position information, or it cannot be seen on its own.
+        NotApplicable: if the model has no relative position information, or it cannot be separated from absolute
+            position.
     """
     bare = subject.without_tables
     rows = bare.rows(earlier=earlier)
@@ -141,7 +142,7 @@ def relative(subject: Subject, level: float = 1.0, earlier: int = 0) -> Relative
 
 
 def roughness(values: Tensor, grid: Size) -> float:
-    """Return how much smoother (N, D) is over the grid row by row than column by column: below 1 if it is."""
+    """Return the roughness of (N, D) over the grid row by row, relative to that column by column."""
 
     def steps(maps: Tensor) -> Tensor:
         return maps.diff(dim=0).square().mean() + maps.diff(dim=1).square().mean()
@@ -152,10 +153,10 @@ def roughness(values: Tensor, grid: Size) -> float:
 
 
 def resampled_reading(measured: Tensor, old: Size, new: Size) -> tuple[str, float]:
-    """Find how a table was resampled that held the (y, x) of each patch.
+    """Infer the order in which a table of the (y, x) of each patch was resampled.
 
     Args:
-        measured: (y, x) that each patch of the new grid got, (N', 2).
+        measured: the (y, x) of each patch of the new grid, (N', 2).
         old, new: (H, W).
 
     Returns:

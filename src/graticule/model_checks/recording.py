@@ -1,4 +1,4 @@
-"""Record from outside what a model computes up to one of its attentions: token sequences, queries, logits."""
+"""Recording of tensors in a model up to one of its attentions: token sequences, queries, logits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 class Recording:
     """The tensors of one forward pass of B images, up to an attention.
 
-    inputs: inputs of normalizations and linear layers, (B, rows, D) each; windows of an image follow each other.
-    queries: of the attention, (B, windows, h, n, d); None if they were not seen.
-    logits: of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
+    inputs: inputs of normalizations and linear layers, (B, rows, D) each; the windows of an image are consecutive.
+    queries: queries of the attention, (B, windows, h, n, d); None if they were not seen.
+    logits: logits of the attention before the softmax, (B, windows, h, n, n); None if there is no such attention.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Recording:
 
     @property
     def tokens(self) -> int:
-        """Index of the input that holds the tokens of the attention, or of the first input without one.
+        """Index of the input with the tokens of the attention; without an attention, of the first input.
 
         Raises:
             LookupError: if there is none.
@@ -45,17 +45,17 @@ class Recording:
 
 
 class _Stop(Exception):
-    """The attention was seen; nothing after it is needed."""
+    """Stops the forward pass after the attention was seen."""
 
 
 @torch.no_grad()
 def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
-    """Run `model` up to an attention between all tokens, or of a window, and return what was seen.
+    """Run `model` up to an attention between all tokens or those of a window, and return its recording.
 
     Args:
         images: (B, C, height, width).
-        earlier: attentions to pass before. The queries of those get the mean of what they would get, so that patches
-            that were the same before one are the same after it, whatever its position is.
+        earlier: number of attentions to skip. Their outputs are replaced by the mean over the queries, so that equal
+            patches before such an attention are equal after it, whatever its position information is.
     """
     watcher = _Watcher(len(images), earlier)
     try:
@@ -67,7 +67,7 @@ def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
 
 
 class _Watcher(TorchFunctionMode):
-    """Looks at every function of PyTorch that a model calls."""
+    """Watches every function of PyTorch that a model calls."""
 
     def __init__(self, batch: int, earlier: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Watcher(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> bool:
         if query.shape[-2] != key.shape[-2]:
-            raise _Stop  # keys are fewer than queries: their logits are not of pairs of patches
+            raise _Stop  # fewer keys than queries: the logits are not for pairs of patches
         if enable_gqa:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
         logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
@@ -130,7 +130,7 @@ class _Watcher(TorchFunctionMode):
         return self._keep(queries, logits)
 
     def _keep(self, queries: Tensor | None, logits: Tensor) -> bool:
-        """Keep the attention that is asked for and stop; return True for an earlier one."""
+        """Record the requested attention and stop; return True for an earlier one."""
         if self._earlier:
             self._earlier -= 1
             return True

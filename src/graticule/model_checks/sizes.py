@@ -1,4 +1,4 @@
-"""Position at other sizes: there and back, and a crop beside the whole."""
+"""Checks of position at other sizes: to another size and back, and in a crop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graticule.model_checks.subject import Failed, NotApplicable, Size, Subject,
 
 
 def sizes(subject: Subject, original: Subject) -> str:
-    """Another size works or is refused, also through `set_input_size`, and the way back restores the result."""
+    """Another size works or is refused, also by `set_input_size`, and the first size then gives the same result."""
     images = subject.images(2)
     before = run(subject.model, images)
     new = other_grid(subject)
@@ -28,13 +28,13 @@ def sizes(subject: Subject, original: Subject) -> str:
     other = reached.images(1)
     try:
         dynamic = run(model, other)
-    except Exception:  # whatever code of others raises is its way to refuse the size
+    except Exception:  # any error of another library means that it refuses the size
         notes.append("other sizes only through set_input_size")
     else:
         notes.append("other sizes in a forward pass")
         check_same(run(model, images), before, "another size in between must not change the result")
         if hasattr(model, "set_input_size"):
-            law = f"set_input_size must compute what a forward pass computes on {by(new)} patches"
+            law = f"set_input_size must give the same as a forward pass on {by(new)} patches"
             check_same(run(reached.model, other), dynamic, law)
     if hasattr(model, "set_input_size"):
         set_size(model, pixels)
@@ -52,7 +52,7 @@ def sizes(subject: Subject, original: Subject) -> str:
 
 
 def crop(subject: Subject, original: Subject) -> str:
-    """Position of a crop is the crop of the position, along both axes or along none."""
+    """The position of a crop is the crop of the position, along both axes or along none."""
     promised = [
         type(one).__name__
         for one in subject.model.modules()
@@ -87,7 +87,7 @@ def crop(subject: Subject, original: Subject) -> str:
 
 
 def _signature(subject: Subject) -> dict[Size, Tensor]:
-    """Return what position gives, by displacement if it is relative and by place if it is absolute."""
+    """Return position by displacement if it is relative, and by patch if it is absolute."""
     try:
         seen = relative(subject)
         if seen.reading() != RIGHT:

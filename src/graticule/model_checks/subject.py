@@ -1,4 +1,4 @@
-"""A model as the checks see it: a copy with drawn weights, its patches, its position tables, its other sizes."""
+"""The subject of the checks: a copy of a model with random weights, its patches, position tables and other sizes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class NotApplicable(Exception):
 
 
 class Failed(Exception):
-    """A law does not hold; the message says which and what came."""
+    """A law does not hold; the message names the law and the failure."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """An absolute position table: a parameter or buffer with a row per patch, and perhaps rows of prefix tokens.
+    """An absolute position table: a parameter or buffer with one row per patch, and possibly rows of prefix tokens.
 
-    axes: the dimension of its patches, or the two of its rows and columns.
+    axes: the dimension of its patches, or the two dimensions of its rows and columns.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
-        """Return a subject of a copy of `model`, with its own weights.
+        """Build a subject from a copy of `model`, with the weights of the model.
 
         Raises:
-            ValueError: if its image or patch size is not given and cannot be found.
+            ValueError: if its image or patch size is not given and cannot be inferred.
         """
         image, patch, channels = _sizes(model, img_size, patch_size)
         return cls(copy.deepcopy(model).double().eval(), image, patch, channels)
@@ -73,7 +73,7 @@ class Subject:
         return self.grid[0] * self.grid[1]
 
     def drawn(self) -> Subject:
-        """Return a subject with other weights: every trainable parameter is drawn again, so that each one matters."""
+        """Return a subject with new random values of every trainable parameter, so that each one has an effect."""
         model = copy.deepcopy(self.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -94,13 +94,13 @@ class Subject:
     def constant(self, level: float = 1.0) -> Tensor:
         """Return two images whose pixels are all the same, so that patches differ only in their position.
 
-        There are two, since what begins with (1, ...) in a model may not be a batch.
+        There are two, since a tensor of shape (1, ...) in a model may not be a batch.
         """
         color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
         return color[None, :, None, None].expand(2, -1, *self.image).contiguous()
 
     def at(self, grid: Size) -> Subject:
-        """Return the model for another grid of patches: by `set_input_size` if it has it, else as it is.
+        """Return the model for another grid of patches: by `set_input_size` if it has it, else unchanged.
 
         Raises:
             NotApplicable: if the model refuses it.
@@ -117,7 +117,7 @@ class Subject:
                 model(other.images(1))
             if self._windows(image) != other._windows(image):
                 raise ValueError("the model changes its windows")
-        except Exception as error:  # whatever code of others raises is its way to refuse the size
+        except Exception as error:  # any error of another library means that it refuses the size
             said = str(error).strip().partition("\n")[0]
             raise NotApplicable(
                 f"a grid of {grid[0]} x {grid[1]} is refused: {type(error).__name__}: {said}"
@@ -125,10 +125,10 @@ class Subject:
         return other
 
     def _windows(self, image: Size) -> list[Any]:
-        """Return the windows of all modules, in their order, None where a window is the whole grid.
+        """Return the windows of all modules, in order, None where a window is the whole grid.
 
-        Of a model of this library, the windows of each block on an image of that size, and their shifts: those of
-        Swin are cut and shifted for the size that it is built for.
+        For a model of this library these are the windows of each block on an image of that size, and their shifts; in
+        Swin they are set for the size that it is built for.
         """
         if isinstance(self.model, Backbone):
             grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
@@ -138,7 +138,7 @@ class Subject:
         return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
 
     def small(self) -> Subject:
-        """Return the model at a small grid that is not square, or as it is if it refuses all of them."""
+        """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
         if self.grid[0] != self.grid[1] and self.patches <= 512:
             return self
         for factor in (1, 2, 4, 8):
@@ -154,7 +154,7 @@ class Subject:
         return self.seen()
 
     def seen(self, earlier: int = 0) -> Recording:
-        """Return what is seen of a constant image, up to the attention after `earlier` others."""
+        """Return the recording of a constant image up to the attention after `earlier` others."""
         if earlier not in self._seen:
             self._seen[earlier] = record(self.model, self.constant(), earlier)
         return self._seen[earlier]
@@ -170,7 +170,7 @@ class Subject:
     def rows(self, at: int | None = None, earlier: int = 0) -> Tensor:
         """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
 
-        It is found from the content: each patch is changed on its own.
+        It is found from the content: each patch is changed separately.
 
         Raises:
             NotApplicable: if it cannot be found.
@@ -208,10 +208,10 @@ class Subject:
         return rows[(with_one[:, rows].long() << digits[:, None]).sum(0).argsort()]
 
     def _changes(self, at: int, patches: Tensor, earlier: int = 0) -> Tensor:
-        """Return by how much each row of the input `at` changes with the pixels of some patches.
+        """Return the change of each row of the input `at` if the pixels of some patches change.
 
         Args:
-            patches: which ones for each image, (B, N).
+            patches: a mask of the changed patches of each image, (B, N).
 
         Returns:
             (B, rows).
@@ -235,7 +235,7 @@ class Subject:
         except LookupError:
             extra = 0
         for name, tensor in tensors:
-            kind = name.lower().removeprefix("position.")  # which names all that a position of this library holds
+            kind = name.lower().removeprefix("position.")  # the prefix of all position parameters of this library
             if not tensor.is_floating_point() or not _TABLE.search(kind) or _NO_TABLE.search(kind):
                 continue
             wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
@@ -269,7 +269,7 @@ class Subject:
 
 
 def set_size(model: Any, image: Size) -> None:
-    """Call `set_input_size` of a model, with the windows that it has where it would change them."""
+    """Call `set_input_size` of a model, with its current windows if it would change them."""
     windows = {}
     if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
         sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
@@ -306,7 +306,7 @@ def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[
     patch = patch_size
     if (
         patch is None and image is not None and isinstance(model, Backbone)
-    ):  # a tokenizer may pool what it has convolved
+    ):  # a tokenizer may pool after its convolutions
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
     patch = patch or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))

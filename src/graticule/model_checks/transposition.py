@@ -1,4 +1,4 @@
-"""Position of a transposed image."""
+"""Check of position on a transposed image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graticule.rotation import PairRotation, Rotation
 
 
 def transposition(subject: Subject, original: Subject) -> str:
-    """A model with transposed position tables and kernels gives for the transposed image what it gave before."""
+    """A model with transposed position tables and kernels gives the same result for the transposed image."""
     rotary = [one for one in subject.model.modules() if _has_shape(getattr(one, "get_embed", None))]
     if rotary:
         return _rotary_transposition(type(rotary[0]).__name__, lambda shape: _module_cosines(rotary[0], shape))
@@ -65,7 +65,7 @@ def _transposed(subject: Subject, other: Subject) -> nn.Module:
         source: Any = sources[name]
         if isinstance(module, nn.Conv2d):
             module.weight.copy_(source.weight.transpose(-2, -1))
-        elif isinstance(module, nn.Linear) and module.in_features == 2:  # of coordinates
+        elif isinstance(module, nn.Linear) and module.in_features == 2:  # its input is coordinates
             module.weight.copy_(source.weight.flip(-1))
         table = getattr(module, "relative_position_bias_table", None)
         if isinstance(table, Tensor) and table.ndim == 2:
@@ -104,7 +104,7 @@ def _rotary_transposition(name: str, cosines: Callable[[Size], Tensor]) -> str:
 
 
 def _module_cosines(rotary: Any, shape: Size) -> Tensor:
-    """Return what a rotary module of timm's interface gives for a grid."""
+    """Return the cosines of a rotary module with timm's interface for a grid."""
     one = copy.deepcopy(rotary)
     if getattr(one, "feat_shape", None) is not None and hasattr(one, "update_feat_shape"):
         one.update_feat_shape(list(shape))

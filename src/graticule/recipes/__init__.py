@@ -1,4 +1,4 @@
-"""Recipes, one file per paper, its variants in it; `load_recipe` loads one by its name or from a path."""
+"""Recipes, one file per paper with its variants; `load_recipe` loads one by its name or from a path."""
 
 from graticule.recipes.load import list_recipes, load_recipe
 

@@ -11,8 +11,8 @@ Command: graticule train cct_cifar10 --data-root FOLDER --seed 121
 Cost: not measured.
 Result: not measured.
 
-The text of LaPE's first version says SGD for CIFAR; the code that it builds on uses AdamW, as these recipes do
-(--optimizer sgd for the other). The 10 warm-up epochs count within the 300; the 10 of cool-down come after.
+The text of LaPE's first version says SGD for CIFAR; the code that it builds on uses AdamW, and so do these recipes
+(--optimizer sgd for SGD). The 10 warm-up epochs count within the 300; the 10 of cool-down come after them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Reproduces: CPVT (Chu et al., 2023), Tables 2, 3, 4 and 13, with the settings of Table 10. PVT as published is from
     Wang et al. (2021); CPVT trains it "with the same settings".
 Command: graticule train cpvt_tiny_imagenet --data-root IMAGENET [--encoding "peg(places=[0, 1, 2, 3, 4])"]
-    [--model cpvt_tiny_gap_patch16_224]; then graticule evaluate RUN --sizes 160 224 384 448 512; for small and base too
+    [--model cpvt_tiny_gap_patch16_224]; then graticule evaluate RUN --sizes 160 224 384 448 512; also small and base
     graticule train cpvt_tiny_distilled_imagenet --data-root IMAGENET [--encoding "peg(places=[0, 1, 2, 3, 4])"]
     [--model deit_tiny_distilled_patch16_224 --encoding peg] [--distillation.teacher-checkpoint FILE]
     graticule train pvt_tiny_imagenet --data-root IMAGENET [--model pvt_tiny_peg] [--model pvt_tiny_gap]
@@ -12,22 +12,22 @@ Cost: the paper reports 1.3 (Ti), 1.6 (S) and 2.5 days (B) on eight V100s, and n
     its forward pass to every step.
 Result: not measured.
 
-Where the paper disagrees with itself: Table 10 names LAMB and a batch of 1024, section 4.1 AdamW (for all but base) and
-a batch of 2048, and appendix B.2 says "exactly the same hyperparameters as DeiT except for the base model", which "is
-not always stably trained using AdamW". AdamW and DeiT's batch are taken, and LAMB for base; the learning rate is 5e-4
-per 512 images by all three.
+The paper disagrees with itself: Table 10 names LAMB and a batch of 1024, section 4.1 AdamW (for all except base) and a
+batch of 2048, and appendix B.2 says "exactly the same hyperparameters as DeiT except for the base model", which "is
+not always stably trained using AdamW". These recipes use AdamW and DeiT's batch, and LAMB for base; the learning rate
+is 5e-4 per 512 images in all three.
 
 Table 3's DeiT-Ti with global average pooling is graticule train deit_tiny_imagenet --global-pool avg --model-kwargs
-fc_norm=False: with the norm before the pooling, as in CPVT, it differs from the model with a class token in the pooling
-alone.
+fc_norm=False: with the norm before the pooling, as in CPVT, it differs from the model with a class token only in the
+pooling.
 
 Distillation (section 4.5): the teacher's weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth.
-The paper leaves open whether the student has a distillation token and how many PEGs. Here it has no token, and its one
-classifier learns from labels and teacher, as in DeiT's Eq. 3; --model deit_tiny_distilled_patch16_224 has a token. It
-has one PEG: Table 4 marks rows with five, and this one is not marked.
+The paper does not say whether the student has a distillation token, and how many PEGs it has. Here it has no token,
+and its one classifier learns from labels and teacher, as in DeiT's Eq. 3; --model deit_tiny_distilled_patch16_224 has
+a token. It has one PEG: Table 4 marks rows with five, and this one is not marked.
 
-PVT's code has these settings too, except for ten epochs of cool-down, which CPVT's Table 10 does not have. For
-pvt_small they are the same; pvt_medium takes --drop-path-rate 0.3 there.
+PVT's code has the same settings, except for ten epochs of cool-down, which CPVT's Table 10 does not have. For pvt_small
+they are the same; pvt_medium has --drop-path-rate 0.3 there.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ Cost: LaPE reports 410 s per epoch on four V100s for DeiT-Ti, 34 h in all; the o
     its forward pass to every step.
 Result: not measured.
 
-The learning rate of LaPE's table, 5e-4 at a batch of 1024, is taken as DeiT's option before scaling: the code of DeiT
-and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore has repeated augmentation
-too.
+The learning rate of LaPE's table, 5e-4 at a batch of 1024, is read as DeiT's option before scaling: the code of DeiT
+and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
+augmentation.
 
 The teacher's weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there).
 LaPE (2023, Table 1) reports 74.16 with the default joining and 74.97 with LaPE for the distilled model. DeiT's Table 3

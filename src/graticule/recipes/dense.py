@@ -11,20 +11,21 @@ Command: graticule train vit_adapter_tiny_mask_rcnn_coco --data-root COCO --star
     ade20k_pvt_tiny_semantic_fpn
     graticule train posmlp_tiny_mask_rcnn_coco --data-root COCO --start-from RUN [--encoding "ggqpe+learnable"]
     where RUN is a classification run, or a checkpoint of timm, such as the file of deit_tiny_patch16_224.
-Cost: LaPE's paper names four V100s, and no time; the others neither.
+Cost: LaPE's paper names four V100s and no time; the others name neither.
 Result: not measured.
 
-The published batch of detectors is two images on each of eight GPUs. Epochs stand for steps: 160,000 steps of 16 images
-are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
+The published batch of detectors is two images on each of eight GPUs. Steps are rounded to epochs: 160,000 steps of 16
+images are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-What differs from the configurations: images without objects are trained on, as background, where mmdetection leaves
-them out; norms and biases do not decay in PVT's runs either; all sixteen images of a step are wide or all are tall
-(there the two of a GPU). For segmentation, brightness changes by a factor, where mmsegmentation adds to it, and in
-evaluation an image whose sides are not multiples of what the model needs is padded; ViT-Adapter and PVT resize it.
-BatchNorm is synchronized over GPUs there: pass --sync-batchnorm where there are several.
+Differences from the configurations: images without objects are trained on, as background (mmdetection leaves them out);
+norms and biases do not decay in PVT's runs, either; all sixteen images of a step are wide or all are tall (there the
+two of a GPU). For segmentation, brightness changes by a factor (mmsegmentation adds to it), and in evaluation an image
+whose sides are not multiples of the model's divisor is padded; ViT-Adapter and PVT resize it. BatchNorm is synchronized
+over GPUs there: pass --sync-batchnorm with several GPUs.
 
 "1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
-and 36 epochs, a tenth after 27 and 33. So are 500 steps of warm-up from a thousandth of the rate, and flips.
+and 36 epochs, a tenth after 27 and 33. Also mmdetection's are 500 steps of warm-up from a thousandth of the rate, and
+flips.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 
 import graticule
 
-#: mmdetection's schedules: epochs, and those after which the rate falls to a tenth.
+#: mmdetection's schedules: epochs, and those after which the rate is divided by ten.
 ONE, THREE = (12, (8, 11)), (36, (27, 33))
 #: The sizes of multi-scale training: shorter sides, and the longest.
 SCALES = tuple(f"{side}x1333" for side in range(480, 801, 32))
@@ -45,7 +46,7 @@ def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.Detec
     return graticule.DetectionRecipe(
         dataset="coco",
         data_root=Path("data/coco"),
-        img_size=(224, 224),  # of the weights that it starts from; position information is resampled
+        img_size=(224, 224),  # size of the initial weights; position information is resampled
         fit=(800, 1333),
         by_shape=True,
         batch_size=16,
@@ -75,12 +76,12 @@ def _coco(epochs: tuple[int, tuple[int, ...]], **others: Any) -> graticule.Detec
     precision="16-mixed",
 )
 def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-true") -> graticule.DetectionRecipe:
-    """Train as ViT-Adapter's configurations of Mask R-CNN with DeiT do.
+    """Return the recipe of ViT-Adapter's configurations of Mask R-CNN with DeiT.
 
     Printed by LaPE (section 4.2): Mask R-CNN on COCO 2017 with mmdetection, "the same official settings", five seeds,
     121 to 125. All other values are those of czczup/ViT-Adapter, in detection/configs/mask_rcnn/
-    mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco.py, with its schedule_3x.py and coco_instance.py; the small model
-    alone is trained in 16 bits there.
+    mask_rcnn_deit_adapter_{tiny,small}_fpn_3x_coco.py, with its schedule_3x.py and coco_instance.py; only the small
+    model is trained in 16 bits there.
     """
     return _coco(
         THREE,
@@ -106,11 +107,11 @@ def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-tr
     sizes=tuple(f"{side}x1333" for side in (640, 672, 704, 736, 768, 800)),
 )
 def pvt_detection(epochs: tuple[int, tuple[int, ...]], sizes: tuple[str, ...] = ()) -> graticule.DetectionRecipe:
-    """Train as PVT's configuration of RetinaNet does; the sizes of 3x are PVT's, 640 to 800.
+    """Return the recipe of PVT's configuration of RetinaNet; the sizes of 3x are PVT's, 640 to 800.
 
     Printed by CPVT (B.6 and Table 13): RetinaNet on COCO, 1x, and 3x with multi-scale training. Rate, decay and
     schedule of 1x are those of whai362/PVT, detection/configs/retinanet_pvt_t_fpn_1x_coco.py, stochastic depth is that
-    of its detection/pvt.py. There is no public file for 3x; from 640 to 800 is what PVT's paper trains at.
+    of its detection/pvt.py. There is no public file for 3x; 640 to 800 are the sizes of PVT's paper.
     """
     return _coco(
         epochs,
@@ -150,7 +151,7 @@ def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
     """Train with the values of section 5.5 of PosMLP.
 
     Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
-    0.067. Not printed, and Zhicaiwww/PosMLP has no configuration of detection: the number of GPUs (eight here, as in
+    0.067. Not printed, and without a detection configuration in Zhicaiwww/PosMLP: the number of GPUs (eight here, as in
     mmdetection's), the steps of the schedule, and stochastic depth, 0.1 here, as in its config/PosMLP_{T,S}.yaml.
     """
     return _coco(
@@ -194,7 +195,7 @@ def _ade20k(**others: Any) -> graticule.SegmentationRecipe:
     lr=6e-5,
 )
 def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> graticule.SegmentationRecipe:
-    """Train as ViT-Adapter's configurations of UperNet with DeiT do.
+    """Return the recipe of ViT-Adapter's configurations of UperNet with DeiT.
 
     Printed by LaPE (section 4.3): UperNet on ADE20K with mmsegmentation, five seeds, 121 to 125. All other values are
     those of czczup/ViT-Adapter, segmentation/configs/ade20k/upernet_deit_adapter_{tiny,small}_512_160k_ade20k.py, with
@@ -232,7 +233,7 @@ def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> gratic
     model="deit_small_patch16_224",
 )
 def segmenter(model: str) -> graticule.SegmentationRecipe:
-    """Train as Segmenter's code does on ADE20K: gradient descent with momentum, 64 epochs.
+    """Return the recipe of Segmenter's code on ADE20K: SGD with momentum, 64 epochs.
 
     Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five seeds, 121 to 125. All other values
     are those of segm/config.yml, segm/train.py and segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's
@@ -261,7 +262,7 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
     "PVT-tiny with Semantic FPN on ADE20K: 35.7; 38.0 with PEG, 38.8 with PEG and average pooling before.",
 )
 def semantic_fpn() -> graticule.SegmentationRecipe:
-    """Train as PVT's configuration of Semantic FPN does: 40,000 steps of 32 images.
+    """Return the recipe of PVT's configuration of Semantic FPN: 40,000 steps of 32 images.
 
     Printed by CPVT (B.6): Semantic FPN on ADE20K. All other values are those of whai362/PVT, in
     segmentation/configs/sem_fpn/PVT/fpn_pvt_t_ade20k_40k.py, its ade20k.py and its pvt.py (stochastic depth), with

@@ -1,6 +1,6 @@
 """Small detectors and segmentation models that learn in minutes: composed scenes, CamVid, a few images of COCO.
 
-Reproduces: nothing; it is where any position encoding can be tried on dense tasks.
+Reproduces: nothing; for trying position encodings on dense tasks.
 Command: graticule train scenes_detection; graticule train scenes_segmentation; graticule train scenes_sides; then
     graticule evaluate RUN --sizes 72 96 128 and graticule predict RUN. Without position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
@@ -60,10 +60,10 @@ def scenes_segmentation() -> graticule.SegmentationRecipe:
 
 
 @graticule.register_recipe(
-    "scenes_sides", "A small ViT says which half of a scene a digit is in, which it cannot without position."
+    "scenes_sides", "A small ViT classifies digits by their half of a scene, which it cannot without position."
 )
 def scenes_sides() -> graticule.SegmentationRecipe:
-    """Train with Segmenter's linear decoder, which sees one patch at a time: no padding tells it where that is."""
+    """Train with Segmenter's linear decoder, which sees one patch at a time, without position from padding."""
     return graticule.SegmentationRecipe(
         decoder="segmenter_linear",
         dataset="scenes_sides",
@@ -109,12 +109,12 @@ def camvid_pvt() -> graticule.SegmentationRecipe:
     )
 
 
-@graticule.register_recipe("coco_overfit", "A small ViT with FCOS learns 20 training images of COCO by heart.")
+@graticule.register_recipe("coco_overfit", "A small ViT with FCOS memorizes 20 training images of COCO.")
 def coco_overfit() -> graticule.DetectionRecipe:
     """Train and evaluate on the same images, at most 128 x 176, in patches of 8.
 
-    The finest map has a cell every two pixels: FCOS learns an object where the point of a cell lies in its box, and at
-    this size those of COCO's small objects are a few pixels wide.
+    The finest map has a cell every two pixels: FCOS learns an object at cells whose point lies in its box, and at this
+    size the boxes of COCO's small objects are a few pixels wide.
     """
     return graticule.DetectionRecipe(
         model="vit_nano_patch4_28",

@@ -1,6 +1,6 @@
-"""Small models on the 5,000 embedded digits, each in about a minute, to try things and for comparisons with many runs.
+"""Small models on the 5,000 embedded digits, each in about a minute, for experiments and comparisons with many runs.
 
-Reproduces: nothing; most follow a table of a paper on a small scale, as said beside each.
+Reproduces: nothing; most follow a table of a paper on a small scale, as noted beside each.
 Command: graticule train digits_quick
     graticule study amplitude (digits_small; graticule study lists the others)
     graticule compare digits_sizes --sizes 20 28 36 44 56 --seeds 0 1 2 3 4 --choices encoding=learnable ...
@@ -34,7 +34,7 @@ import graticule
 )
 @graticule.register_recipe(
     "digits_sizes",  # CPVT (Chu et al., 2023), Tables 2 and 8: trained at one size, tested at others
-    "A small ViT on the embedded digits, to be evaluated at sizes that it was not trained at.",
+    "A small ViT on the embedded digits, for evaluation at other sizes.",
 )
 @graticule.register_recipe(
     "digits_small",
@@ -52,12 +52,12 @@ import graticule
 )
 @graticule.register_recipe(
     "digits_gmlp",  # PosMLP (Wang et al., 2022), Table 1, rows gMLP
-    "A small gMLP on the embedded digits, to compare what mixes its tokens.",
+    "A small gMLP on the embedded digits, to compare its token mixing.",
     model="gmlp_nano_patch4_28",
 )
 @graticule.register_recipe(
     "digits_posmlp",  # PosMLP (Wang et al., 2022), Table 1, rows PosMLP
-    "A small PosMLP of two stages on the embedded digits, to compare what mixes its tokens.",
+    "A small PosMLP of two stages on the embedded digits, to compare its token mixing.",
     model="posmlp_nano_32",
     img_size=(32, 32),  # the digits enlarged: grids of 8 x 8 and 4 x 4
 )
@@ -102,10 +102,10 @@ def compact() -> graticule.Recipe:
     "A small ViT on 500 of the embedded digits, plain or with a teacher that was trained on all 4,000.",
 )
 def distilled() -> graticule.Recipe:
-    """Train on 500 images of 28 x 28 in patches of 4, plain until `distillation.teacher` names a run.
+    """Train on 500 images of 28 x 28 in patches of 4, without a teacher unless `distillation.teacher` names a run.
 
-    The teacher of the command takes digits of 32 x 32. It has seen these 500 images with their labels: what it adds for
-    a student is the labels of mixtures of two of them, and in the soft form how alike the classes are.
+    The teacher of the command takes digits of 32 x 32. It was trained on these 500 images, too, so all that it adds for
+    a student is the labels of mixtures of two of them, and in the soft form the similarity of the classes.
     """
     batch_size = 50
     return graticule.Recipe(

@@ -23,7 +23,7 @@ def registered_recipes() -> dict[str, RegisteredRecipe]:
 
 
 def list_recipes() -> dict[str, str]:
-    """List the recipes of the package and of plugins: name -> what it trains, one line."""
+    """List the recipes of the package and of plugins: name -> one line of description."""
     return {name: recipe.about for name, recipe in registered_recipes().items()}
 
 
@@ -31,7 +31,7 @@ def load_recipe(name: str) -> TrainingRecipe:
     """Load a recipe by its name, or from a path.
 
     A path contains a separator or ends in .py or .json: a Python file with a function `recipe()`, the folder of a run,
-    or its recipe.json. Anything else is a name, even if a file or folder is called so.
+    or its recipe.json. Anything else is a name, even if a file or folder has that name.
 
     Raises:
         ValueError: for an unknown name, with the nearest ones, or a file that raises or is without `recipe()`.

@@ -12,16 +12,16 @@ Result: not measured. The authors' logs: T 81.976 at best (moving average, epoch
     (moving average, epoch 264) and 82.568; none for B.
 
 PosMLP: section 5.2 prints other values (1e-3 to 1e-5, batches of 120 per GPU, random erasing); no released file has
-them. The code's README trains T on four GPUs, and four are taken for S too, for which no number is given. T's log has
-300 epochs and its file asks for ten more at the lowest rate; S's log has 310 and its file asks for 300. There is no
-file for B: its values are those of S, the nearest, with the widths of Table 11, a guess.
+them. The code's README trains T on four GPUs; S also uses four, since no number is given for it. T's log has 300 epochs
+and its file has ten more at the lowest rate; S's log has 310 and its file has 300. There is no file for B: its values
+are those of S, the nearest, with the widths of Table 11, a guess.
 Three differences remain: the rate falls by step (there by epoch), the bias of the gate does not decay (there it does),
 and checkpoints are kept by the moving average, which is evaluated (there by the raw weights).
 
 gMLP: the paper gives 1e-3 at a batch of 120 on each of four or eight GPUs, and no rule between the two; a batch of 960
-is taken, with that rate. Stochastic depth and the decay of the moving average are not given: gMLP's 0.05 (Liu et al.,
-2021, Table 1) and DeiT's 0.99996 are taken. Which half of the images the paper uses is not said: `share_seed` chooses
-one.
+is used, with that rate. Stochastic depth and the decay of the moving average are not given: gMLP's 0.05 (Liu et al.,
+2021, Table 1) and DeiT's 0.99996 are used. The paper does not say which half of the images it uses: `share_seed`
+chooses one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def posmlp(model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: f
             scale=(0.08, 1.0),
             ratio=(0.67, 1.5),
             hflip=0.5,
-            color_jitter=0.4,  # without effect beside RandAugment
+            color_jitter=0.4,  # without effect with RandAugment
             rand_augment="rand-m6-n3-mstd1.0-inc1",
             erasing=0.0,
             crop_pct=0.9,

@@ -11,7 +11,7 @@ Command: graticule train swin_tiny_imagenet --data-root IMAGENET [--encoding lea
 Cost: not reported.
 Result: not measured.
 
-LaPE does not say how w reaches the later stages: here the chain of norms continues through the patch merging
+LaPE does not describe how w reaches the later stages: here the chain of norms continues through the patch merging
 (`graticule.joining.Lape`).
 
 Swin's code, and so CPVT's recipe, has a batch of 1024, with which all three learning rates are scaled; LaPE's has 512.

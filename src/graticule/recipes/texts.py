@@ -1,6 +1,7 @@
 """Language models on the embedded text, Python's own help.
 
-Reproduces: nothing; pydoc_nano is what LaPE (Yu et al., 2023) asks for in its last sentence, on a small scale.
+Reproduces: nothing; pydoc_nano is the experiment that LaPE (Yu et al., 2023) suggests in its last sentence, on a small
+    scale.
 Command: graticule train pydoc_quick
     graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape ...
     --seeds 1 2 3 4 5 --lengths 64 128 256 512 1024 (all choices: docs/results.md)

@@ -1,4 +1,4 @@
-"""Several runs compared. Names are imported when they are first used, for listing runs needs no PyTorch."""
+"""Comparisons of several runs. Names are imported when they are first used, since listing runs needs no PyTorch."""
 
 from typing import TYPE_CHECKING
 

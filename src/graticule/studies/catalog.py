@@ -1,6 +1,6 @@
-"""The names and sizes that `graticule models` lists, kept in a file, so that listing them builds nothing.
+"""Catalog of names and sizes for `graticule models`, in a file, so that listing them builds no model.
 
-`python -m graticule.studies.catalog` writes `catalog.json`, and a test compares that with the registries.
+`python -m graticule.studies.catalog` writes `catalog.json`, and a test compares it with the registries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FILE = Path(__file__).with_name("catalog.json")
 
 
 class Size(TypedDict):
-    """The size of a backbone for images of its own size.
+    """Size of a backbone for images of its own size.
 
-    multiply_adds: of one image; what is computed once per grid, such as a bias, is counted too.
+    multiply_adds: of one image, including computations once per grid, such as a bias.
     dim, layers: one number per stage.
     image, grid: (height, width), in pixels and in patches.
     """
@@ -33,7 +33,7 @@ class Size(TypedDict):
 
 
 class LanguageSize(TypedDict):
-    """The size of a language model with bytes as tokens and the context of the default recipe."""
+    """Size of a language model with bytes as tokens and the context of the default recipe."""
 
     parameters: int
     dim: int
@@ -43,7 +43,7 @@ class LanguageSize(TypedDict):
 
 
 class Catalog(TypedDict):
-    """The names that can be given, and the sizes of models."""
+    """All names that options accept, and the sizes of models."""
 
     models: dict[str, Size]
     language_models: dict[str, LanguageSize]
@@ -61,13 +61,13 @@ class Catalog(TypedDict):
 
 
 def catalog() -> Catalog:
-    """Return the catalog in the file; where plugins are loaded, with what they register, their models measured now."""
+    """Return the catalog in the file; with plugins, also the names that they register and sizes of their models."""
     kept: Catalog = json.loads(FILE.read_text(encoding="utf-8"))
     return build_catalog(kept) if registered_plugins() else kept
 
 
 def build_catalog(known: Catalog | None = None) -> Catalog:
-    """Collect the names from the registries and measure the models, but for those whose sizes are `known`."""
+    """Collect the names from the registries and measure the models, except those whose sizes are `known`."""
     import graticule
     from graticule.data import list_datasets, list_texts, list_tokenizers
     from graticule.dense import DECODERS, HEADS, NECKS

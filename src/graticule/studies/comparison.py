@@ -1,4 +1,4 @@
-"""The scores of a comparison: mean, standard deviation, and paired tests against the first choice."""
+"""Scores of a comparison: mean, standard deviation, and paired tests against the first choice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from graticule.training import Run
 class Comparison:
     """The scores of every choice and seed: `scores[choice][i]` is that of `seeds[i]`.
 
-    The score is that of the last epoch: the best epoch is picked by looking at the test data, and would
-    flatter every choice.
+    The score is that of the last epoch: the best epoch is selected on the test data, so its score would be too
+    optimistic.
 
-    seconds: wall time of each run, as `scores`.
-    examples: how many examples a percentage is over; None for another metric, or if it is not known.
+    seconds: wall time of each run, in the form of `scores`.
+    examples: number of examples of a percentage; None for another metric, or if it is not known.
     """
 
     seeds: tuple[int, ...]
@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def decimals(self) -> int:
-        """Return how many decimals of a mean are shown: as many as the number of examples and seeds supports."""
+        """Return the number of decimals of a mean that the number of examples and seeds supports."""
         return supported_decimals(self.metric, self.examples, len(self.seeds))
 
     @property
@@ -46,7 +46,7 @@ class Comparison:
         return ("choice", "parameters", "seeds", mean, "s.d.", *tests, "time per run")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return one row per choice, as in `columns`; a dash where there are too few seeds to say."""
+        """Return one row per choice, as in `columns`; a dash for values that need more seeds."""
         places = self.decimals
         first = next(iter(self.scores.values()))
         tests = dict(zip(list(self.scores)[1:], zip(self.tests, holm(self.tests), strict=True), strict=True))
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def tests(self) -> list[float | None]:
-        """Return p of the paired t-test of every choice but the first against it; None where there is none."""
+        """Return p of the paired t-test of every choice but the first against the first; None without a test."""
         return [None if test is None else test.p for test in self._paired]
 
     @property
@@ -75,7 +75,7 @@ class Comparison:
         return markdown([self.columns, *self.rows()])
 
     def verdict(self) -> list[str]:
-        """Describe for each choice what the numbers show against the first, at 5 percent over all, and the tests."""
+        """Return a sentence per choice on its test against the first, at 5 percent over all, and one on the tests."""
         first, *names = self.scores
         said, count = [], sum(p is not None for p in self.tests)
         for name, test, p in zip(names, self._paired, holm(self.tests), strict=True):
@@ -89,13 +89,13 @@ class Comparison:
 
 
 def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:
-    r"""Return how many decimals a mean over `seeds` has that `examples` support.
+    r"""Return the number of decimals that `examples` support in a mean over `seeds`.
 
-    A share of n examples is a multiple of 100 / n percent, so the least d is taken for which
+    A share of n examples is a multiple of 100 / n percent, so the result is the smallest d for which
 
     .. math:: 10^{-d} \le \frac{100}{n \cdot \text{seeds}},
 
-    and at most 3. A metric that is not a percentage, or is over an unknown number, has its own decimals.
+    and at most 3. A metric that is not a percentage, or of an unknown number of examples, has its own decimals.
     """
     if metric.unit != "%" or examples is None:
         return metric.decimals

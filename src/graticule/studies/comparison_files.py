@@ -1,4 +1,4 @@
-"""The files of a comparison: Markdown, CSV, LaTeX, a figure, and JSON with everything needed to repeat it."""
+"""Files of a comparison: Markdown, CSV, LaTeX, a figure, and JSON with everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_comparison(
 
 
 def csv_of(comparison: Comparison, folder: Path) -> str:
-    """Return one row per run: choice, seed, score, wall time in seconds, parameters, folder, and what it comes from."""
+    """Return one row per run: choice, seed, score, wall time in seconds, parameters, folder, and its origin."""
     records: list[dict[str, Any]] = []
     for name, scores in comparison.scores.items():
         seconds, runs = comparison.seconds[name], comparison.runs[name]
@@ -46,7 +46,7 @@ def csv_of(comparison: Comparison, folder: Path) -> str:
 def _record(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str
 ) -> dict[str, Any]:
-    """Return what is needed to repeat a comparison, and its numbers."""
+    """Return the values needed to repeat a comparison, and its numbers."""
     values = {name: {k: v for k, v in recipe.to_dict().items() if k != "seed"} for name, recipe in recipes.items()}
     first, *others = values.values()
     common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}

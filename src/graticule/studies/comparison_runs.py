@@ -1,4 +1,4 @@
-"""Several choices trained with several seeds: the plan of the runs, and the training."""
+"""Training of several choices with several seeds, and the plan of their runs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PlannedRun:
     folder: Path
 
     def seconds_left(self, known: Mapping[str, float], guess: float | None = None) -> float | None:
-        """Estimate the wall time that is left; None without a finished epoch or a guess to go by.
+        """Estimate the wall time that is left; None without a finished epoch or a guess.
 
         Args:
             known: choice -> seconds per epoch, measured in other runs.
-            guess: seconds of a whole run, where nothing was measured.
+            guess: seconds of a whole run, used if no epoch was measured.
         """
         run = Run(self.folder)
         if run.finished:
@@ -44,15 +44,15 @@ class PlannedRun:
 
 
 def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
-    """List the runs of a comparison, seed by seed, so that an interruption leaves pairs.
+    """List the runs of a comparison, seed by seed, so that an interruption leaves complete pairs.
 
     Raises:
-        ValueError: if there are no choices or seeds, a seed comes twice, two choices have one folder, or choices have
-            different metrics.
+        ValueError: if there are no choices or seeds, a seed is repeated, two choices have the same folder, or choices
+            have different metrics.
     """
     if not choices or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(
-            f"`choices` and `seeds` must not be empty, nor seeds twice, got {list(choices)}, {list(seeds)}."
+            f"`choices` and `seeds` must not be empty, and seeds must differ, got {list(choices)}, {list(seeds)}."
         )
     metric = next(iter(choices.values())).metric
     if other := [name for name, recipe in choices.items() if recipe.metric != metric]:
@@ -69,11 +69,11 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
 
 
 def planned_rows(runs: Sequence[PlannedRun], guesses: Mapping[str, float] | None = None) -> list[tuple[str, ...]]:
-    """Return a header, one row per run with its state and an estimate of the time that is left, and their sum.
+    """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum.
 
     Args:
         runs: a plan.
-        guesses: choice -> seconds of a run, where no epoch was measured.
+        guesses: choice -> seconds of a run, used if no epoch was measured.
     """
     found = [(one, _epoch_seconds(Run(one.folder))) for one in runs]
     known = {
@@ -106,8 +106,9 @@ def compare(
     """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .tex, .png and .json there.
 
     Finished runs are not trained again, so an interrupted comparison resumes where it stopped. Several machines may
-    compare the same in a shared folder: each takes runs that nobody trains. The run of a choice and a seed lies in
-    FOLDER/CHOICE/seed-SEED, where all characters of CHOICE but letters, digits, _, =, + and - are replaced by -.
+    run the same comparison in a shared folder: each takes runs that no other process trains. The run of a choice and a
+    seed is in FOLDER/CHOICE/seed-SEED, where all characters of CHOICE except letters, digits, _, =, + and - are
+    replaced by -.
 
     Args:
         choices: name -> recipe.
@@ -115,13 +116,13 @@ def compare(
         folder: of the runs and the tables.
         progress: whether progress is printed.
         command: recorded in `comparison.json`.
-        replace: whether a comparison in `folder` with further choices or seeds may be replaced.
+        replace: whether a comparison in `folder` that has further choices or seeds may be replaced.
         executor: trains the runs, as any `concurrent.futures.Executor`, a Dask client or an executor of submitit; this
             process by default, one run after the other.
 
     Raises:
-        ValueError: if a choice cannot be built or has another metric than the first, an existing run has
-            another recipe, or the folder has a comparison with further choices; before any work.
+        ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
+            has another recipe, or the folder has a comparison with further choices.
     """
     runs, parameters, examples = _prepare(choices, seeds, Path(folder), replace)
     train_runs(runs, executor, progress=progress)
@@ -140,12 +141,12 @@ def train_part(
     replace: bool = False,
     executor: Submits | None = None,
 ) -> int:
-    """Train the k-th of n parts of the runs of a comparison, part = (k, n); returns how many runs are not finished.
+    """Train the k-th of n parts of the runs of a comparison, part = (k, n); returns the number of unfinished runs.
 
     The parts can be trained by several machines that share `folder`; `compare` then writes the tables.
 
     Raises:
-        ValueError: as `compare`.
+        ValueError: as in `compare`.
     """
     number, parts = part
     if not 1 <= number <= parts:
@@ -168,9 +169,9 @@ def _prepare(
 def check_choices(
     choices: Mapping[str, TrainingRecipe], runs: Sequence[PlannedRun]
 ) -> tuple[dict[str, int], int | None]:
-    """Check that every choice can be built and that no run is of another recipe.
+    """Check that every choice can be built and that no existing run has another recipe.
 
-    Returns the parameters of every choice, and the number of test examples; None if they differ or are not known.
+    Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
     """
     parameters, examples = {}, set()
     for name, recipe in choices.items():
@@ -208,7 +209,7 @@ def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: 
     """Check that no comparison in `folder` has choices or seeds that are not given now.
 
     Raises:
-        ValueError: naming them.
+        ValueError: if one has; the message names them.
     """
     file = folder / "comparison.json"
     if not file.is_file():
@@ -218,13 +219,13 @@ def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: 
         raise ValueError(f"{file} is damaged: it must be a JSON object.")
     if missing := [*_lost(kept, "choices", choices), *(f"seed {seed}" for seed in _lost(kept, "seeds", seeds))]:
         raise ValueError(
-            f"`folder` must hold no comparison of more than is given now, got {str(folder)!r}, which has "
-            f"{', '.join(missing)} too; give them as well, choose another folder, or replace it (--replace)."
+            f"`folder` must not have a comparison with further choices or seeds, got {str(folder)!r}, which also has "
+            f"{', '.join(missing)}; give them as well, choose another folder, or replace it (--replace)."
         )
 
 
 def _lost(kept: Mapping[str, Iterable[object]], key: str, now: Collection[object]) -> list[str]:
-    """Return what a comparison has and is not given now."""
+    """Return the choices or seeds of an existing comparison that are not given now."""
     return [str(one) for one in kept.get(key, ()) if one not in now]
 
 
@@ -232,7 +233,7 @@ def _epoch_seconds(run: Run) -> list[float]:
     """Return the wall time of every finished epoch of a run."""
     try:
         return [value for value in read_metrics(run.metrics_file).get("seconds", []) if math.isfinite(value)]
-    except (OSError, ValueError):  # no epoch yet, or damaged, which training will say
+    except (OSError, ValueError):  # no epoch yet, or a damaged file, which training will report
         return []
 
 

@@ -29,9 +29,9 @@ from graticule.studies.resolution import Resolutions, resolutions
 from graticule.training import Run
 
 JOININGS = ("default", "lape")
-#: Fewer than the recipe has, so that six runs take some four minutes on 2 cores.
+#: Fewer than in the recipe, so that six runs take about four minutes on 2 cores.
 EPOCHS = 8
-#: Digits that there are.
+#: Numbers of training and test digits.
 TRAIN, TEST = 4000, 1000
 #: Untrained models that the range of locality is compared with.
 UNTRAINED = 39
@@ -42,8 +42,8 @@ SIZES = ((20, 20), (28, 28), (40, 40))
 def demo(folder: str | Path, seeds: Sequence[int] = (0, 1, 2), *, quick: bool = False, progress: bool = True) -> Path:
     """Train, evaluate, analyze and write `report.html` in `folder`; returns its path.
 
-    Started again after an interruption, it resumes where it stopped. With `quick` it takes a few steps on a few images,
-    to see that everything works.
+    After an interruption, it resumes where it stopped. With `quick` it takes a few steps on a few images, to see that
+    everything works.
     """
     folder = Path(folder)
     start = time.perf_counter()
@@ -118,13 +118,13 @@ def _report(
     )
     report.heading("Accuracy at the training size")
     report.table(
-        comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels a side, {test:,} test digits, last epoch"
+        comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels per side, {test:,} test digits, last epoch"
     )
     for sentence in comparison.verdict():
         report.note(sentence)
     report.note(
         "The amplitude of the table is not controlled for: it starts with a standard deviation of 0.02, and LaPE's "
-        "norm makes it 1. `graticule study amplitude` compares LaPE with tables that start at other amplitudes."
+        "norm changes it to 1. `graticule study amplitude` compares LaPE with tables that start at other amplitudes."
     )
     report.figure(
         convergence_plot(_curves(comparison, "val_top1"), "val_top1"),
@@ -148,13 +148,13 @@ def _report(
         "Bars are one standard deviation over seeds.",
         "Top-1 accuracy against the size of the test images for both joinings",
     )
-    report.heading("What every layer knows of position")
+    report.heading("Position in each layer")
     report.text(
         "Top: the cosine similarity of every pair of positions as a layer's attention sees them (Eq. 12); bottom: that "
-        "of the center with every position. Locality is the mean distance that a token would look over if it looked "
-        "where the cosine is positive; two-dimensionality is 1 where vertical and horizontal neighbors count alike; "
-        "the range of locality over the layers is a share of that of a uniform map, and is compared with untrained "
-        f"models of the same shape. Seed {comparison.seeds[0]}, last epoch."
+        "of the center with every position. Locality is the mean distance between tokens, weighted by the positive "
+        "part of the cosine; two-dimensionality is 1 if vertical and horizontal neighbors count alike; the range of "
+        "locality over the layers is a share of that of a uniform map, and is compared with untrained models of the "
+        f"same shape. Seed {comparison.seeds[0]}, last epoch."
     )
     for joining, found in sheets.items():
         figure = correlation_sheet(found, f"Position correlations, joining {joining}")
@@ -168,18 +168,18 @@ def _report(
         "Locality against layer for both joinings",
     )
     report.link("Choose a token, a layer and a head, and see both models side by side: the explorer", "explorer.html")
-    report.heading("What this shows, and what it does not")
+    report.heading("Conclusions and limits")
     report.text(f"{recipe.epochs} epochs are few: this shows the beginning of training as much as its end.")
     report.text(
         "It shows that everything works on real images, and the scores of the two joinings with these seeds. "
         "The paper's gains are for ImageNet and CIFAR, hundreds of epochs and far larger models; "
         f"{train:,} training digits and a model of {comparison.parameters[JOININGS[0]]:,} parameters neither "
-        "confirm nor refute them. The test has few seeds: a difference that it does not find may still be there. "
+        "confirm nor refute them. The test has few seeds: a difference that it does not find may still exist. "
         "The scores are those of the last epoch, so that no epoch was picked by looking at the test digits. "
         "The correlation sheets are of one seed."
     )
     report.text(
         f"Made by graticule demo in {seconds:.0f} s on {torch.get_num_threads()} threads with torch "
-        f"{torch.__version__}. Every run folder beside this page holds its recipe, versions, metrics and weights."
+        f"{torch.__version__}. Each run folder beside this page contains its recipe, versions, metrics and weights."
     )
     return report

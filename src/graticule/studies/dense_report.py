@@ -1,4 +1,4 @@
-"""A page on a detector or a segmentation model: predictions beside truth, scores, and position in its backbone."""
+"""Report page of a detector or a segmentation model: predictions beside truth, scores, position in its backbone."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def dense_report(
 
     Args:
         run: of detection or segmentation.
-        count: how many held-out images are drawn, at even distances.
-        threshold: detections of a lower score are not drawn.
+        count: number of held-out images that are drawn, evenly spaced.
+        threshold: detections with a lower score are not drawn.
         checkpoint: best or last.
-        device: where it is computed.
-        progress: whether to show a bar.
+        device: device of the model.
+        progress: whether to show a progress bar.
     """
     task, data, described = run.task(), run.data(), run.described()
     model = run.model(data, checkpoint).to(device)
@@ -55,14 +55,14 @@ def dense_report(
     names = list(described["class_names"])
     report.heading("Classes")
     report.table(*_classes(score, names))
-    report.heading("Which class is taken for which")
+    report.heading("Confusion matrix")
     extra = len(score.confusion) > len(names)
     rows, columns = [*names, *(["nothing"] if extra else [])], [*names, *(["missed"] if extra else [])]
     what = (
-        "Objects by row, as what they were found, of detections with a score and an overlap of at least one half; "
-        "the last row: detections of nothing."
+        "Rows: true classes of objects; columns: predicted classes, of detections with a score and an overlap of at "
+        "least one half. The last row: detections without an object."
         if extra
-        else "Pixels of each class by row, as what they were found."
+        else "Rows: true classes of pixels; columns: predicted classes."
     )
     report.figure(confusion_figure(score.confusion, rows, columns), what, "confusion of classes")
     _position(report, model.backbone, task.recipe)
@@ -70,7 +70,7 @@ def dense_report(
 
 
 def _position(report: Report, backbone: Any, recipe: Any) -> None:
-    """Add what the layers of the backbone see of position, at the size that it is held for."""
+    """Add the maps of position of the backbone's layers, at the size that the model is built for."""
     report.heading("Position in the backbone")
     report.text(f"{recipe.model}, encoding {recipe.encoding or 'its own'}, joining {recipe.joining}.")
     try:

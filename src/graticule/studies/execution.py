@@ -1,8 +1,8 @@
-"""Where the runs of a study are trained: here, in processes on this machine, by Dask or by SLURM.
+"""Execution of the runs of a study: in this process, in local processes, by Dask or by SLURM.
 
-A run is trained wherever its folder can be written. What resumes, retries and waits is the same for all of them: a run
-whose process died is submitted again and resumes from its checkpoint, and one that somebody else trains is waited for.
-Nothing here imports PyTorch: a process sets its number of threads first.
+A run is trained wherever its folder can be written. Resuming, retrying and waiting are the same for all executors: a
+run whose process died is submitted again and resumes from its checkpoint, and runs that other processes train are
+waited for. This module does not import PyTorch: a process sets its number of threads first.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from graticule.progress import hidden
 from graticule.specs import Spec
 from graticule.studies.slurm import missing_package, slurm_executor
 
-#: How often a run whose process died is submitted again without a new checkpoint in between.
+#: Number of times that a run whose process died is submitted again without a new checkpoint in between.
 ATTEMPTS = 3
-#: What a run prints elsewhere, in its folder.
+#: File in the folder of a run with the output of its process.
 OUTPUT = "output.txt"
-#: Seconds between two looks at what is finished, and at runs that others train.
+#: Seconds between two checks for finished runs, and for runs that other processes train.
 _POLL, _PATIENCE = 0.2, 5.0
 
 
 class Submitted(Protocol):
-    """A call that runs elsewhere, as a `concurrent.futures.Future` or a job of submitit."""
+    """A call in another process, as a `concurrent.futures.Future` or a job of submitit."""
 
     def done(self) -> bool:
         """Return whether it has ended."""
 
     def result(self) -> Any:
-        """Return what it returned, or raise what it raised."""
+        """Return the result of the call, or raise its exception."""
 
 
 class Submits(Protocol):
-    """What carries runs: any `concurrent.futures.Executor`, a Dask client, an executor of submitit."""
+    """An executor of runs: any `concurrent.futures.Executor`, a Dask client, an executor of submitit."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
-        """Call `fn(*args)` elsewhere."""
+        """Call `fn(*args)` in another process."""
 
 
 class RunJob(Protocol):
@@ -54,24 +54,24 @@ class RunJob(Protocol):
 
     @property
     def choice(self) -> str:
-        """Return its place among the others."""
+        """Return the name of its choice."""
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
+        """Return the folder of the run."""
 
     @property
     def recipe(self) -> Any:
-        """Its recipe."""
+        """Return its recipe."""
 
 
 def train_runs(runs: Sequence[RunJob], executor: Submits | None = None, *, progress: bool = True) -> None:
-    """Train all runs that are not finished, one after the other in this process, or wherever `executor` carries them.
+    """Train all runs that are not finished, one after the other in this process, or by `executor`.
 
-    Several machines may call this for the same runs in a shared folder: each takes runs that nobody trains.
+    Several machines may call this for the same runs in a shared folder: each takes runs that no other process trains.
 
     Raises:
-        RuntimeError: naming the runs that failed, after all others are finished.
+        RuntimeError: if runs failed, with their names, after all others are finished.
         Interrupted: if the user stopped it.
     """
     if executor is None:
@@ -83,7 +83,7 @@ def train_runs(runs: Sequence[RunJob], executor: Submits | None = None, *, progr
 def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> str:
     """Train or resume a run in this process; returns 'finished', 'in use' or 'stopped'.
 
-    What it prints is appended to `OUTPUT` in its folder.
+    Its output is appended to `OUTPUT` in its folder.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with (
@@ -107,7 +107,7 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
 
 
 def parse_on(on: str) -> tuple[str, str]:
-    """Return what `--on` names, here, local, dask or slurm, and what stands after its colon; starts nothing.
+    """Parse `--on`: here, local, dask or slurm, and the text after its colon; starts nothing.
 
     Raises:
         ValueError: for another text.
@@ -122,13 +122,13 @@ def parse_on(on: str) -> tuple[str, str]:
         return kind, value
     raise ValueError(
         "`on` must be here, local:N (N processes of one thread each), dask:ADDRESS, or slurm with options of submitit, "
-        f"as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
+        f"such as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
     )
 
 
 @contextlib.contextmanager
 def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
-    """Build what `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
+    """Build the executor that `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
 
     Args:
         on: the text.
@@ -166,7 +166,7 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
 
 
 def _terminate(processes: Sequence[BaseProcess]) -> None:
-    """Stop processes: on SIGTERM a run saves a checkpoint; if its process then starts another run, it gets one more."""
+    """Stop processes: SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM."""
     while alive := [process for process in processes if process.is_alive()]:
         for process in alive:
             process.terminate()
@@ -177,7 +177,7 @@ class LocalProcesses:
     """Processes on this machine, of one thread each; they are restarted if one dies.
 
     Args:
-        count: how many.
+        count: number of processes.
     """
 
     def __init__(self, count: int) -> None:
@@ -193,7 +193,7 @@ class LocalProcesses:
             return self._pool.submit(fn, *args)
 
     def close(self) -> None:
-        """End the processes after their present calls."""
+        """End the processes after their current calls."""
         self._pool.shutdown(cancel_futures=True)
 
     def _started(self) -> ProcessPoolExecutor:
@@ -201,7 +201,7 @@ class LocalProcesses:
 
 
 class DaskWorkers:
-    """The workers of a Dask cluster, which calls a function again where its worker died.
+    """Workers of a Dask cluster, which calls a function again if its worker died.
 
     Args:
         client: of the cluster.
@@ -217,7 +217,7 @@ class DaskWorkers:
 
 
 def _use_one_thread() -> None:
-    """Make this process compute in one thread; called before PyTorch is imported."""
+    """Limit this process to one thread; called before PyTorch is imported."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     import torch
 
@@ -225,7 +225,7 @@ def _use_one_thread() -> None:
 
 
 def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
-    """Train the runs one after the other; those that others train come last."""
+    """Train the runs one after the other; those that other processes train come last."""
     from graticule.studies.comparison import format_seconds
     from graticule.training import Run, train
 
@@ -255,7 +255,7 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
 
 
 def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) -> None:
-    """Submit the runs, submit again those whose process died, and show how many epochs are done over all of them."""
+    """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
     from tqdm.auto import tqdm
 
     from graticule.plugins import loaded_plugins
@@ -267,8 +267,8 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
         return executor.submit(train_job, one.recipe.to_dict(), str(one.folder.resolve()), plugins)
 
     outstanding = [(submit(one), one) for one in runs if not Run(one.folder).finished]
-    later: list[tuple[float, RunJob]] = []  # when to submit again
-    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and how often it died there
+    later: list[tuple[float, RunJob]] = []  # with the time to submit again
+    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
     failures: list[str] = []
     total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
     with tqdm(total=total, unit="epoch", disable=hidden(progress), initial=sum(map(_epochs_done, runs))) as bar:
@@ -278,13 +278,13 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
             for future, one in ended:
                 try:
                     state = future.result()
-                except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # of the run itself
+                except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # raised by the run itself
                     failures.append(f"{one.folder}: {error}")
                 except Exception as error:
                     last = Run(one.folder).last
                     before, times = lost.get(one.folder, (last, 0))
-                    times = times if before == last else 0  # it came further than the last time
-                    times += (one.folder / OUTPUT).exists()  # it had begun: one that only waited is not counted
+                    times = times if before == last else 0  # it has a new checkpoint since the last time
+                    times += (one.folder / OUTPUT).exists()  # it had begun: a run that only waited is not counted
                     lost[one.folder] = (last, times)
                     if times > ATTEMPTS:
                         failures.append(f"{one.folder}: {type(error).__name__}: {error}")
@@ -307,7 +307,7 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
 
 
 def _epochs_done(one: RunJob) -> int:
-    """Return how many epochs a run has finished, as its history says."""
+    """Return the number of finished epochs of a run, from its history."""
     from graticule.training import Run
 
     try:

@@ -33,7 +33,7 @@ def latex_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def latex(text: str) -> str:
-    r"""Escape text for LaTeX; a minus before a number is one.
+    r"""Escape text for LaTeX; the hyphen of a negative number becomes a minus sign.
 
     >>> latex("a_b"), latex("-1.5")
     ('a\\_b', '$-$1.5')

@@ -1,7 +1,7 @@
-"""Tables for the docs, made from what is registered and from what can be built.
+"""Tables for the docs, made from the registries and by building models.
 
-`python -m graticule.studies.matrix` writes docs/matrix.md, which says which family takes which encoding with which
-joining, the table of docs/encodings.md, and README's table of what can be chosen.
+`python -m graticule.studies.matrix` writes docs/matrix.md, the combinations of families, encodings and joinings; the
+table of docs/encodings.md; and README's table of choices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from graticule.factory import build_position, list_encodings, list_joinings
 from graticule.grid import Grid
 from graticule.plugins import source_of
 
-#: A model of every family, as small as it can be and still have what makes the family.
+#: A model of every family, as small as possible with all parts that are particular to the family.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT, DeiT": ("vit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
     "DeiT, distilled": (
@@ -86,10 +86,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
-    """Build the small model of `family`, with the encoding of the family's own if none is given.
+    """Build the small model of `family`, with the family's own encoding if none is given.
 
     Raises:
-        ValueError: if the family does not take the encoding, or the encoding not the joining.
+        ValueError: if the family does not take the encoding, or the encoding does not take the joining.
     """
     name, sizes = SMALL[family]
     chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
@@ -105,10 +105,10 @@ def families() -> dict[str, Any]:
 def combinations(
     models: Mapping[str, Any] | None = None, encodings: Sequence[str] | None = None
 ) -> dict[tuple[str, str, str], str]:
-    """Build the position of all of them: (family, encoding, joining) -> '' or the reason why it is refused.
+    """Build the position of all combinations: (family, encoding, joining) -> '' or the reason why it is refused.
 
     Args:
-        models: by name, whose positions are replaced; by default the small ones of all families of the package.
+        models: models by name, whose positions are replaced; by default the small ones of all families of the package.
         encodings: names with options; by default every name.
     """
     found = {}
@@ -122,7 +122,7 @@ def combinations(
 
 
 def _refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Return the reason why a function refuses its arguments; '' if it does not."""
+    """Return the reason why a function refuses its arguments; '' if it accepts them."""
     try:
         function(*args, **kwargs)
     except ValueError as error:
@@ -135,7 +135,7 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
     short = initials()
     legend = ", ".join(f"{letters} = {name}" for name, letters in short.items())
     lines = [
-        "# What goes with what",
+        "# Compatibility",
         "",
         f"Every family with every encoding alone and every joining: {legend}.",
         "A dash marks what is refused, with a reason. Several encodings together (`learnable+relative_bias+peg`) are",
@@ -150,7 +150,7 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
 
 
 def rows(found: Mapping[tuple[str, str, str], str]) -> list[list[str]]:
-    """Return a row per encoding, its name and the initials of the joinings that each family takes it with."""
+    """Return one row per encoding: its name, and the initials of the joinings that it can have in each family."""
     short = initials()
     named, encodings = (list(dict.fromkeys(case[at] for case in found)) for at in (0, 1))
     return [
@@ -165,7 +165,7 @@ def rows(found: Mapping[tuple[str, str, str], str]) -> list[list[str]]:
     ]
 
 
-#: What a table calls the encodings of each kind, the class that they extend, and what they do.
+#: Name of each group of encodings in the tables, their base class, and a description.
 GROUPS: tuple[tuple[str, type, str], ...] = (
     ("absolute", AbsoluteEncoding, "one vector per token, which a joining brings to the layers"),
     ("bias", BiasEncoding, "a number per pair of tokens, added to the logits of attention"),
@@ -176,7 +176,7 @@ GROUPS: tuple[tuple[str, type, str], ...] = (
 
 
 def encodings_table() -> str:
-    """Write the table of encodings: name and options, first line of the docstring, reference, file."""
+    """Return the table of encodings: name and options, first line of the docstring, reference, file."""
     lines = ["| encoding | what it does | reference | file |", "| --- | --- | --- | --- |"]
     for name in _ordered():
         kind = ENCODINGS[name]
@@ -188,7 +188,7 @@ def encodings_table() -> str:
 
 
 def choices_table() -> str:
-    """Write README's table of what can be chosen: the names of encodings by group, of joinings, and of families."""
+    """Return README's table of choices: the names of encodings by group, of joinings, and of families."""
     lines = ["| choice | what it is | names |", "| --- | --- | --- |"]
     for group, _, about in GROUPS:
         names = [name for name in _ordered() if group_of(name) == group]
@@ -231,7 +231,7 @@ def initials() -> dict[str, str]:
 
 
 def reference(kind: type) -> str:
-    """Return the first reference in the docstring of a class or of those it extends."""
+    """Return the first reference in the docstring of a class or of its base classes."""
     for each in kind.__mro__:
         text = " ".join((each.__doc__ or "").split())
         if found := re.search(r"Reference: (.*?\(.*?\d{4}\))", text):

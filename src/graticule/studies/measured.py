@@ -1,7 +1,6 @@
-"""Measurements that are kept: a CSV file per table in docs/data/measured, from which tables and figures are written.
+"""Recorded measurements: a CSV file per table in docs/data/measured, from which tables and figures are written.
 
-`python -m graticule.studies.measured` writes what stands between the markers of each table in the pages of docs, and
-the figures.
+`python -m graticule.studies.measured` writes the tables between their markers in the pages of docs, and the figures.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _LARGEST = 1 << 20  # bytes of a file
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, with what it comes from; numbers as they were printed.
+    """A cell of a table, with its origin; numbers as they were printed.
 
     keys: the headers of the columns that name a row, separated by ' | '.
-    row, column: its place; a row of several keys is separated in the same way.
-    value: a number, or a word; empty where nothing was measured.
+    row, column: the names of its row and column; several keys of a row are separated in the same way.
+    value: a number, or a word; empty if nothing was measured.
     unit: of the value, or a mark after it.
-    low, high: quartiles, or the least and the greatest.
+    low, high: quartiles, or the smallest and the largest value.
     deviation: standard deviation over seeds.
     p, adjusted: of a paired t-test over seeds, and adjusted by Holm's method.
-    command, date, machine: what printed it, when and where.
+    command, date, machine: the command that printed it, the date and the machine.
     """
 
     keys: str
@@ -58,7 +57,7 @@ class Cell:
     machine: str
 
     def __str__(self) -> str:
-        """Write it as in a table."""
+        """Return its text in a table."""
         text = grouped(self.value)
         if self.low:
             text += f" ({grouped(self.low)} to {grouped(self.high)})"

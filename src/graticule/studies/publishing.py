@@ -1,4 +1,4 @@
-"""Write a model as a folder for the Hugging Face hub, with a card: that of a run has what was measured."""
+"""Publishing of a model as a folder for the Hugging Face hub, with a card; the card of a run has its results."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def publish_run(
     """Write the model of a run, its card and the sheet of its position correlations or biases to `folder`.
 
     Args:
-        run: of images: of a classifier, a segmentation model or a detector.
-        folder: is made if it does not exist; a run's own folder is not taken.
+        run: on images: a run of a classifier, a segmentation model or a detector.
+        folder: created if it does not exist; it must not be the folder of a run.
         model: the model of the run with other weights than the best ones.
-        figure_format: pdf and svg are written beside the png, which is what a card can show.
+        figure_format: pdf and svg are written in addition to the png, which the card shows.
 
     Raises:
         ValueError: if the run is on text, or `folder` is that of a run.
-        FileNotFoundError: if the run has saved nothing yet, or its data do not exist, whose statistics a model needs.
+        FileNotFoundError: if the run has no checkpoint yet, or its data do not exist, whose statistics a model needs.
     """
     folder = _checked(Path(folder))
     if not run.task().inputs.startswith("images"):
@@ -60,17 +60,17 @@ def publish(
     host: str | None = None,
     figure_format: Literal["png", "pdf", "svg"] = "png",
 ) -> Path:
-    """Write a model that is not a run's, its card and the sheet of its correlations or biases to `folder`.
+    """Write a model that does not belong to a run, its card and the sheet of its correlations or biases to `folder`.
 
     Args:
-        model: as `graticule.save_pretrained` takes it.
-        folder: is made if it does not exist; a run's own folder is not taken.
+        model: as for `graticule.save_pretrained`.
+        folder: created if it does not exist; it must not be the folder of a run.
         name: of the model, for the sheet.
-        host: of a module with an attached position, as `graticule.save_pretrained` takes it.
-        figure_format: pdf and svg are written beside the png, which is what a card can show.
+        host: of a module with an attached position, as for `graticule.save_pretrained`.
+        figure_format: pdf and svg are written in addition to the png, which the card shows.
 
     Raises:
-        ValueError: if the model cannot be built again from names, or `folder` is that of a run.
+        ValueError: if the model cannot be rebuilt from names, or `folder` is that of a run.
     """
     folder = _checked(Path(folder))
     written = save_pretrained(model, folder, host=host)
@@ -81,7 +81,7 @@ def publish(
 def _checked(folder: Path) -> Path:
     """Check that a model can be written to a folder."""
     if (folder / "recipe.json").exists():
-        raise ValueError(f"`folder` must be a new one or one of a published model, got {str(folder)!r}, a run.")
+        raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
     return folder
 
 
@@ -95,7 +95,7 @@ def _data(recipe: Any) -> str:
 
 
 def _results(run: Any, recipe: Any, held_out: str) -> list[tuple[str, str]]:
-    """Return the results of a finished run, in the words of its metric."""
+    """Return the results of a finished run, with names of its metric."""
     if not run.finished:
         return []
     result, metric = run.result(), recipe.metric
@@ -108,7 +108,7 @@ def _results(run: Any, recipe: Any, held_out: str) -> list[tuple[str, str]]:
 
 
 def _measured(run: Any) -> str:
-    """Describe where and with what versions a run was trained."""
+    """Describe the machine and the versions that a run was trained with."""
     described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
     versions, machine = described.get("versions", {}), described.get("machine", {})
     with_ = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "timm") if name in versions)
@@ -117,7 +117,7 @@ def _measured(run: Any) -> str:
 
 
 def _figures(model: Any, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
-    """Draw the position correlations of the first stage, or its biases where there is no table."""
+    """Draw the position correlations of the first stage, or its biases if it has no table."""
     folder.mkdir(parents=True, exist_ok=True)
     formats = dict.fromkeys(("png", figure_format))
     if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Which resampler keeps the features and scores of a model at sizes that it was not trained at."""
+"""Comparison of resamplers by the features and scores of a model at sizes that it was not trained at."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from graticule.surgery.resampler import resampled_modules, with_resampler
 
 Size = tuple[int, int]
 
-#: Tried besides every name with its defaults.
+#: Tried in addition to every name with its defaults.
 _VARIANTS = ("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)")
 
 
 @dataclass(frozen=True)
 class ResamplerStudy:
-    """Values of every image under every resampler, at every size.
+    """Values of every image with every resampler, at every size.
 
-    own: the resamplers that the model has.
-    trained_at: (height, width) of the images whose features are compared with, in pixels.
+    own: the resamplers of the model.
+    trained_at: (height, width) in pixels of the reference images.
     similarity: resampler -> size -> cosine of the features of every image at that size and at `trained_at`.
     correct: the same with 100 for a correct class and 0 for another one; empty without labels.
     """
@@ -55,12 +55,12 @@ class ResamplerStudy:
         return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
 
     def notes(self) -> list[str]:
-        """Describe what the table means."""
+        """Return notes that explain the table."""
         count = len(next(iter(next(iter(self.similarity.values())).values())))
         notes = [
             f"mean ± standard error over {count} images; cosine with the features at {_text(self.trained_at)}; "
             f"the model has {', '.join(self.own)}",
-            "*: the best at that size, and those that a paired t-test over images (5 %, Holm) does not tell from it",
+            "*: the best at that size, and those that do not differ from it in a paired t-test over images (5 %, Holm)",
         ]
         for size in next(iter(self.similarity.values())):
             values = [by[size] for by in self.similarity.values()]
@@ -84,7 +84,7 @@ class ResamplerStudy:
 
 
 def candidates() -> list[str]:
-    """List the resamplers that are tried: every name with its defaults, and some options of those with several."""
+    """List the resamplers that are tried: every name with its defaults, and some with other options."""
     names = [
         name for name in RESAMPLERS if not any(o.default is Parameter.empty for o in RESAMPLERS.options(name).values())
     ]
@@ -102,19 +102,19 @@ def try_resamplers(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> ResamplerStudy:
-    """Compare the pooled features of images at several sizes with those at the size of the training.
+    """Compare the pooled features of images at several sizes with those at the training size.
 
     Args:
         model: a backbone.
-        images: size -> images (C, height, width); the same ones at every size, and at `trained_at`.
+        images: size -> images (C, height, width); the same images at every size, and at `trained_at`.
         trained_at: (height, width), in pixels.
-        labels: the classes of the images, in the order of the model's outputs; None where they are not known.
+        labels: the classes of the images, in the order of the model's outputs; None if they are not known.
         batch_size: images per forward pass.
-        device: where the model runs.
-        progress: whether to show a bar.
+        device: device of the model.
+        progress: whether to show a progress bar.
 
     Raises:
-        ValueError: if nothing of the model is resampled.
+        ValueError: if the model resamples nothing.
     """
     own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
     tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
@@ -160,7 +160,7 @@ def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, dec
     for name, each in values.items():
         error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
         p = adjusted.get(name)
-        # without a test, as where all differ by the same, only equal values count as equal
+        # without a test, as when all differences are equal, only equal means count as equal
         alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
         cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
     return cells

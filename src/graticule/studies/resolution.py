@@ -1,4 +1,4 @@
-"""Accuracy at sizes that the runs of a comparison were not trained at, with error bars."""
+"""Accuracy at sizes other than the training size of the runs of a comparison, with error bars."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Resolutions:
 
     The weights are those of the last epoch, as in the comparison.
 
-    images: how many the scores are over.
-    mode: what becomes of the images at other sizes, zoom, canvas or crop (`graticule.tasks.evaluate`).
+    images: number of test images.
+    mode: how images are changed to another size: zoom, canvas or crop (`graticule.tasks.evaluate`).
     unplaced: the choices whose crops had the position of a whole image, since their encodings cannot encode a crop.
     """
 
@@ -41,7 +41,7 @@ class Resolutions:
 
     @property
     def decimals(self) -> int:
-        """Return how many decimals of a mean are shown: as many as the number of images and seeds supports."""
+        """Return the number of decimals of a mean that the number of images and seeds supports."""
         return supported_decimals(TOP1, self.images, len(self.seeds))
 
     @property
@@ -58,22 +58,22 @@ class Resolutions:
         return difference_rows(self.scores, self._name, self.decimals)
 
     def note(self) -> str:
-        """Describe how many tests `differences` has and how their p values are adjusted."""
+        """Describe the number of tests in `differences` and the adjustment of their p values."""
         return difference_note(self.scores)
 
     def markdown(self) -> str:
-        """Return both tables in Markdown; the second only where there is something to compare."""
+        """Return both tables in Markdown; the second only if there is something to compare."""
         said = [self.unplaced_note()] if self.unplaced else []
         if len(self.scores) == 1:
             return "\n\n".join([markdown(self.rows()), *said])
         return "\n\n".join([markdown(self.rows(), self.differences()), self.note(), *said])
 
     def unplaced_note(self) -> str:
-        """Describe whose crops had the position of a whole image."""
+        """Name the choices whose crops had the position of a whole image."""
         return f"With the position of a whole image, since they cannot encode a crop: {', '.join(self.unplaced)}."
 
     def figure(self, title: str = "") -> Figure:
-        """Draw accuracy against size, bars of one standard deviation."""
+        """Draw accuracy against size, with bars of one standard deviation."""
         return resolution_plot(self.scores, trained_at=self.trained_at, title=title)
 
     def write(self, folder: Path) -> list[Path]:
@@ -100,10 +100,10 @@ def resolutions(
     """Evaluate the last weights of every run of `comparison` at `sizes` = (height, width), in pixels.
 
     With `mode` zoom the images are scaled to each size; with canvas they keep their scale, with more room around them;
-    with crop they keep it, too, and only their middle is left.
+    with crop they also keep it, and only their center is used.
 
     Raises:
-        ValueError: for no size, one twice, or one that a model cannot take, before any work.
+        ValueError: before any work, for no size, duplicates, or a size that a model cannot take.
     """
     sizes = list(sizes)
     if not sizes or len(set(sizes)) < len(sizes):

@@ -1,4 +1,4 @@
-"""A page on any runs: their results, learning curves, recipes, and what their layers see of position."""
+"""Report page of runs: their results, learning curves, recipes, and the position in their layers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from graticule.studies.comparison import Comparison, format_seconds
 from graticule.studies.runs import LONGEST_LABEL, Summary, curve, flat_values, group_seeds, summarise
 from graticule.training import Run
 
-#: Groups of runs whose position is drawn, at most.
+#: Maximum number of groups of runs whose position is drawn.
 _MOST_MODELS = 6
 
 
 def run_report(runs: Mapping[str, Run], *, untrained: int = 39, position: bool = True) -> Report:
-    """Return the page of runs, finished or not, of one metric.
+    """Return the page of runs of one metric, finished or not.
 
-    Runs whose recipes differ in the seed alone are a group, and have one line, their mean. Scores are those of the last
+    Runs whose recipes differ only in the seed are a group, and have one line, their mean. Scores are those of the last
     epoch. Groups that are finished with the same seeds are tested against the first.
 
     Args:
         runs: name -> run.
         untrained: number of untrained models that the locality of a trained one is compared with.
-        position: whether to open the first run of each group and draw what its layers see of position.
+        position: whether to load the first run of each group and draw its maps of position.
 
     Raises:
-        ValueError: if there are none, one is damaged or has no epoch yet, or they are judged by different metrics.
+        ValueError: if there are no runs, one is damaged or has no epoch yet, or they are judged by different metrics.
     """
     summaries = {name: summarise(run.folder) for name, run in runs.items()}
     _check(summaries)
@@ -66,7 +66,7 @@ def run_report(runs: Mapping[str, Run], *, untrained: int = 39, position: bool =
     _recipes(report, summaries, groups)
     if position:
         _position(report, runs, groups, untrained)
-    report.heading("How this was made")
+    report.heading("Versions and machine")
     report.text(_made(next(iter(runs.values()))))
     return report
 
@@ -78,7 +78,7 @@ def _check(summaries: Mapping[str, Summary]) -> None:
         if one.damage:
             raise ValueError(f"`runs` must not be damaged, got {name}: {one.damage}.")
         if not one.epoch or one.metric is None:
-            raise ValueError(f"`runs` must have come to the end of an epoch, got {name}, which has not yet.")
+            raise ValueError(f"`runs` must have finished at least one epoch, got {name}, which has not.")
     metrics = {one.metric.title for one in summaries.values() if one.metric is not None}
     if len(metrics) > 1:
         raise ValueError(
@@ -89,7 +89,7 @@ def _check(summaries: Mapping[str, Summary]) -> None:
 def _comparison(
     runs: Mapping[str, Run], summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]]
 ) -> Comparison | None:
-    """Return the comparison of groups that have finished with the same seeds; None for others, and for one run."""
+    """Return the comparison of groups that have finished with the same seeds; None for other groups or one run."""
     seeds = [tuple(sorted(int(summaries[name].recipe.get("seed", 0)) for name in names)) for names in groups.values()]
     finished = all(one.state == "finished" and one.last is not None for one in summaries.values())
     if len(runs) == 1 or not finished or len(set(seeds)) > 1 or len(set(seeds[0])) < len(seeds[0]):
@@ -119,7 +119,7 @@ def _row(name: str, one: Summary) -> list[str]:
 
 
 def _curves(report: Report, summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]], score: str) -> None:
-    """Add the learning curves of the score and of the loss, as far as all runs have them."""
+    """Add the learning curves of the score and of the losses that all runs have."""
     for column in dict.fromkeys((score, "train_loss", "val_loss")):
         if column not in METRICS or any(column not in one.metrics for one in summaries.values()):
             continue
@@ -135,13 +135,13 @@ def _curves(report: Report, summaries: Mapping[str, Summary], groups: Mapping[st
 
 
 def _recipes(report: Report, summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]]) -> None:
-    """Add the values of the recipes: those that differ by group, and those that all have."""
+    """Add the values of the recipes: those that differ between groups, and those that all share."""
     values = {label: flat_values(summaries[names[0]].recipe) for label, names in groups.items()}
     keys = [key for key in dict.fromkeys(key for one in values.values() for key in one) if key != "seed"]
     differing = [key for key in keys if len({one.get(key) for one in values.values()}) > 1]
     if differing:
         rows = [[key, *(one.get(key, "-") for one in values.values())] for key in differing]
-        report.table(["value", *values], rows, "what differs")
+        report.table(["value", *values], rows, "values that differ")
     first = next(iter(values.values()))
     same = [f"{key}={first[key]}" for key in keys if key not in differing and first[key] not in ("None", "")]
     report.text(f"All have {', '.join(same)}.")
@@ -149,7 +149,7 @@ def _recipes(report: Report, summaries: Mapping[str, Summary], groups: Mapping[s
 
 def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequence[str]], untrained: int) -> None:
     """Add the maps of position of the first run of each group."""
-    report.heading("What every layer sees of position")
+    report.heading("Position in each layer")
     found: dict[str, Correlations] = {}
     for label, names in list(groups.items())[:_MOST_MODELS]:
         run = runs[names[0]]
@@ -177,7 +177,7 @@ def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequ
 
 
 def _made(run: Run) -> str:
-    """Return with what the runs were trained."""
+    """Return a sentence on the versions and the machine of a run."""
     described = read_json(run.recipe_file)
     versions = ", ".join(f"{name} {version}" for name, version in described.get("versions", {}).items())
     machine = ", ".join(f"{key} {value}" for key, value in described.get("machine", {}).items())

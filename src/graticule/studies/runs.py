@@ -1,4 +1,4 @@
-"""Runs with their progress and results, read from recipe and metrics alone, without PyTorch."""
+"""Progress and results of runs, read from recipe and metrics alone, without PyTorch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from graticule.metric import METRICS, Metric
 from graticule.run_folder import RunFolder
 from graticule.typed import Epochs, Flag, read_typed
 
-#: Column -> its value in every epoch, NaN where there is none.
+#: Column -> its value in every epoch, NaN for an empty cell.
 Metrics = dict[str, list[float]]
 State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
 
-MOST_EPOCHS = 100_000  # of metrics that are read
-_LARGEST = 64 << 20  # bytes of them
+MOST_EPOCHS = 100_000  # that are read of a file of metrics
+_LARGEST = 64 << 20  # bytes of such a file
 LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
 
 
@@ -52,7 +52,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 @with_config(ConfigDict(extra="allow"))
 class _Epochs(TypedDict):
-    """The values that are read of a recipe, whatever version wrote it."""
+    """The values that are read from a recipe, whatever version wrote it."""
 
     epochs: Epochs
     cooldown_epochs: NotRequired[Epochs]
@@ -77,12 +77,12 @@ class _Described(TypedDict):
 
 @dataclass(frozen=True)
 class Summary:
-    """The state and the results of a run.
+    """State and results of a run.
 
     state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
-    recipe, metrics: empty where they cannot be read.
-    metric: the score that it is judged by: the recorded one, or else the one whose column its metrics have, or None.
-    changed: when its metrics or its log last changed, in seconds since 1970.
+    recipe, metrics: empty if they cannot be read.
+    metric: the score that it is judged by: the recorded one, or else one whose column is in its metrics, or None.
+    changed: time of the last change of its metrics or its log, in seconds since 1970.
     """
 
     folder: Path
@@ -100,12 +100,12 @@ class Summary:
 
     @property
     def epochs(self) -> int | None:
-        """Return how many epochs the recipe asks for; None if it cannot be read."""
+        """Return the number of epochs of the recipe; None if it cannot be read."""
         return self.recipe["epochs"] + self.recipe.get("cooldown_epochs", 0) if self.recipe else None
 
     @property
     def best(self) -> tuple[float, int] | None:
-        """Return the best score and its epoch, the first of equals; None if no epoch has one."""
+        """Return the best score and its epoch, the first one of equal scores; None if no epoch has one."""
         if self.metric is None or not any(map(math.isfinite, self._scores)):
             return None
         column = self.metric.column
@@ -130,7 +130,7 @@ class Summary:
 
 
 def summarise(folder: Path) -> Summary:
-    """Read the progress and the results of the run in `folder`; damage is part of the summary and raises nothing."""
+    """Read the progress and the results of the run in `folder`; damage is part of the summary and raises no error."""
     run = RunFolder(folder)
     recipe: dict[str, Any] = {}
     metrics: Metrics = {}
@@ -158,7 +158,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as plain values, whatever version and whatever plugin wrote it.
+    """Read the recipe of a run as plain values, whatever version or plugin wrote it.
 
     Raises:
         ValueError: if it is not a recipe.
@@ -177,11 +177,11 @@ def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read the metrics of a run: columns of as many values, of which `epoch` is one; an empty cell is NaN.
+    """Read the metrics of a run: columns of equal length, one of them `epoch`; an empty cell is NaN.
 
     Raises:
         FileNotFoundError: if there are none yet.
-        ValueError: if something else is in the file.
+        ValueError: if the file is no such table.
     """
     try:
         content = read_bytes(path, _LARGEST)
@@ -190,7 +190,7 @@ def read_metrics(path: Path) -> Metrics:
     try:
         text = content.decode("utf-8")
         header, *rows = itertools.islice(csv.reader(io.StringIO(text, newline="")), MOST_EPOCHS + 2)
-    except (ValueError, csv.Error):  # nothing in it, or no text
+    except (ValueError, csv.Error):  # an empty file, or no text
         raise ValueError(f"{path.name}: no table") from None
     if len(rows) > MOST_EPOCHS:
         raise ValueError(f"{path.name}: more than {MOST_EPOCHS:,} epochs")
@@ -214,7 +214,7 @@ def read_metrics(path: Path) -> Metrics:
 class Point(NamedTuple):
     """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs.
 
-    seconds: of training up to here, mean over runs.
+    seconds: of training up to this epoch, mean over runs.
     """
 
     epoch: int
@@ -224,7 +224,7 @@ class Point(NamedTuple):
 
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
-    """Return `metric` over the epochs that all `runs` have finished; NaN where one of them has no finite value."""
+    """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""
     shared = set.intersection(*[set(run["epoch"]) for run in runs])
     points = []
     clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
@@ -247,7 +247,7 @@ def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
         recipes: name of a run -> its recipe, as plain values.
 
     Returns:
-        The values in which a group differs from the others, such as joining=lape -> the names of its runs.
+        A label with the values in which a group differs from the others, such as joining=lape -> names of its runs.
     """
     groups: list[tuple[dict[str, str], list[str]]] = []
     for name, recipe in recipes.items():
@@ -263,13 +263,13 @@ def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
     found = {}
     for values, names in groups:
         label = ", ".join(f"{key}={values.get(key, '-')}" for key in differing)
-        label = label or f"{values.get('model')}, {values.get('joining')}"  # there is one group alone
+        label = label or f"{values.get('model')}, {values.get('joining')}"  # there is only one group
         found[label if len(label) <= LONGEST_LABEL else f"as {names[0]}"] = names
     return found
 
 
 def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Name every value of a recipe as on the command line: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
+    """Return every value of a recipe by its command-line name: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
     found: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -280,7 +280,7 @@ def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _held(folder: Path) -> bool:
-    """Return whether a process trains in `folder`, as `Run.running` does, but without writing to the folder."""
+    """Return whether a process trains in `folder`, like `Run.running` but without writing to the folder."""
     try:
         import fcntl
 
@@ -301,7 +301,7 @@ def _changed(path: Path) -> float:
 
 
 def _short(error: Exception, path: Path) -> str:
-    """Return a message about the file `path` with its name alone."""
+    """Return the message of an error with the name of the file `path` instead of its path."""
     return str(error).replace(f"{path} is damaged", path.name).replace(str(path), path.name).rstrip(".")
 
 

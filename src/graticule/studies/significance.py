@@ -1,4 +1,4 @@
-"""Differences that chance explains: a paired test over seeds, and a correction for making many tests."""
+"""Significance of differences: a paired test over seeds, and a correction for multiple tests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from statistics import fmean, stdev
 import numpy as np
 from scipy import stats
 
-#: A difference is one beyond chance below this p, adjusted for all tests that are made together.
+#: A difference is beyond chance if its p, adjusted for all tests of a family, is below this.
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    r"""A paired t-test of n seeds: the mean of the differences d_i of two choices, and what chance leaves of it.
+    r"""Result of a paired t-test of n seeds: the mean of the differences d_i of two choices, and its significance.
 
     difference: the mean of the d_i.
     low, high: its 95 % confidence interval.
     p: two-sided, of the hypothesis that the mean is zero.
-    effect: Hedges' g of paired differences; None for two seeds, of which there is no unbiased estimate,
+    effect: Hedges' g of paired differences; None for two seeds, which allow no unbiased estimate,
 
     .. math:: g = \frac{\bar d}{s_d} \cdot \frac{\Gamma(m / 2)}{\sqrt{m / 2}\, \Gamma((m - 1) / 2)}, \quad m = n - 1
 
@@ -38,7 +38,7 @@ class PairedTest:
 def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTest | None:
     """Test whether the scores differ from those of the same seeds in `reference`.
 
-    Returns None with fewer than two seeds, if all differ by the same, or if a score is not finite.
+    Returns None with fewer than two seeds, if all differences are equal, or if a score is not finite.
     """
     differences = [a - b for a, b in zip(scores, reference, strict=True)]
     count = len(differences)
@@ -55,18 +55,18 @@ def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTe
 
 
 def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Return the two-sided p of `paired_test`; None where there is no test."""
+    """Return the two-sided p of `paired_test`; None without a test."""
     found = paired_test(scores, reference)
     return None if found is None else found.p
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    r"""Adjust the p values of one family of tests, so that below 5 % all of them together are wrong in 5 % at most.
+    r"""Adjust the p values of one family of tests, so that at 5 % the chance of any false positive is at most 5 %.
 
     .. math:: \tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1)\, p_{(j)}), \quad p_{(1)} \le \dots \le p_{(m)}
 
-    Values that are None, where there was no test, stay None and do not count. It assumes nothing of how the tests
-    depend on each other. Written out in numpy: scipy has no such function, and the one of statsmodels
+    Values that are None (no test) remain None and are not counted. The tests may depend on each other in any way. It is
+    written in numpy, since scipy has no such function, and the one of statsmodels
     (`multipletests(..., method="holm")`) would be a dependency for these lines.
 
     Reference: A Simple Sequentially Rejective Multiple Test Procedure (Holm, 1979).
@@ -80,15 +80,15 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def conclusion(test: PairedTest, adjusted: float, tests: int) -> str:
-    """Describe what a test shows, in a few words.
+    """Return the conclusion of a test in a few words.
 
-    Where the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
-    agree with none, and that is what is said.
+    If the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
+    rule one out, and the conclusion says so.
 
     Args:
         test: one of a family.
         adjusted: its p adjusted for all tests of the family.
-        tests: how many these are.
+        tests: number of tests in the family.
     """
     if adjusted < LEVEL:
         return "a difference beyond chance"
@@ -96,12 +96,12 @@ def conclusion(test: PairedTest, adjusted: float, tests: int) -> str:
 
 
 def uncorrected(tests: int) -> str:
-    """Say of a test that its p is below 5 % only before it is adjusted for all `tests` of its family."""
+    """Return the conclusion that p is below 5 % only before it is adjusted for all `tests` of the family."""
     return f"not significant after correction for {tests} tests"
 
 
 def finding(test: PairedTest | None, adjusted: float | None, decimals: int, tests: int) -> str:
-    """Describe what a test shows, given its p adjusted for all `tests` of its family."""
+    """Describe the result of a test, given its p adjusted for all `tests` of its family."""
     if test is None or adjusted is None:
         return "not tested (too few seeds, or the same difference in all)"
     interval = f"95 % interval {test.low:+.{decimals}f} to {test.high:+.{decimals}f}"
@@ -115,7 +115,7 @@ def format_p(p: float | None) -> str:
 
 
 def holm_note(tests: int) -> str:
-    """Say of a table how many tests it has and how their p values are adjusted."""
+    """Describe the number of tests of a table and the adjustment of their p values."""
     if tests == 0:
         return "no test: too few seeds, or the same difference in all"
     return f"p of a paired t-test over seeds, then adjusted by Holm's method for {tests} comparison{'s' * (tests > 1)}"

@@ -10,7 +10,7 @@ from typing import Any
 from graticule.names import known_name
 from graticule.specs import Spec
 
-#: Arguments of a script that no option sets, and the options of submitit that have another name there.
+#: Arguments of the script that no option sets, and options of submitit that have another name in the script.
 _OURS = ("command", "folder", "job_name")
 _SHARED = {"timeout_min": "time", "mem_gb": "mem", "tasks_per_node": "ntasks_per_node"}
 
@@ -37,7 +37,7 @@ def slurm_executor(on: str, folder: Path) -> Any:
 
 
 def slurm_script(on: str, folder: Path) -> str:
-    """Return the script that SLURM would get for one run, without submitting it.
+    """Return the batch script of one run for SLURM, without submitting it.
 
     Raises:
         ValueError: for options that submitit does not know.
@@ -63,5 +63,5 @@ def slurm_script(on: str, folder: Path) -> str:
 
 
 def missing_package(kind: str, package: str) -> str:
-    """Describe which package `--on` needs and how to install it."""
+    """Return the message that `--on` needs a package, with the command that installs it."""
     return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'

@@ -1,4 +1,4 @@
-"""A study: a question, the runs that answer it, and how the answer is tested; a short Python file each."""
+"""Studies: a question, the runs that answer it, and the tests of the answer, in one short Python file per study."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from graticule.names import known_name
 from graticule.plugins import call_file
 from graticule.typed import Seed, Side, check_fields
 
-#: A score of a run: its metric, at what it was measured, and its value.
+#: A score of a run: its metric, its condition (such as 'canvas 40'), and its value.
 Measured = tuple[str, str, float]
-#: At what the score of the last epoch of training is measured.
+#: Condition of the score of the last epoch of training.
 TRAINED = "trained"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The number of a run that a study is decided by: a score, or the difference of two scores of the same run.
+    """The number of a run that decides a study: a score, or the difference of two scores of the same run.
 
     metric: of the scores; None for that of the recipe.
-    at: at what it is measured: 'trained', or a mode and a size, such as 'canvas 40'.
-    minus: at what the score is measured that is subtracted; None for none.
+    at: condition of the measurement: 'trained', or a mode and a size, such as 'canvas 40'.
+    minus: condition of the score that is subtracted; None for none.
     """
 
     metric: str | None = None
@@ -34,7 +34,7 @@ class Endpoint:
     minus: str | None = None
 
     def __str__(self) -> str:
-        """Name it in a table."""
+        """Return its name for a table."""
         name = self.metric or "score"
         return f"{name} ({self.at})" + (f" - {name} ({self.minus})" if self.minus else "")
 
@@ -45,23 +45,23 @@ class Study:
 
     question: one sentence.
     recipe: the name of a recipe.
-    choices: label -> fields of the recipe that are changed; what is compared.
+    choices: label -> changed fields of the recipe; the choices are compared.
     seconds: estimated wall time of a run on one core, or variant -> that of its runs.
     variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
-    without: (choice, variant) of what is left out, such as an encoding that a model cannot take.
-    base: fields of the recipe that are changed for all.
+    without: (choice, variant) pairs that are left out, such as an encoding that a model cannot take.
+    base: fields of the recipe that are changed for all choices.
     seeds: the same for every choice and variant.
-    sizes: (height, width) of the images that the last weights are also tested at.
-    modes: what becomes of the images there, zoom, canvas or crop; only sizes up to that of the training are crops.
+    sizes: further (height, width) of images that the last weights are tested at.
+    modes: how images are changed to those sizes: zoom, canvas or crop; only sizes up to the training size are crops.
     tests: (choice, the choice it is tested against); all against the first by default.
     described: further metrics whose means are shown and not tested.
-    interactions: (a, b, c, d): whether a gains on b what c gains on d, the contrast (a - b) - (c - d).
-    endpoint: what is tested, decided before the runs.
-    controls: which choices are controls, and for what; a sentence.
+    interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
+    endpoint: the number that is tested, fixed before the runs.
+    controls: a sentence that names the controls and their purpose.
     follows: the paper and table that it repeats on a small scale.
-    limits: what the result does not show; a sentence.
-    folder: what the folder of the data is called in the command; empty where none has to be named.
-    measure: further scores of a finished run.
+    limits: a sentence on the limits of the result.
+    folder: name of the data folder in the command; empty if none is needed.
+    measure: function that returns further scores of a finished run.
     """
 
     question: str
@@ -88,8 +88,8 @@ class Study:
         check_fields(self)
         if not self.choices or not self.variants or not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
-                f"`choices`, `variants` and `seeds` must not be empty, nor seeds twice, got {list(self.choices)}, "
-                f"{list(self.variants)}, {list(self.seeds)}."
+                "`choices`, `variants` and `seeds` must not be empty, and seeds must differ, got "
+                f"{list(self.choices)}, {list(self.variants)}, {list(self.seeds)}."
             )
         for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
             for name in (name for group in groups for name in group):
@@ -117,7 +117,7 @@ class Study:
 
     @property
     def cells(self) -> dict[str, tuple[str, str]]:
-        """The name of the runs of every choice in every variant that has it -> (choice, variant)."""
+        """Map the name of each choice in each of its variants to (choice, variant)."""
         return {
             f"{choice}, {variant}" if variant else choice: (choice, variant)
             for variant in self.variants
@@ -156,13 +156,13 @@ class Study:
 
 
 def place(mode: str, size: tuple[int, int]) -> str:
-    """Name a size, (height, width), and what becomes of the images there: 'canvas 40', 'zoom 32x36'."""
+    """Return the name of a mode and a size, (height, width): 'canvas 40', 'zoom 32x36'."""
     height, width = size
     return f"{mode} {height}" + (f"x{width}" if width != height else "")
 
 
 def list_studies() -> dict[str, str]:
-    """List the studies of the package: name -> its question; without importing PyTorch."""
+    """List the studies of the package, name -> question, without importing PyTorch."""
     return {name: load_study(name).question for name in _names()}
 
 
@@ -170,7 +170,7 @@ def load_study(name: str) -> Study:
     """Load a study by its name, or from a Python file with a function `study()`.
 
     Raises:
-        ValueError: for an unknown name, or a file that raises or is without such a function.
+        ValueError: for an unknown name, or a file that raises or has no such function.
         FileNotFoundError: for a file that does not exist.
     """
     if name.endswith(".py"):

@@ -1,4 +1,4 @@
-"""What the table of a study says: means, tests, a figure, and a text for the docs, all made from its rows."""
+"""Report of a study: means, tests, a figure and a text for the docs, all generated from the rows of its table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Values = dict[tuple[str, str], dict[int, float]]
 
 @dataclass(frozen=True)
 class Tested:
-    """The test of a choice against another one in a variant, or of a difference of two against that of two others.
+    """Test of the difference between two choices in a variant, or between two such differences.
 
-    adjusted: p adjusted by Holm's method for all tests of the study; None where there is no test.
-    seeds: how many both have.
+    adjusted: p adjusted by Holm's method for all tests of the study; None without a test.
+    seeds: number of seeds that both have.
     """
 
     choice: str
@@ -44,11 +44,11 @@ class Tested:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """The results of a study.
+    """Results of a study.
 
     name: of the study.
-    study: what was asked.
-    rows: of its table.
+    study: the study.
+    rows: the rows of its table.
     """
 
     name: str
@@ -64,15 +64,15 @@ class StudyReport:
     def endpoint(self) -> str:
         """The name of the endpoint."""
         end, name = self.study.endpoint, _title(self.metric)
-        return f"{name} {_place(end.at)}" + ("" if end.minus is None else f" less that {_place(end.minus)}")
+        return f"{name} {_place(end.at)}" + ("" if end.minus is None else f" minus that {_place(end.minus)}")
 
     @property
     def measured(self) -> str:
-        """Return a sentence on what the table of means shows."""
+        """Return a sentence that describes the table of means."""
         return f"{_title(self.metric)} with the recipe `{self.study.recipe}`, mean and standard deviation over seeds."
 
     def values(self, at: str, metric: str | None = None) -> Values:
-        """Return what was measured at `at`."""
+        """Return the values measured at `at`."""
         wanted = metric or self.metric
         found: Values = {}
         for row in self.rows:
@@ -109,7 +109,7 @@ class StudyReport:
         ]
 
     def means(self, metric: str | None = None) -> Rows:
-        """Return a header, then a row per choice: mean and standard deviation over seeds in each variant and place.
+        """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
 
         Args:
             metric: that of the endpoint by default.
@@ -153,7 +153,7 @@ class StudyReport:
         return rows
 
     def sentences(self) -> list[str]:
-        """Describe what each test shows, a sentence each."""
+        """Return one sentence per test about its result."""
         tests = self.tests()
         count = _made(tests)
         return [
@@ -165,9 +165,9 @@ class StudyReport:
         ]
 
     def markdown(self, figure: str | None = None) -> str:
-        """Return the text for the docs: question, command, where the numbers come from, tables, figure, limits."""
+        """Return the text for the docs: question, command, origin of the numbers, tables, figure, limits."""
         study = self.study
-        asked = f"**{study.question}**" + (f" After {study.follows}." if study.follows else "")
+        asked = f"**{study.question}**" + (f" Based on {study.follows}." if study.follows else "")
         command = f"`graticule study {self.name}{f' --data-root {study.folder}' if study.folder else ''}`"
         if not self.rows:
             return f"{asked}\n\n{command}: not run. It takes about {self.cost()} on one core."
@@ -181,14 +181,16 @@ class StudyReport:
         if len(rows := self.findings()) > 1:
             tests = self.tests()
             count = _made(tests)
-            said = (
-                f"Endpoint, fixed before the runs: {self.endpoint}. p is that of a paired t-test over seeds, then "
-                f"adjusted by Holm's method for {count} test{'s' * (count != 1)}."
+            said = f"Endpoint, fixed before the runs: {self.endpoint}. " + (
+                f"p is from a paired t-test over seeds, and p (Holm) is adjusted by Holm's method for {count} "
+                f"test{'s' * (count != 1)}."
+                if count
+                else "Differences are not tested, which takes two seeds."
             )
             if any(one.test is not None and one.test.p < LEVEL and not one.supported for one in tests):
                 said += (
-                    " The intervals are not adjusted: where one excludes zero and the adjusted p is 0.05 or more, the "
-                    "runs do not decide."
+                    " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
+                    "result is inconclusive."
                 )
             text += [said, markdown(rows)]
         if figure:
@@ -198,12 +200,12 @@ class StudyReport:
         return "\n\n".join(text)
 
     def latex(self) -> str:
-        """Return both tables for LaTeX with the package booktabs."""
+        """Return both tables as LaTeX, for the package booktabs."""
         tables = [table for table in (self.means(), self.findings()) if len(table) > 1]
         return "\n".join(latex_table(columns, rows) for columns, *rows in tables)
 
     def provenance(self) -> str:
-        """Describe how many runs there are, from when, and with which versions and machine."""
+        """Describe the number, dates, versions and machine of the runs."""
         runs = {row.cell: row for row in self.rows}
         dates, versions, machines = (
             sorted({of(row) for row in runs.values()})
@@ -220,7 +222,7 @@ class StudyReport:
         return f"{there} runs, {when}, {took} per run, {'; '.join(machines)}; {'; '.join(versions)}."
 
     def cost(self) -> str:
-        """Return an estimate of the wall time of the runs that the table lacks, on one core."""
+        """Return an estimate of the wall time on one core of the runs that are not in the table."""
         took: dict[str, list[float]] = {}
         for row in {row.cell: row for row in self.rows}.values():
             took.setdefault(row.variant, []).append(row.seconds)
@@ -240,7 +242,7 @@ class StudyReport:
 
 
 def markers(name: str) -> tuple[str, str]:
-    """Return the markers in a page between which the text of a study stands."""
+    """Return the markers in a page that enclose the text of a study."""
     return f"<!-- study {name} -->", f"<!-- end of study {name} -->"
 
 
@@ -250,7 +252,7 @@ def has_markers(page: Path, name: str) -> bool:
 
 
 def insert(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the `markers` of a study in a page by `text`."""
+    """Replace the text between the `markers` of a study in a page by `text`."""
     begin, end = markers(name)
     found = page.read_text(encoding="utf-8")
     replaced = _between(name).sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
@@ -264,7 +266,7 @@ def _between(name: str) -> re.Pattern[str]:
 
 
 def _made(tests: Iterable[Tested]) -> int:
-    """Return how many tests could be made."""
+    """Return the number of tests that could be made."""
     return sum(one.test is not None for one in tests)
 
 

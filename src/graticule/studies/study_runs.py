@@ -1,4 +1,4 @@
-"""The runs of a study: what its table lacks is trained, measured and added to it."""
+"""Runs of a study: those that its table lacks are trained, measured and added to it."""
 
 from __future__ import annotations
 
@@ -55,15 +55,16 @@ def run_study(
     executor: Submits | None = None,
     progress: bool = True,
 ) -> int:
-    """Train and measure what `table` lacks, and write it after every seed; returns how many runs are left.
+    """Train and measure the runs that `table` lacks, and write it after every seed; returns the number of runs left.
 
     Finished runs in `folder` are measured and not trained again, so an interrupted study resumes where it stopped.
 
     Args:
-        study: what to run.
+        study: the study.
         folder: of the runs.
         table: the CSV file of the results.
-        part: (k, n): train only the k-th of n parts of the runs, and leave the table to who finds all finished.
+        part: (k, n): train only the k-th of n parts of the runs; the table is written by the process that finds all
+            runs finished.
         quick: only a few steps per run.
         data_root: folder of the data set.
         executor: trains the runs, as in `compare`.
@@ -84,28 +85,28 @@ def run_study(
     seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
     for seed in seeds:
         wanted = [one for one in missing if one.recipe.seed == seed]
-        # an executor gets all at once, so that no worker waits for the last run of a seed
+        # an executor gets all runs at once, so that no worker waits for the last run of a seed
         train_runs(wanted if executor is None else missing, executor, progress=progress)
         _add_rows(table, [row for one in wanted for row in measured_rows(study, one, parameters[one.choice])], folder)
     return 0
 
 
 def _add_rows(table: Path, rows: Sequence[Row], folder: Path) -> None:
-    """Add the rows of runs that `table` lacks; others may have added the same since it was read.
+    """Add the rows of runs that `table` lacks; other processes may have added the same since it was read.
 
     Raises:
-        OSError: if another process keeps `folder` locked.
+        OSError: if another process holds the lock of `folder`.
     """
     with locked(folder, wait=_PATIENCE) as free:
         if not free:
-            raise OSError(f"{folder} is in use by another process, which must be ended; the runs are finished.")
+            raise OSError(f"{folder} is in use by another process; end it and start again. The runs are finished.")
         there = read_table(table)
         known = {row.cell for row in there}
         write_table(table, [*there, *(row for row in rows if row.cell not in known)])
 
 
 def measured_rows(study: Study, planned: PlannedRun, parameters: int) -> list[Row]:
-    """Measure a finished run."""
+    """Measure a finished run; returns its rows of the table."""
     run = Run(planned.folder)
     choice, variant = study.cells[planned.choice]
     result = run.result()
@@ -126,7 +127,7 @@ def report_pages(name: str, docs: Path) -> list[Path]:
     """List the pages of `docs` that have the markers of a study.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if no page has them.
     """
     begin, end = markers(name)
     pages = [page for page in sorted(docs.glob("*.md")) if has_markers(page, name)]

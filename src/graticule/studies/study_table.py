@@ -1,4 +1,4 @@
-"""The table of a study: one row per score of a run, with the recipe, versions, machine and date that it comes from."""
+"""Table of a study: one row per score of a run, with the recipe, versions, machine and date of the run."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Row:
 
     @property
     def cell(self) -> tuple[str, str, int]:
-        """Choice, variant and seed: those of a run."""
+        """Choice, variant and seed, which identify a run."""
         return self.choice, self.variant, self.seed
 
 
 def recipe_hash(recipe: Any) -> str:
-    """Return the first 12 digits of the SHA-256 of what decides a result: the fields that are not their defaults.
+    """Return the first 12 digits of the SHA-256 of a recipe: of all fields that differ from their defaults.
 
-    The seed does not count, nor do fields that only say where a run is trained. A field that a later version adds
-    changes no hash as long as it has its default. The plugins that define what a recipe names count.
+    The seed is left out, and so are fields that only describe the machine. A field that a later version adds changes no
+    hash as long as it has its default. The plugins that define classes of the recipe are included.
     """
     from graticule.training.recipe import MACHINE
     from graticule.training.task import recipe_plugins
@@ -70,7 +70,7 @@ def recipe_hash(recipe: Any) -> str:
 
 
 def origin(run: Any) -> dict[str, Any]:
-    """Return the columns of a finished run that say what it comes from: recipe, date, versions, machine."""
+    """Return the columns of a finished run that describe its origin: recipe, date, versions, machine."""
     described = read_json(run.recipe_file)
     versions, machine = described.get("versions", {}), described.get("machine", {})
     return {
@@ -83,7 +83,7 @@ def origin(run: Any) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[Row]:
-    """Read the rows of a table; none if there is no file.
+    """Read the rows of a table; an absent file has no rows.
 
     Raises:
         ValueError: if the file is no such table.
@@ -101,7 +101,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> Path:
-    """Write rows, whole or not at all; returns `path`."""
+    """Write rows, completely or not at all; returns `path`."""
     return write_text(path, csv_text(map(dataclasses.asdict, rows), [field.name for field in dataclasses.fields(Row)]))
 
 
@@ -114,5 +114,5 @@ def csv_text(records: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> st
     return text.getvalue()
 
 
-#: From a cell of a column of a type to its value.
+#: Type of a column -> function that reads a cell.
 _READ: Mapping[str, Any] = {"str": str, "int": int, "float": float}

@@ -41,7 +41,7 @@ def difference_rows(
 ) -> Rows:
     """Return a header, then one row per choice: mean difference against the first and p, then p adjusted.
 
-    p is that of a paired t-test over seeds; adjusted by Holm's method it takes all tests of the table together.
+    p is that of a paired t-test over seeds, and then adjusted by Holm's method for all tests of the table.
     """
     first, *others = scores.values()
     tests = _tests(scores)
@@ -58,18 +58,18 @@ def difference_rows(
 
 
 def difference_note(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> str:
-    """Describe how many tests `difference_rows` has and how their p values are adjusted."""
+    """Describe the number of tests in `difference_rows` and the adjustment of their p values."""
     return holm_note(sum(p is not None for p in _tests(scores)))
 
 
 def _tests(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> list[float | None]:
-    """p of every choice but the first under every condition, row by row."""
+    """Return p of every choice but the first under every condition, row by row."""
     first, *others = scores.values()
     return [paired_p(by[condition], reference) for by in others for condition, reference in first.items()]
 
 
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
-    """Write tables in Markdown, an empty line between them."""
+    """Write tables in Markdown, with an empty line between them."""
     return "\n\n".join(
         "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
         for table in tables

@@ -1,4 +1,4 @@
-"""Bits per byte at lengths that the runs of a comparison were not trained at, with error bars."""
+"""Bits per byte at lengths other than the training lengths of the runs of a comparison, with error bars."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Lengths:
 
     The weights are those of the last epoch, as in the comparison.
 
-    trained_at: choice -> the length of its training.
+    trained_at: choice -> its training length.
     num_bytes: choice -> the held-out text of its training, in bytes.
-    resampled: choice -> the lengths that a table of it was resampled to.
-    places: choice -> last of some places in the longest windows -> values over seeds (`TextScore.by_place`).
+    resampled: choice -> the lengths that its table was resampled to.
+    places: choice -> last position of a range in the longest windows -> values over seeds (`TextScore.by_place`).
     """
 
     seeds: tuple[int, ...]
@@ -40,7 +40,7 @@ class Lengths:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the windows."""
+        """Lengths of the windows, in tokens."""
         return list(next(iter(self.scores.values())))
 
     def rows(self) -> Rows:
@@ -61,18 +61,18 @@ class Lengths:
         return "".join(said)
 
     def note(self) -> str:
-        """Describe how many tests `differences` has and how their p values are adjusted."""
+        """Describe the number of tests in `differences` and the adjustment of their p values."""
         return difference_note(self.scores)
 
     def markdown(self) -> str:
-        """Return both tables in Markdown; the second only where there is something to compare."""
+        """Return both tables in Markdown; the second only if there is something to compare."""
         if len(self.scores) == 1:
             return f"{markdown(self.rows())}\n\n{self.legend()}"
         tables = markdown(self.rows(), self.differences())
         return f"{tables}\n\n{self.note()}\n\n{self.legend()}"
 
     def figure(self, title: str = "") -> Figure:
-        """Draw bits per byte against length, and against the place in the longest windows."""
+        """Draw bits per byte against length, and against the position in the longest windows."""
         return length_plot(self.scores, self.places, list(self.trained_at.values()), title)
 
     def write(self, folder: Path) -> list[Path]:
@@ -101,12 +101,12 @@ def lengths(
     """Evaluate the last weights of every run of `comparison` in windows of `lengths`, in tokens.
 
     Raises:
-        ValueError: for runs that are not on text, no length, one twice, or one that cannot be, before any work.
+        ValueError: before any work, for runs that are not on text, no length, duplicates, or an impossible length.
     """
     lengths = list(lengths)
     if comparison.metric != BITS_PER_BYTE:
         raise ValueError(f"`comparison` must be of runs on text, got one that is judged by {comparison.metric.label}.")
-    data = {choice: runs[0].data() for choice, runs in comparison.runs.items()}  # a tokenizer each
+    data = {choice: runs[0].data() for choice, runs in comparison.runs.items()}  # each has its own tokenizer
     for choice, runs in comparison.runs.items():
         check_lengths(runs[0].model(data[choice], "last"), lengths, data[choice])
     found = Lengths(
@@ -121,7 +121,7 @@ def lengths(
     for choice, runs in comparison.runs.items():
         bar.set_description(choice, refresh=False)
         for run in runs:
-            # a text that changed between two runs gave them other tokens
+            # if the text changed between two runs, their tokens differ
             same = tokenizer_of(run).fingerprint == data[choice].info.vocabulary
             held_out = data[choice] if same else run.data()
             model = run.model(held_out, "last")

@@ -1,4 +1,4 @@
-"""Bring an encoding and a joining into somebody else's transformer by hooks, and take them out again."""
+"""Attach an encoding and a joining to a transformer of another library by hooks, and detach them again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 #: The name of the attached position in the module.
 NAME = "graticule"
-#: What public models call their position embedding: a parameter, or the weight of an embedding.
+#: Names of the position embedding in public models: a parameter, or the weight of an embedding.
 _EMBEDDINGS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")
 
 
@@ -40,15 +40,15 @@ def attach(
     remove: str | tuple[str, ...] | None = None,
     example: Tensor | Mapping[str, Any] | None = None,
 ) -> Module:
-    """Add an encoding and a joining to a transformer with pre-norm blocks, in place; returns it.
+    """Add an encoding and a joining to a transformer with pre-norm blocks, in place, and return it.
 
-    Works on modules of timm, transformers and torchvision and on your own, whose code stays as it is: hooks add to the
+    It works on modules of timm, transformers and torchvision and on your own, whose code is unchanged: hooks add to the
     residual stream (joinings `default`, `shared`, `unshared`, and PEG), to the normalized tokens (`lape_sharing`,
     `lape`), to queries and keys (`queries_keys`), or to attention logits (`tupe`, biases). The last two need access to
-    the attention, which differs from model to model; if there is none, the error says why.
+    the attention, which differs between models; if there is no access, the error says why.
 
     The parameters are part of the module, under `graticule.position`; they are trained, saved, loaded, copied and moved
-    with it. `fold` and `resize` take such a module, and `detach` gives the original back. Attach before
+    with it. `fold` and `resize` accept such a module, and `detach` restores the original. Attach before
     `torch.compile`.
 
     One forward pass shows where tokens and patches are. If a convolution cuts the image into patches, the position
@@ -56,24 +56,24 @@ def attach(
     patches.
 
     Args:
-        module: a transformer, or a model that holds one.
+        module: a transformer, or a model that contains one.
         encoding: as in `create_model`.
-        joining: as in `create_model`; 'default' adds the table to what enters the first block.
+        joining: as in `create_model`; 'default' adds the table to the input of the first block.
         blocks: the names of the blocks, where * stands for one part of a name, such as 'vit.layers.*'.
-        norm: the name, in a block, of the norm before attention. Its output must go to attention alone.
+        norm: the name, in a block, of the norm before attention. Only attention may use its output.
         patch_grid: (H, W) of the patches; found by default.
         prefix: number of tokens before the patches; found by default.
-        remove: the module's own position embedding, a parameter or several, that zeros replace; () keeps all. By
-            default the one that has one of the usual names (`pos_embed`, `position_embeddings`, ...), if there is one.
-        example: what the module is called with, a tensor or a mapping of keyword arguments; two images by default.
+        remove: the module's own position embedding, one parameter or several, which zeros replace; () keeps all. By
+            default, the one with a usual name (`pos_embed`, `position_embeddings`, ...), if there is one.
+        example: input of the module, a tensor or a mapping of keyword arguments; two images by default.
 
     Raises:
-        ValueError: if there are no such blocks, the module is not as described above, or the joining or encoding needs
-            what its attention does not allow. The module is then as it was.
+        ValueError: if there are no such blocks, the module is not as described above, or its attention does not support
+            the joining or encoding. The module is then unchanged.
     """
     if any(isinstance(part, Position | AttachedPosition) for part in module.modules()):
         raise ValueError(
-            f"`module` must have no position of this library, got {type(module).__name__}, which has; call "
+            f"`module` must have no position of this library, got {type(module).__name__}, which has one; call "
             "graticule.detach(module) first, or choose encoding and joining in graticule.create_model."
         )
     if hasattr(module, NAME):
@@ -102,7 +102,7 @@ def attach(
 
 
 def detach(module: Module) -> Module:
-    """Remove the position that `attach` added to a module, in place; returns the module as it was before.
+    """Remove the position that `attach` added to a module, in place, and return the original module.
 
     Raises:
         ValueError: if nothing is attached.
@@ -122,7 +122,7 @@ def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
 
 
 def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, dim: int) -> tuple[str, ...]:
-    """Return the names of the position embeddings that are to be replaced by zeros.
+    """Return the names of the position embeddings to replace by zeros.
 
     Raises:
         ValueError: if there is no such parameter or buffer, or several have a usual name.
@@ -151,7 +151,7 @@ def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None)
     """Return the grid of the tokens of the forward pass.
 
     Raises:
-        ValueError: if it cannot be found, or is not what the caller says.
+        ValueError: if it cannot be found, or contradicts the arguments.
     """
     shape = found.shape if patch_grid is None else (patch_grid[0], patch_grid[1])
     if shape is None:
@@ -170,17 +170,17 @@ def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None)
 
 
 def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
-    """Return (height, width) of a patch in pixels, if images are cut into whole ones."""
+    """Return (height, width) of a patch in pixels; None if images are not divided into whole patches."""
     if found.image is None or any(pixels % side for pixels, side in zip(found.image, grid.shape, strict=True)):
         return None
     return found.image[0] // grid.height, found.image[1] // grid.width
 
 
 def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
-    """Check that the layers can be given what the position has for them.
+    """Check that hooks can pass all fields of the position to the layers.
 
     Raises:
-        ValueError: naming what it has and why it cannot be given.
+        ValueError: naming the first field that they cannot pass, with the reason.
     """
     by_hooks = {"pre", "before", "inner", "after", "queries_keys", "bias", "query_scale"}
     shared = [name for name in found.receivers if "mlp" in name.lower() or "ffn" in name.lower()]
@@ -192,7 +192,7 @@ def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kin
             if field not in by_hooks:
                 why = "it acts within attention or an MLP, where no hook reaches"
             elif field == "bias" and not isinstance(value, Tensor | LowRank):
-                why = "a bias that is made from queries has to be computed within the attention"
+                why = "a bias that depends on queries must be computed within the attention"
             elif field == "bias" and why is None and ways.num_heads is None:
                 why = "the number of heads was not found"
             elif field == "inner" and shared:

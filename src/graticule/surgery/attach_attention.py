@@ -1,4 +1,4 @@
-"""Where position can enter the attention of somebody else's block, and why it cannot where it cannot."""
+"""Access of position to the attention of a block of another library, or the reason for which there is none."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import nn
 
 from graticule.surgery.attach_survey import Survey
 
-#: What public models call the projections to queries, keys and values.
+#: Names of the projections to queries, keys and values in public models.
 _PROJECTIONS = (
     *(("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("to_q", "to_k", "to_v")),
     *(("wq", "wk", "wv"), ("query_proj", "key_proj", "value_proj")),
 )
-#: What public models call the number of heads.
+#: Names of the number of heads in public models.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 
-#: How the output of a module holds queries: (B, N, h * d); (B, N, 3 * h * d), before keys and values; (B, h, N, d).
+#: Layout of queries in the output of a module: (B, N, h * d); (B, N, 3 * h * d), before keys and values; (B, h, N, d).
 Queries = Literal["channels", "fused", "heads"]
 
 
 class Ways(NamedTuple):
-    """Where position can enter the attention of a block. Names are those in the block.
+    """Access of position to the attention of a block. Names are relative to the block.
 
-    attention: the module that the normalized tokens go to; None if they go to none.
+    attention: the module that receives the normalized tokens; None if there is none.
     multihead: whether it is PyTorch's, which takes queries, keys and values as arguments.
     queries_keys: the two projections to queries and to keys.
-    fused: the one projection to queries, keys and values, in this order.
-    mask: name of the argument of `attention` that is added to the logits, (B, h, N, N) or that is broadcast to it.
-    scale: the module whose output holds the queries last before the logits, and how.
+    fused: the single projection to queries, keys and values, in this order.
+    mask: name of the argument of `attention` that is added to the logits, (B, h, N, N) or broadcast to it.
+    scale: the last module before the logits whose output has the queries, and their layout in it.
     num_heads: h; None if it was not found.
-    why: for `queries_keys`, `bias` and `query_scale`, the reason where there is no way.
+    why: for `queries_keys`, `bias` and `query_scale`, the reason if there is no access.
     """
 
     attention: str | None
@@ -45,7 +45,7 @@ class Ways(NamedTuple):
 
 
 def find_ways(block: nn.Module, found: Survey) -> Ways:
-    """Return where position can enter the attention of `block`, the first of a module that was surveyed."""
+    """Find the access of position to the attention of `block`, the first block of a surveyed module."""
     if not found.receivers:
         reason = "no module of the block is called with the normalized tokens"
         return Ways(None, why=dict.fromkeys(("queries_keys", "bias", "query_scale"), reason))
@@ -60,8 +60,8 @@ def find_ways(block: nn.Module, found: Survey) -> Ways:
     fused = by_leaf.get("qkv") if timm else None
     if not (multihead or pair or fused):
         why["queries_keys"] = (
-            f"{type(module).__name__} is not called with queries and keys and calls no projections of its own to them "
-            f"(as {', '.join('/'.join(each) for each in _PROJECTIONS[:3])}, or timm's qkv)"
+            f"{type(module).__name__} is not called with queries and keys, and calls no separate projections to them "
+            f"(such as {', '.join('/'.join(each) for each in _PROJECTIONS[:3])}, or timm's qkv)"
         )
     mask, why_mask = _mask(module, multihead)
     if why_mask:
@@ -73,7 +73,7 @@ def find_ways(block: nn.Module, found: Survey) -> Ways:
 
 
 def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
-    """Return the name of the argument that is added to the logits, or the reason why there is none."""
+    """Return the name of the argument that is added to the logits, or the reason for which there is none."""
     arguments = inspect.signature(module.forward).parameters
     kind = type(module).__name__
     if multihead or "attn_mask" in arguments:
@@ -89,7 +89,7 @@ def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
 def _scale(
     found: Survey, attention: str, pair: tuple[str, str] | None, fused: str | None, timm: bool
 ) -> tuple[str, Queries] | None:
-    """Return the module whose output holds the queries last before the logits; None if that is not known."""
+    """Return the last module before the logits whose output has the queries; None if it is unknown."""
     norms = [name for name in found.called if name.startswith(f"{attention}.") and "norm" in name.rpartition(".")[2]]
     if timm and (of_queries := f"{attention}.q_norm") in norms:
         return of_queries, "heads"
@@ -101,7 +101,7 @@ def _scale(
 
 
 def _num_heads(module: nn.Module) -> int | None:
-    """Return the number of heads that the attention, or a part of it, has under one of the usual names."""
+    """Return the number of heads, an attribute of the attention or of a part of it with one of the usual names."""
     for part in module.modules():
         for name in _HEADS:
             heads = getattr(part, name, None)

@@ -1,4 +1,4 @@
-"""The position that is attached to somebody else's transformer: a module of its own, and the hooks that apply it."""
+"""A position that is attached to a transformer of another library: a module, and the hooks that apply it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[
 
 
 class AttachedPosition(nn.Module):
-    """Computes the position of a module for the grid of each call, and passes each block its part by hooks.
+    """Module that computes the position for the grid of each call, and passes it to the blocks by hooks.
 
-    The convolution that cuts images into patches says what the grid is. Without one, the grid is fixed.
+    The convolution that cuts images into patches determines the grid. Without one, the grid is fixed.
 
     Hooks are methods of this module with the index of the layer bound to them. So they are copied with the module, and
     the hooks of a copy use the position of the copy.
 
     Args:
-        position: returns what each block gets.
+        position: the position of the blocks.
         grid: the grid that it is built for.
-        found: what is known of the module.
-        patch: (height, width) in pixels of a patch; None where images are not cut by a convolution.
+        found: the survey of the module.
+        patch: (height, width) in pixels of a patch; None if no convolution cuts images into patches.
     """
 
     def __init__(self, position: Position, grid: Grid, found: Survey, patch: tuple[int, int] | None) -> None:
@@ -45,19 +45,19 @@ class AttachedPosition(nn.Module):
         self.dynamic = found.patches is not None and found.shape == grid.shape
         self.sequence_first = found.sequence_first
         self.removed: list[Removed] = []
-        #: How it was attached, so that a file can say it: the arguments of `attach`, and the size of the images.
+        #: The arguments of `attach` and the size of the images, for files that describe the module.
         self.created: dict[str, Any] = {}
         self._handles: list[Any] = []
-        #: The number of tokens and the position of each layer, for the call that is running.
+        #: The number of tokens and the position of each layer, for the current call.
         self._now: tuple[int, list[LayerPosition]] | None = None
         register_names(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the position of the last call, whose tensors cannot be copied."""
+        """Return the state without the position of the last call, whose tensors cannot be copied."""
         return {**self.__dict__, "_now": None}
 
     def forward(self, x: Any) -> Any:
-        """Return x: a `Sequential` that this is attached to calls it as its last layer."""
+        """Return x unchanged: if this is attached to a `Sequential`, it is called as its last layer."""
         return x
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
@@ -73,12 +73,12 @@ class AttachedPosition(nn.Module):
         return Grid.of_image(image, self.patch_size, self.grid.prefix)
 
     def set_grid(self, grid: Grid) -> None:
-        """Make `grid` the one that parameters are held for."""
+        """Change the grid that parameters are stored for."""
         self.position.set_grid(grid)
         self.grid = grid
 
     def install(self, module: nn.Module, found: Survey, ways: Ways, given: Sequence[LayerPosition]) -> None:
-        """Register the hooks that the layers need, `given` being what they get."""
+        """Register the hooks that the layers need for the positions `given`."""
         if self.dynamic and found.patches is not None:
             self._keep(module.get_submodule(found.patches).register_forward_hook(self._compute))
         self._keep(module.register_forward_hook(self._forget))
@@ -122,7 +122,7 @@ class AttachedPosition(nn.Module):
     def _keep(self, handle: Any) -> None:
         self._handles.append(handle)
 
-    # Hooks; what they take after their bound arguments is PyTorch's
+    # Hooks; the arguments after the bound ones are those of PyTorch's hooks
 
     def _compute(self, module: nn.Module, args: Any, output: Tensor) -> None:
         """Compute the position for the grid of patches, output: (B, D, H, W)."""
@@ -130,12 +130,12 @@ class AttachedPosition(nn.Module):
         self._set(Grid(height, width, self.grid.prefix))
 
     def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Let go of the position; activation checkpointing needs it again in the backward pass."""
+        """Release the position, unless activation checkpointing may need it again in the backward pass."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             self._now = None
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply `pre` and `before` to the tokens that enter a block."""
+        """Apply `pre` and `before` to the input tokens of a block."""
         tokens = first_tensor(args, kwargs)
         assert tokens is not None
         if layer == 0:
@@ -146,7 +146,7 @@ class AttachedPosition(nn.Module):
         return _replaced(tokens, self._batch_first(x), args, kwargs)
 
     def _leave(self, layer: int, module: nn.Module, args: Any, output: Any) -> Any:
-        """Apply `after` to the tokens that leave a block, which may return more than these."""
+        """Apply `after` to the output tokens of a block, which may return more than these."""
         if isinstance(output, tuple):
             return (self._leave(layer, module, args, output[0]), *output[1:])
         return self._batch_first(self._layer(layer).leave(self._batch_first(output)))
@@ -167,7 +167,7 @@ class AttachedPosition(nn.Module):
         return (), {**given, "query": given["query"] + table, "key": given["key"] + table}
 
     def _project_again(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Project the input with `queries_keys` added; queries and keys are of that, values of the input alone."""
+        """Project the input plus `queries_keys` to queries and keys; values are projected from the input alone."""
         shifted = module.forward(args[0] + self._queries_keys(layer))
         queries, keys, _ = shifted.chunk(3, -1)
         return torch.cat([queries, keys, output.chunk(3, -1)[2]], -1)
@@ -182,7 +182,7 @@ class AttachedPosition(nn.Module):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Add `bias` to the mask of attention, which may have none; with `heads`, (B * h, N, N) as PyTorch takes it."""
+        """Add `bias` to the mask of attention, if any; with `heads`, (B * h, N, N), as PyTorch's module expects."""
         bias = self._layer(layer).bias
         bias = bias.table() if isinstance(bias, LowRank) else bias
         tokens = first_tensor(args, kwargs)
@@ -191,7 +191,7 @@ class AttachedPosition(nn.Module):
         batch = tokens.shape[1 if self.sequence_first else 0]
         bias = bias[None] if heads is None else bias.repeat(batch, 1, 1)
         mask = args[index] if index < len(args) else kwargs.get(name)
-        if mask is not None and mask.dtype == torch.bool:  # True is hidden in PyTorch's module, and seen elsewhere
+        if mask is not None and mask.dtype == torch.bool:  # True masks a key in PyTorch's module, not elsewhere
             mask = bias.masked_fill(~mask if heads is None else mask, float("-inf"))
         else:
             mask = bias if mask is None else bias + mask
@@ -239,11 +239,11 @@ class AttachedPosition(nn.Module):
             )
 
     def _rows(self, table: Tensor) -> Tensor:
-        """Return a table (N, D) as it is added to tokens."""
+        """Return a table (N, D) in the shape in which it is added to tokens."""
         return table[:, None] if self.sequence_first else table
 
     def _batch_first(self, tokens: Tensor) -> Tensor:
-        """Turn tokens of the module to (B, N, D), and back."""
+        """Convert tokens of the module to (B, N, D), or back."""
         return tokens.transpose(0, 1) if self.sequence_first else tokens
 
     def extra_repr(self) -> str:

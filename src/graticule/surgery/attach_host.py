@@ -1,4 +1,4 @@
-"""Build the module again that a position was attached to, from its name and options in timm or torchvision."""
+"""Rebuild the module that a position was attached to, from its name and options in timm or torchvision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build_host(text: str) -> Any:
             'torchvision:vit_b_16(num_classes=10)'.
 
     Raises:
-        ValueError: if there is no such model, or it cannot have these options, or they are out of `RANGES`.
+        ValueError: if there is no such model, or an option is unknown or outside `RANGES`.
     """
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
@@ -36,22 +36,22 @@ def build_host(text: str) -> Any:
     known_name("host", spec.name, names())
     for option, value in spec.options.items():
         if option in refused or option.endswith("_layer") or not _is_plain(value):
-            raise ValueError(f"`host` must have options that name no files and classes, got {option}={value!r}.")
+            raise ValueError(f"`host` must have options that name no files or classes, got {option}={value!r}.")
         for one in value if isinstance(value, list | tuple) else [value]:
-            if option in RANGES and isinstance(one, int | float):  # before minutes go by with layers that are built
+            if option in RANGES and isinstance(one, int | float):  # before building layers, which can take minutes
                 RANGES[option].check(option, one)
     try:
         return build_within_memory(partial(create, spec.name, **spec.options))
-    except (TypeError, RuntimeError, AssertionError) as error:  # of the library, for options that it does not take
+    except (TypeError, RuntimeError, AssertionError) as error:  # raised by the library for unknown options
         said = str(error).strip().partition("\n")[0]
         raise ValueError(f"`host` must be a model that can be built, got {text!r}: {said}") from error
 
 
 def host_of(module: nn.Module) -> str:
-    """Return the name and the options of a module of timm, which says its name itself.
+    """Return the name and the options of a module of timm, which records its name.
 
     Raises:
-        ValueError: if it does not say it.
+        ValueError: if it does not record it.
     """
     configuration: Any = getattr(module, "pretrained_cfg", None) or {}
     name = str(configuration.get("architecture", "")).partition(".")[0]

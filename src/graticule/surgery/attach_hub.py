@@ -1,4 +1,4 @@
-"""Published modules with an attached position: what config.json says of them, and how they are opened."""
+"""Published modules with an attached position: their config.json, and how to open them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from graticule.surgery.attach_host import build_host, host_of
 from graticule.surgery.attach_survey import quiet
 from graticule.typed import Count, read_typed
 
-#: The largest difference of a module and the one that is built again, relative to the largest output.
+#: Largest difference between the outputs of a module and of the rebuilt one, relative to the largest output.
 _TOLERANCE = 1e-3
 
 
 class _Words(TypedDict):
-    """What names the module and its position."""
+    """Names of the module and of its position."""
 
     model: str
     encoding: str
@@ -34,7 +34,7 @@ class _Words(TypedDict):
 
 
 class _Attached(TypedDict):
-    """The arguments of `attach`, and the (height, width) in pixels of the images that it is for."""
+    """The arguments of `attach`, and (height, width) in pixels of the images."""
 
     blocks: str
     norm: str
@@ -45,7 +45,7 @@ class _Attached(TypedDict):
 
 @with_config(ConfigDict(extra="allow"))
 class _Config(TypedDict):
-    """What is read of the config.json of a module with an attached position."""
+    """Entries that are read from the config.json of a module with an attached position."""
 
     graticule: _Words
     attached: _Attached
@@ -53,17 +53,17 @@ class _Config(TypedDict):
 
 
 def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json says of a module with an attached position.
+    """Return the contents of config.json for a module with an attached position.
 
-    The module is built again from it, with its weights, and must compute the same.
+    The module is rebuilt from it, with its weights, and must compute the same outputs.
 
     Args:
-        module: it stays as it is.
-        host: the name that the module was built from, such as 'torchvision:vit_b_16'; one of timm says it itself.
+        module: the module; it is not changed.
+        host: the name that the module was built from, such as 'torchvision:vit_b_16'; modules of timm record it.
         preprocessing: entries of timm's configuration.
 
     Raises:
-        ValueError: if it cannot be built again from names.
+        ValueError: if it cannot be rebuilt from names.
     """
     attached = module.get_submodule(NAME)
     assert isinstance(attached, AttachedPosition)
@@ -136,10 +136,10 @@ def _build(words: Mapping[str, Any], made: Mapping[str, Any]) -> nn.Module:
 
 
 def _channels(module: nn.Module) -> int:
-    """Return the channels of the images of a module.
+    """Return the number of channels of the images of a module.
 
     Raises:
-        ValueError: if no convolution says it.
+        ValueError: if the module has no convolution.
     """
     convolution = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
     if convolution is None:

@@ -1,4 +1,4 @@
-"""A module's own position embedding: taken out, so that another position replaces it, and put back."""
+"""Remove a module's own position embedding, so that another position replaces it, and restore it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 @dataclass
 class Removed:
-    """A parameter or buffer that zeros replace, and what brings it back.
+    """A parameter or buffer that zeros replace, with the information for restoring it.
 
-    name: in the module.
-    value: the parameter or buffer itself.
-    order: the names that its owner had beside it.
+    name: its name in the module.
+    value: the parameter or buffer.
+    order: the names of the parameters, or buffers, of its owner, in order.
     persistent: whether a buffer was in the state dict; None for a parameter.
     """
 
@@ -39,7 +39,7 @@ def take_out(module: nn.Module, name: str) -> Removed:
 
 
 def put_back(module: nn.Module, removed: Removed) -> None:
-    """Put a parameter or buffer back where it was, on the device and of the dtype of the zeros."""
+    """Restore a parameter or buffer, on the device and with the dtype of the zeros."""
     owner, leaf = _owner(module, removed.name)
     zeros = owner.get_buffer(leaf)
     del owner._buffers[leaf]

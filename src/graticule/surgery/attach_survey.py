@@ -1,4 +1,4 @@
-"""What a forward pass shows of a module: its blocks, tokens and patches. `attach` relies on nothing else."""
+"""Survey of a module by one forward pass: its blocks, tokens and patches. `attach` relies on nothing else."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Attributes in which public models keep the size of their images, in pixels.
+#: Attributes of public models with the size of their images, in pixels.
 _IMAGE_SIZES = ("img_size", "image_size")
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Describes the tokens and the blocks of a module, as one forward pass shows them.
+    """Tokens and blocks of a module, found by one forward pass.
 
     blocks: names of the blocks, in order.
     norm: name, in a block, of the norm before attention.
-    image: (height, width) of the images that went in, in pixels; None if the caller gave other inputs.
+    image: (height, width) of the input images, in pixels; None for other inputs.
     tokens: N.
     dim: D.
     sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
@@ -47,7 +47,7 @@ def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
     """Return the names of the modules that `blocks` matches, where * stands for one part of a name.
 
     Raises:
-        ValueError: if it matches none, or one without `norm`; the message lists what the module has.
+        ValueError: if it matches none, or one without `norm`; the message lists candidates.
     """
     pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
     found = [name for name, _ in module.named_modules() if name and pattern.fullmatch(name)]
@@ -69,11 +69,11 @@ def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
 
 
 def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
-    """Make two black images of the size that the module is made for, of its dtype and on its device.
+    """Create two black images of the size that the module expects, with its dtype and on its device.
 
     Args:
-        module: what the images are for.
-        grid: (H, W) in patches, for a module that does not say its size.
+        module: the module that gets the images.
+        grid: (H, W) in patches, for a module without a recorded size.
 
     Raises:
         ValueError: if the size or the number of channels cannot be found.
@@ -94,10 +94,10 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
 
 
 def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
-    """Call `module` once with `example`, in evaluation mode, and describe what its blocks get.
+    """Call `module` once with `example`, in evaluation mode, and describe the inputs of its blocks.
 
     Args:
-        module: it is as before afterwards.
+        module: the module; it is not changed.
         blocks: names of its blocks.
         norm: name of the norm in a block.
         example: a tensor, or a mapping of keyword arguments.
@@ -123,7 +123,7 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
 
 @contextmanager
 def quiet(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, and the caller's random numbers as they were."""
+    """Use evaluation mode without gradients, and leave the caller's random state unchanged."""
     training = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
@@ -136,7 +136,7 @@ def quiet(module: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Seen:
-    """Notes what hooks see in a forward pass."""
+    """Observations of hooks in a forward pass."""
 
     order: list[str] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class _Seen:
     called: dict[str, set[str]] = field(default_factory=dict)
 
     def watch(self, module: nn.Module, blocks: Sequence[str], norm: str) -> Iterator[Any]:
-        """Register the hooks; yields their handles."""
+        """Register the hooks, and yield their handles."""
         inside = tuple(f"{name}." for name in blocks)
         for name, each in module.named_modules():
             if isinstance(each, nn.Conv2d) and not name.startswith(inside):
@@ -187,7 +187,7 @@ class _Seen:
             self.receivers.setdefault(name, []).append(own)
 
     def survey(self, blocks: Sequence[str], norm: str, example: Tensor | Mapping[str, Any]) -> Survey:
-        """Check what was seen, and describe it."""
+        """Check the observations, and return them as a `Survey`."""
         if self.order != list(blocks):
             missing = [name for name in blocks if name not in self.order]
             what = f"{missing[0]} was not called" if missing else f"they were called as {', '.join(self.order[:6])}"
@@ -198,20 +198,20 @@ class _Seen:
         wrong = [shape for shape in shapes if len(shape) != 3]
         if wrong:
             raise ValueError(
-                f"`blocks` must be called with tokens (B, N, D), got {wrong[0] or 'no tensor'}; attach takes models "
-                "whose blocks see one row of tokens, no maps and windows."
+                f"`blocks` must be called with tokens (B, N, D), got {wrong[0] or 'no tensor'}; attach supports "
+                "models whose blocks get a sequence of tokens, not maps or windows."
             )
         if len(shapes) > 1:
             raise ValueError(
                 "`blocks` must be on one grid with the same channels, got tokens of "
-                f"{' and '.join(map(str, shapes))}; attach takes no pyramids."
+                f"{' and '.join(map(str, shapes))}; attach does not support pyramids."
             )
         for name in blocks:
             if name not in self.pre_norm:
                 raise ValueError(f"`norm` must be called by its block, got {norm!r}, which {name} does not call.")
             if not self.pre_norm[name]:
                 raise ValueError(
-                    f"`norm` must be applied to what enters its block (pre-norm), got {norm!r}, which {name} applies "
+                    f"`norm` must be applied to the input of its block (pre-norm), got {norm!r}, which {name} applies "
                     "to something else: it is post-norm, or has another norm before attention."
                 )
         shape = shapes[0]
@@ -242,7 +242,7 @@ def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | Non
 
 
 def _image_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return (height, width) in pixels that a module, its configuration or one of its parts says it takes."""
+    """Return the image size, (height, width) in pixels, recorded in a module, its configuration or one of its parts."""
     for holder in (module, getattr(module, "config", None), *module.children(), *module.modules()):
         for name in _IMAGE_SIZES:
             size = getattr(holder, name, None)
@@ -254,7 +254,7 @@ def _image_size(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _candidates(module: nn.Module) -> list[str]:
-    """Return patterns of what may be the blocks of a module, with their norms."""
+    """Return name patterns of candidates for the blocks of a module, with their norms."""
     found = []
     for name, each in module.named_modules():
         children = list(each.children())

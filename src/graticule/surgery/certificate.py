@@ -1,4 +1,4 @@
-"""The report of a change of position: how it was fitted, what each layer keeps, and how far features moved."""
+"""Report of a change of position: the fits, the share that each layer keeps, and the drift of the features."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from graticule.surgery.fits import Fit, Share
 
 
 class Drift(NamedTuple):
-    """Says how far the tokens after a layer moved on images.
+    """Drift of the tokens after a layer, measured on images.
 
-    layer: index of the layer, stages counted through.
-    error: the norm of the difference over the norm of what it was, of all tokens and images together.
-    cosine: the mean over tokens of the cosine of what they were and are.
+    layer: index of the layer, counted through all stages.
+    error: the norm of the difference divided by the norm before, over all tokens and images together.
+    cosine: the mean over tokens of the cosine between before and after.
     """
 
     layer: int
@@ -29,11 +29,11 @@ class Drift(NamedTuple):
 
 @dataclass(frozen=True)
 class Certificate:
-    """Reports what a change of position kept.
+    """Report of a change of position.
 
     fits: for each part of the new position, whether it was fitted to the old one.
-    shares: what each layer still gets of the old position.
-    drift: how far features moved; empty if no images were given.
+    shares: the share of the old position that each layer keeps.
+    drift: the drift of the features; empty if no images were given.
     """
 
     fits: tuple[Fit, ...]
@@ -77,7 +77,7 @@ def features(model: Backbone, images: Tensor) -> list[Tensor]:
 
 
 def drift_of(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Drift, ...]:
-    """Compare the tokens after each layer; where a layer has another number of them, the last ones, the patches."""
+    """Compare the tokens after each layer; if their numbers differ, only the last ones, which are the patches."""
     found = []
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         patches = min(old.shape[1], new.shape[1])

@@ -1,4 +1,4 @@
-"""Write a model as a program for ONNX Runtime or for PyTorch without this library, and run what was written."""
+"""Export a model as a program for ONNX Runtime or for PyTorch without this library, and run the exported file."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ WEIGHTS = "safetensors"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what came of running it.
+    """An exported file, and the results of running it.
 
     path: the file.
     format: its format.
-    takes: which images it takes, in words.
+    takes: description of the images that it accepts.
     size: bytes on disk.
     operators: their counts by name; empty for weights alone.
     compared: the differences from PyTorch.
     milliseconds, unfolded_milliseconds: of one image at the first compared size, of this file and of the same model
-        without folding; None where it is not timed, or nothing is folded.
+        without folding; None if it is not timed, or nothing is folded.
     accuracy: top-1 in percent on the given images, of the model in PyTorch and of the file; None without images.
     """
 
@@ -81,9 +81,9 @@ def export(
 ) -> Exported:
     """Write a model to a file, run the file, and compare it with the model.
 
-    With a fixed height and width the model is folded: what depends on parameters and grid alone are constants. With a
-    free height or width the program computes position for the size of its images, by matrix products and indices.
-    `model` stays as it is; the program is in float32.
+    With a fixed height and width the model is folded: tensors that depend on parameters and grid alone are constants.
+    With a free height or width the program computes position for the size of its images, by matrix products and
+    indices. `model` is not changed; the program is in float32.
 
     Args:
         model: a backbone of images, a segmentation model, the feature maps of a dense model (`model.features`), or a
@@ -91,16 +91,16 @@ def export(
         path: the file; nothing is written if the comparison fails.
         format: 'onnx', 'torch-export', or 'safetensors' for the weights under their published names; from the suffix of
             `path` (.onnx, .pt2, .safetensors) by default.
-        img_size: pixels, a side or (height, width); by default the size that the model is built for.
-        dynamic: what is free: any of 'batch', 'height' and 'width'.
-        features: indices of blocks, or stages where there are several, whose maps are outputs too.
-        int8: whether the weights of linear layers are in 8 bits; the outputs then differ by what `Exported` says.
-        timed: whether the file is timed, and the same without folding.
-        batches: pairs of images and labels (B,), on which both are scored.
+        img_size: in pixels, one side or (height, width); by default the size that the model is built for.
+        dynamic: the free axes: any of 'batch', 'height' and 'width'.
+        features: indices of blocks, or of stages if there are several, whose maps are also outputs.
+        int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
+        timed: whether to time the file, and the same model without folding.
+        batches: pairs of images and labels (B,), on which the model and the file are scored.
 
     Raises:
-        ValueError: for a model, an option or a path that cannot be, before any work; if the file does not compute what
-            the model computes, to 1e-4 of the largest output.
+        ValueError: for an invalid model, option or path, before any work; if the outputs of the file differ from those
+            of the model by more than 1e-4 of the largest output.
         ImportError: if a package that the format needs is not installed.
     """
     path = Path(path)
@@ -117,7 +117,7 @@ def export(
         options = {"dynamic": dynamic, "features": features, "int8": int8, "img_size": img_size, "batches": batches}
         for name, given in options.items():
             if given:
-                raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which holds no program.")
+                raise ValueError(f"`{name}` must be left out with the format {WEIGHTS!r}, which contains no program.")
         return _write_weights(subject, path)
     kind = FORMATS[named]
     kind.check(int8)
@@ -170,7 +170,7 @@ def _write_program(
     program = Program(prepared(subject, sizes), features)
     expected = _runner(Program(prepared(subject, sizes, folded=False), features))
     traced = trace(program, sizes)
-    for batch, size in sizes.checked():  # before the work of a translation
+    for batch, size in sizes.checked():  # before translating, which takes longer
         images = random_images(subject.channels, batch, size)
         checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
     with tempfile.TemporaryDirectory() as folder:
@@ -237,7 +237,7 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
     """Run a traced program.
 
     Raises:
-        ValueError: if the tracing has fixed a size that is to be free.
+        ValueError: if tracing has fixed a size that should be free.
     """
     run: Callable[..., Any] = traced.module()
     try:
@@ -248,5 +248,5 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
         rule = "left out, or not both 'batch' and sides," if "batch" in sizes.free else "left out or 'batch'"
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
-            f"images of {images.shape[-2]} x {images.shape[-1]} are not taken where {sizes} were to be ({said[:200]})."
+            f"images of {images.shape[-2]} x {images.shape[-1]} are refused, where {sizes} is requested ({said[:200]})."
         ) from error

@@ -1,4 +1,4 @@
-"""Compare what was exported with PyTorch: outputs, accuracy, time."""
+"""Compare an exported file with PyTorch: outputs, accuracy, time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from graticule.surgery.export_formats import Runner
 from graticule.surgery.export_subject import Size
 
-#: The largest difference from PyTorch that is accepted, relative to the largest output.
+#: Largest accepted difference from PyTorch, relative to the largest output.
 TOLERANCE = 1e-4
-#: Seconds for which a file is timed, and how many passes there are at least.
+#: Seconds for which a file is timed, and the minimum number of passes.
 _SECONDS, _PASSES = 0.5, 5
 
 
@@ -45,10 +45,10 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def checked_error(error: float, path: Path, size: Size) -> float:
-    """Return a difference that is accepted.
+    """Check that a difference is small enough, and return it.
 
     Raises:
-        ValueError: if it is larger.
+        ValueError: if it is too large.
     """
     if not error <= TOLERANCE:
         raise ValueError(
@@ -59,7 +59,7 @@ def checked_error(error: float, path: Path, size: Size) -> float:
 
 
 def accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], free: bool) -> tuple[float, float]:
-    """Return the top-1 of the model and of the file, in percent; one image at a time where the batch is not free."""
+    """Return the top-1 of the model and of the file, in percent; one image at a time if the batch is not free."""
     right, count = [0, 0], 0
     for images, labels in batches:
         for index, run in enumerate(runs):
@@ -74,7 +74,7 @@ def accuracy(runs: Sequence[Runner], batches: Iterable[tuple[Tensor, Tensor]], f
 
 
 def milliseconds(runs: Sequence[Runner], images: Tensor) -> list[float]:
-    """Return the median time of each, measured in turn."""
+    """Return the median time of each in milliseconds, with interleaved measurements."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run(images)

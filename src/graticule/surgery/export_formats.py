@@ -1,4 +1,4 @@
-"""The formats of exported models: how each is written, opened and described."""
+"""The formats of exported models: writing, opening and counting of operators."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from graticule.encodings import ENCODINGS, Encoding, Position
 from graticule.encodings.liere import LieRe
 from graticule.surgery.export_trace import Program
 
-#: Runs a file on images (B, C, height, width); returns its outputs.
+#: Function that runs a file on images (B, C, height, width), and returns its outputs.
 Runner = Callable[[Tensor], list[Tensor]]
 
 
 @contextlib.contextmanager
 def errors_only(name: str | None) -> Iterator[None]:
-    """Hide what a logger says that is not an error; None is the root."""
+    """Hide messages of a logger that are not errors; None is the root logger."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -36,11 +36,11 @@ def errors_only(name: str | None) -> Iterator[None]:
 
 
 class Format(ABC):
-    """A format of a file that holds a program."""
+    """Format of a file with a program."""
 
-    #: What a file is called at the end.
+    #: The suffix of its files.
     suffix: str
-    #: The packages that it needs, for a file with weights in int8 too.
+    #: The packages that it needs, and the further ones for weights in int8.
     needs: tuple[str, ...] = ()
     needs_int8: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class Format(ABC):
         """Check that the packages are installed.
 
         Raises:
-            ImportError: naming what is missing.
+            ImportError: naming the first missing package.
         """
         for name in (*self.needs, *(self.needs_int8 if int8 else ())):
             try:
@@ -58,7 +58,7 @@ class Format(ABC):
                     f"this export needs {name}, which is not installed; run pip install 'graticule[export]'."
                 ) from None
 
-    #: Encodings that it cannot compute for images of any size, and what it has not.
+    #: Encodings that it cannot compute for images of any size, and the operator that it lacks.
     lacks: ClassVar[Mapping[type[Encoding], str]] = {}
 
     def check_position(self, position: Position) -> None:
@@ -81,7 +81,7 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, path: Path) -> Runner:
-        """Open a file as its users do."""
+        """Open a file with the runtime of its users."""
 
     @abstractmethod
     def operators(self, path: Path) -> Counter[str]:
@@ -138,7 +138,7 @@ class TorchExport(Format):
 
     def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
         """Save the program."""
-        with path.open("wb") as file:  # of a path PyTorch wants its own suffix
+        with path.open("wb") as file:  # for a path PyTorch requires its own suffix
             torch.export.save(traced, file)
 
     def open(self, path: Path) -> Runner:

@@ -13,8 +13,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def quantize_linear(model: Model) -> Model:
-    """Make the weights of the linear layers of a model int8, in place, by torchao: they are widened when used."""
-    with errors_only("torch.utils._pytree"):  # which tells the authors of torchao what to change
+    """Quantize the weights of linear layers to int8, in place, by torchao; they are dequantized when used."""
+    with errors_only("torch.utils._pytree"):  # its warnings are for the authors of torchao
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
         from torchao.utils import unwrap_tensor_subclass
 
@@ -27,13 +27,13 @@ def quantize_linear(model: Model) -> Model:
 def quantize_onnx(source: Path, path: Path) -> None:
     """Write the ONNX file `source` with the weights of matrix products in int8 to `path`, by ONNX Runtime.
 
-    Their other factor is quantized as the program runs, one scale per tensor.
+    The other factor is quantized at run time, with one scale per tensor.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model: Any = onnx.load(str(source))
-    del model.graph.value_info[:]  # the shapes of intermediate results, which the quantized ones would contradict
+    del model.graph.value_info[:]  # shapes of intermediate results, which contradict those after quantization
     with errors_only(None):  # it recommends a step that the exporter has done
         quantize_dynamic(
             model, str(path), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"]

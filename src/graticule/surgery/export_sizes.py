@@ -1,4 +1,4 @@
-"""The sizes of images that an exported program takes."""
+"""Sizes of images that an exported program accepts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from graticule.surgery.export_subject import Size, Subject
 
-#: What can be free in a program, in the order of the axes of images (B, C, height, width).
+#: Axes that can be free in a program, in the order of the axes of images (B, C, height, width).
 AXES = ("batch", "height", "width")
-#: Patches on an axis of the first stage, at most: a program is checked for all sizes up to it.
+#: Maximum number of patches on an axis of the first stage: a program is valid for all sizes up to it.
 _LONGEST = 2048
-#: The smallest free side is searched for up to so many steps.
+#: Number of steps up to which the smallest free side is searched for.
 _STEPS = 16
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of images that a program takes, in pixels.
+    """Sizes of images that a program accepts, in pixels.
 
     fixed: (height, width) of the axes that are not free.
     free: which of `AXES` are free.
@@ -37,10 +37,10 @@ class Sizes:
 
     @classmethod
     def of(cls, subject: Subject, fixed: Size, free: Sequence[str]) -> Sizes:
-        """Find the sizes that a model takes with the axes `free`.
+        """Find the sizes that a model accepts with the axes `free`.
 
         Raises:
-            ValueError: if it does not take `fixed`, or `free` names anything else than axes.
+            ValueError: if it does not accept `fixed`, or `free` has anything other than axes.
         """
         for name in free:
             if name not in AXES:
@@ -54,19 +54,19 @@ class Sizes:
         return sizes._from_least(subject) if sizes.free - {"batch"} else sizes
 
     def _from_least(self, subject: Subject) -> Sizes:
-        """Find the smallest free side: a kernel or a reduction may want more than two patches."""
+        """Find the smallest free side: a kernel or a reduction may need more than two patches."""
         for least in range(self.least, _STEPS):
             found = Sizes(self.fixed, self.free, self.step, least, self.most)
             try:
                 with torch.no_grad():
                     subject.model(torch.zeros(1, subject.channels, *found.side(least, least)))
-            except (ValueError, AssertionError):  # of a stock model of timm the latter
+            except (ValueError, AssertionError):  # timm's models raise the latter
                 continue
             return found
-        raise ValueError(f"`dynamic` must be 'batch' alone: the model takes no images of {self.side(_STEPS, _STEPS)}.")
+        raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {self.side(_STEPS, _STEPS)}.")
 
     def side(self, rows: int, columns: int) -> Size:
-        """Return (height, width) of so many steps where the axis is free, else what is fixed."""
+        """Return (height, width): the given number of steps on free axes, else the fixed side."""
         height, width = (
             count * step if name in self.free else fixed
             for name, count, step, fixed in zip(AXES[1:], (rows, columns), self.step, self.fixed, strict=True)
@@ -74,7 +74,7 @@ class Sizes:
         return height, width
 
     def example(self) -> tuple[int, Size]:
-        """Return the batch and (height, width) of the images that a program is traced with, small and all different."""
+        """Return the batch and (height, width) of the images for tracing, small and all different."""
         return 2 if "batch" in self.free else 1, self.side(self.least + 1, self.least + 3)
 
     def checked(self) -> list[tuple[int, Size]]:
@@ -88,7 +88,7 @@ class Sizes:
         return list(dict.fromkeys(zip(batches, all_sizes, strict=True)))
 
     def dimensions(self) -> dict[int, Any]:
-        """Return the free axes as `torch.export` wants them."""
+        """Return the free axes in the form of `torch.export`."""
         found: dict[int, Any] = {}
         if "batch" in self.free:
             found[0] = torch.export.Dim("batch", min=1)

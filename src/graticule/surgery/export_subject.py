@@ -1,4 +1,4 @@
-"""What an export needs to know of a model: its images, its position, and how it is made for another size."""
+"""Description of a model for its export: its images, its position, and copies of it for other sizes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is exported.
+    """A model to export.
 
     model: a backbone, a model around one (a segmentation model, feature maps), or a module with an attached position.
-    channels: of its images.
-    size: (height, width) in pixels that its position is held for.
-    position: makes the position of its layers.
+    channels: channels of its images.
+    size: (height, width) in pixels of the images that its position is stored for.
+    position: the position of its layers.
     backbone: the backbone in it; None for an attached position.
-    divisor: sides of images are multiples of it, beside what the backbone wants.
+    divisor: a divisor of the sides of images, in addition to the backbone's requirements.
     """
 
     model: Any
@@ -44,7 +44,7 @@ class Subject:
         """Describe a model.
 
         Raises:
-            ValueError: if no program can be written of it, with the reason.
+            ValueError: if it cannot be exported as a program, with the reason.
         """
         if isinstance(model, HubModel) and model.no_program:
             raise ValueError(f"`model` must not be a {type(model).__name__}: {model.no_program}.")
@@ -59,11 +59,11 @@ class Subject:
             return cls(model, first.in_channels, (rows, columns), attached.position)
         raise ValueError(
             f"`model` must be a backbone of images, a model with one, or have an attached position that follows the "
-            f"size of its images, got {type(model).__name__}; graticule.convert makes a backbone of a model of timm."
+            f"size of its images, got {type(model).__name__}; graticule.convert turns a model of timm into one."
         )
 
     def check(self, size: Size) -> None:
-        """Check that the model can be made for images of `size`.
+        """Check that the model can be resized to images of `size`.
 
         Raises:
             ValueError: if it cannot.
@@ -79,10 +79,10 @@ class Subject:
             )
 
     def check_free(self) -> None:
-        """Check that the model takes images of other sizes.
+        """Check that a program of the model can accept images of other sizes.
 
         Raises:
-            ValueError: if a program of it cannot, or the code of a module that is not of this library does not.
+            ValueError: if it cannot, or if the code of a module of another library does not.
         """
         if isinstance(self.backbone, MultiscaleVisionTransformer):
             raise ValueError(
@@ -106,7 +106,7 @@ class Subject:
     def least(self) -> int:
         """Return the fewest steps of a free side: an axis of length 1 would be fixed, in any of the maps."""
         if any(window != (1, 1) for window in self._windows):
-            return 3  # one whole window beside the parts that a shift leaves
+            return 3  # one whole window in addition to the parts that a shift leaves
         coarsest = max(getattr(self.model, "strides", (1,)))
         return max(2, coarsest // min(self.step) + 1)
 
@@ -120,7 +120,7 @@ class Subject:
 
     @property
     def step(self) -> Size:
-        """Return (height, width) in pixels of which free sides are multiples: whole windows in every stage."""
+        """Return the step of free sides, (height, width) in pixels: whole windows in every stage."""
         if self.backbone is None:
             return self.patch
         last = len(self.backbone.depths) - 1
@@ -133,7 +133,7 @@ class Subject:
 
     @property
     def _windows(self) -> list[Size]:
-        """Return (rows, columns) of which each stage is to have multiples; (1, 1) of one without windows."""
+        """Return (rows, columns) for each stage, which must divide its grid; (1, 1) for a stage without windows."""
         model = self.backbone
         if model is None:
             return []
@@ -153,11 +153,11 @@ class Subject:
 
     @property
     def feature_count(self) -> int:
-        """Return the number of blocks or stages whose maps can be outputs too."""
+        """Return the number of blocks or stages whose maps can also be outputs."""
         return len(self.model.feature_info) if isinstance(self.model, Backbone) else 0
 
     def plain(self) -> Subject:
-        """Return a copy for inference on the CPU in float32, without folding, of PyTorch's operators alone."""
+        """Return a copy for inference on the CPU in float32, not folded, with only PyTorch's operators."""
         found = unfold(copy.deepcopy(self.model)).cpu().float().eval()
         for module in found.modules():
             if isinstance(module, MixingPosition):
@@ -165,7 +165,7 @@ class Subject:
         return Subject.of(found)
 
     def at(self, size: Size, folded: bool) -> Subject:
-        """Return a copy of a plain one that is made for images of `size`, folded or not."""
+        """Return a copy for images of `size`, folded or not; this subject must be a plain one."""
         ready = copy.deepcopy(self.model)
         if size != self.size:
             resize(ready, size)

@@ -15,11 +15,11 @@ from graticule.surgery.export_subject import Subject
 
 
 class Program(nn.Module):
-    """The outputs of an exported model: the logits, then the maps of chosen blocks; or all maps.
+    """Module with the outputs of an exported model: the logits, then the maps of chosen blocks; or all maps.
 
     Args:
         subject: a model in evaluation mode.
-        features: indices of blocks, or of stages where there are several.
+        features: indices of blocks, or of stages if there are several.
     """
 
     def __init__(self, subject: Subject, features: Sequence[int] = ()) -> None:
@@ -39,7 +39,7 @@ class Program(nn.Module):
 
 
 def prepared(subject: Subject, sizes: Sizes, folded: bool = True) -> Subject:
-    """Return a copy of a plain model for images of `sizes`, folded where their height and width are fixed."""
+    """Return a copy of a plain model for images of `sizes`, folded if height and width are fixed."""
     if sizes.free - {"batch"}:
         return Subject.of(copy.deepcopy(subject.model))
     return subject.at(sizes.fixed, folded)
@@ -58,7 +58,7 @@ def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
             warnings.simplefilter("ignore")
             traced = torch.export.export(program, (images,), dynamic_shapes=({**sizes.dimensions()},))
     except ValueError as error:
-        if type(error) is ValueError:  # ours, which say it themselves
+        if type(error) is ValueError:  # errors of this library already give the reason
             raise
         raise _refusal(sizes, error) from error
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -76,7 +76,7 @@ def _refusal(sizes: Sizes, error: Exception) -> ValueError:
 
 
 def _remove_unused(traced: torch.export.ExportedProgram) -> None:
-    """Remove the tensors that no operator uses, such as the tables and norms that folding has made constants of."""
+    """Remove the tensors that no operator uses, such as tables and norms that folding has replaced by constants."""
     signature: Any = traced.graph_signature
     kinds = (torch.export.graph_signature.InputKind.PARAMETER, torch.export.graph_signature.InputKind.BUFFER)
     nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}

@@ -1,4 +1,4 @@
-"""Turn all that depends on parameters and grid alone into constants, and back."""
+"""Fold position information that depends on parameters and grid alone into constants, and unfold it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @checked
 def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int | None = None) -> Model:
-    """Replace the position information of `model` by constants, in place; returns the model in evaluation mode.
+    """Replace the position information of `model` by constants, in place, and return the model in evaluation mode.
 
-    LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then costs
-    what no method costs. The original stays inside and `unfold` brings it back. A folded model refuses to be
-    trained and refuses another grid, unless `sizes` is given. Folding a folded model folds it again, for `img_size`.
-    What is made from the tokens (a PEG, Shaw's encoding) stays the function that it is.
+    The constants are LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then
+    has no extra cost. The original is kept inside, and `unfold` restores it. A folded model cannot be trained, and
+    refuses other grids unless `sizes` is given. Folding a folded model folds it again, for `img_size`.
+    Functions of the tokens (a PEG, Shaw's encoding) are unchanged.
 
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), section 3.4.
 
     Args:
-        model: one of our backbones, or a module that holds some.
-        img_size: pixels, a side or (height, width); by default the size that the model is built for.
-        sizes: fold for each size when an image of it comes in, and keep the constants of this many sizes, those used
-            last; `img_size` must then be left out. Compiled and exported models compute position from the parameters.
+        model: one of our backbones, or a module that contains some.
+        img_size: in pixels, one side or (height, width); by default the size that the model is built for.
+        sizes: fold for each size at its first image, and cache the constants of this many sizes, the last ones used;
+            `img_size` must then be left out. Compiled and exported models compute position from the parameters.
 
     Raises:
-        ValueError: if there is no backbone in `model`, or `img_size` is not one that it takes. The model is then as it
-            was.
+        ValueError: if there is no backbone in `model`, or it does not accept `img_size`. The model is then unchanged.
     """
     backbones = _backbones(model)
     if not backbones:
-        raise ValueError(f"`model` must be or hold a backbone with a `position`, got {type(model).__name__}.")
+        raise ValueError(f"`model` must be or contain a backbone with a `position`, got {type(model).__name__}.")
     folded: list[Folded]
     if sizes is not None:
         if img_size is not None or any(isinstance(backbone, LanguageModel) for backbone in backbones):
@@ -50,14 +49,14 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int
         folded = [FoldedPosition(_original(backbone), grid) for backbone, grid in zip(backbones, grids, strict=True)]
     for backbone, position in zip(backbones, folded, strict=True):
         backbone.position = position
-        # a table may come through the backbone's own layers, whose weights are loaded after the position's
+        # a table may be passed through layers of the backbone, whose weights are loaded after the position's
         if _fold_again not in backbone._load_state_dict_post_hooks.values():
             backbone.register_load_state_dict_post_hook(_fold_again)
     return model.eval()
 
 
 def unfold(model: Model) -> Model:
-    """Restore the position information that `fold` replaced, in place; returns the model."""
+    """Restore the position information that `fold` replaced, in place, and return the model."""
     for backbone in _backbones(model):
         if isinstance(backbone.position, Folded):
             backbone.position = backbone.position.original.train(backbone.position.training)

@@ -1,4 +1,4 @@
-"""Give an existing model another encoding or joining, as near to what it was as the mathematics allows."""
+"""Change the encoding or joining of an existing model, and fit the new position to the old one."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Model = TypeVar("Model", bound=Backbone)
 def change_position(
     model: Model, encoding: str | Spec, joining: str | Spec = "default", images: Tensor | None = None
 ) -> Model:
-    """Replace the position of `model` by a new one, in place; returns the model.
+    """Replace the position of `model` by a new one, in place, and return the model.
 
-    All weights outside of the position stay. Of the position, what both have is kept, such as the table of an absolute
-    encoding. The rest is fitted to the old position where there is a fit (`graticule.surgery.fits`), in the sense of
-    least squares, and else new. `model.certificate` reports what was fitted, which share of the old position each layer
-    keeps, and with `images` how far the features moved.
+    All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
+    of an absolute encoding. The others are fitted to the old position by least squares if there is a fit
+    (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of the old
+    position that each layer keeps, and, with `images`, the drift of the features.
 
-    What a table contributes to a layer is measured on `images`, or else on the mean image, all zeros.
+    The contribution of a table to a layer is measured on `images`, or else on the mean image, all zeros.
 
     Args:
         model: one of our backbones, not folded.
-        encoding: as `create_model` takes it.
-        joining: as `create_model` takes it.
-        images: (B, C, height, width), of the size that the model is built for, as the model gets them.
+        encoding: as in `create_model`.
+        joining: as in `create_model`.
+        images: preprocessed images (B, C, height, width), of the size that the model is built for.
 
     Raises:
-        ValueError: if the model cannot use them, or the images are of another size. It is then as it was.
+        ValueError: if the model cannot use them, or the images are of another size. The model is then unchanged.
     """
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
@@ -80,7 +80,7 @@ def _blank(model: Backbone) -> Tensor:
 
 
 def _before(model: Backbone, images: Tensor) -> list[Before]:
-    """Keep what each stage has, and measure what its table contributes to its layers."""
+    """Record the state of each stage, and measure the contributions of its table to its layers."""
     contributions = table_contributions(model, images)
     given, first, found = model.position(model.grid), 0, []
     streams = inner_streams(model, images, given)

@@ -1,4 +1,4 @@
-"""The resampler of a model's tables, found and replaced."""
+"""Find and replace the resampler of a model's tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graticule.specs import Spec
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of a model whose tables are resampled, and by a resampler of choice.
+    """Return the modules of a model whose tables are resampled by an exchangeable resampler.
 
     Raises:
         ValueError: if there are none.
@@ -28,7 +28,7 @@ def resampled_modules(model: nn.Module) -> list[Any]:
 
 
 def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
-    """Return a copy of `model` that resamples by `name` every table that it can; None if there are none.
+    """Return a copy of `model` that resamples all suitable tables by `name`; None if there are none.
 
     Parameters are shared with `model`.
     """
@@ -42,10 +42,10 @@ def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def with_own_resampler(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the modules whose tables are resampled by a resampler of choice."""
+    """Return the modules whose tables are resampled by an exchangeable resampler."""
     return [module for module in modules if isinstance(getattr(module, "resampler", None), Resampler)]
 
 
 def table_of(module: Any) -> Any:
-    """Return what a module, or the class of one, holds: a table of positions or of displacements."""
+    """Return the kind of table in a module or module class: one of positions or of displacements."""
     return getattr(module, "holds", "positions")

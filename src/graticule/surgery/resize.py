@@ -1,4 +1,4 @@
-"""Make another image size the one that a model's position is held for, or leave the model as it is."""
+"""Change the image size that a model's position is stored for; on errors the model is unchanged."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def resize(
     *,
     windows: int | tuple[int, ...] | None = None,
 ) -> Model:
-    """Make `img_size` the size that the position of `model` is held for, in place; returns the model.
+    """Change the image size that the position of `model` is stored for, in place, and return the model.
 
-    What is held for a grid or a window (tables, biases, matrices that mix tokens) is resampled once; what is computed
-    is computed for the new grid from then on. The forward pass at that size gives the same as before, without
-    resampling. At its own size a model stays as it is, bit by bit. A folded model is folded for the new size.
+    Parameters for a grid or a window (tables, biases, matrices that mix tokens) are resampled once; computed encodings
+    are computed for the new grid from then on. The forward pass at that size gives the same as before, without
+    resampling. At its own size a model is unchanged, bit by bit. A folded model is folded for the new size.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way.
 
     Args:
-        model: one of our backbones, a module that holds some, a model of timm, or one of these with an attached
+        model: one of our backbones, a module that contains some, a model of timm, or one of these with an attached
             position.
-        img_size: pixels, a side or (height, width).
-        resampler: how what is held is resampled, such as 'bilinear(antialias=False)'; the model keeps it for further
-            sizes. By default as each encoding does it.
+        img_size: in pixels, one side or (height, width).
+        resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
+            default, that of each encoding.
         windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
 
     Raises:
-        ValueError: if the model cannot have that size, or an argument has no effect on it. It is then as it was.
+        ValueError: if the model cannot have that size, or an argument has no effect on it. It is then unchanged.
     """
     size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
@@ -75,13 +75,13 @@ def _resize_ours(backbone: Backbone, size: tuple[int, int], windows: int | tuple
     if size != backbone.img_size or given:
         resize_to(size, **given)
         grid = backbone.grid
-        if not isinstance(backbone.position, Folded):  # which has computed it
+        if not isinstance(backbone.position, Folded):  # a folded position was computed already
             with torch.no_grad():
                 backbone.position(grid)
 
 
 def _windows_argument(backbone: Backbone, resize_to: Any, windows: int | tuple[int, ...]) -> dict[str, Any]:
-    """Return `windows` under the name that the family gives it."""
+    """Return `windows` under the name that the family has for it."""
     known = inspect.signature(resize_to).parameters
     if min((windows,) if isinstance(windows, int) else windows, default=0) < 1:
         raise ValueError(f"`windows` must be at least 1, got {windows}.")
@@ -96,7 +96,7 @@ def _windows_argument(backbone: Backbone, resize_to: Any, windows: int | tuple[i
 def _check_stock(
     model: nn.Module, size: tuple[int, int], windows: int | tuple[int, ...] | None, resampler: str | Spec | None
 ) -> None:
-    """Check that a model that is not ours can be resized.
+    """Check that a model of another library can be resized.
 
     Raises:
         ValueError: if it cannot.
@@ -105,8 +105,8 @@ def _check_stock(
     parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
     if "img_size" not in parameters:
         raise ValueError(
-            f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that takes images "
-            "of any size as it is needs no resizing, and an attached position follows the size of each image."
+            f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that accepts "
+            "images of any size needs no resizing, and an attached position follows the size of each image."
         )
     if resampler is not None:
         raise ValueError(
@@ -136,7 +136,7 @@ def _resize_stock(model: Any, size: tuple[int, int], attached: list[AttachedPosi
 
 
 def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | Spec) -> None:
-    """Let everything that is resampled by a resampler of choice be resampled by `resampler`, also once published.
+    """Set the resampler of all suitable tables to `resampler`, also for publishing the model.
 
     Raises:
         ValueError: if it resamples nothing of the model.
@@ -163,7 +163,7 @@ def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | 
 
 
 def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]:
-    """Return words with `resampler` as an option of each encoding all of whose tables it resamples."""
+    """Return `words` with `resampler` as an option of each encoding if it suits all tables of the encoding."""
     takes = set(RESAMPLERS[resampler.name].takes)
     specs = []
     for spec in ENCODINGS.specs(words["encoding"]):
@@ -177,7 +177,7 @@ def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]
 def _whole_or_not_at_all(model: nn.Module) -> Iterator[None]:
     """Restore all modules if the block raises: their attributes, parameters and buffers.
 
-    Values of tensors are not brought back: what resizes a model makes new ones.
+    Values of tensors are not restored: resizing a model creates new ones.
     """
     modules = list(dict.fromkeys(part for module in model.modules() for part in _with_original(module)))
     before = [(part, dict(vars(part))) for part in modules]

@@ -1,4 +1,4 @@
-"""The library's tasks, a file each: image classification, language modelling, detection, segmentation.
+"""The tasks of the library, one file each: image classification, language modeling, detection, segmentation.
 
 Names are imported when they are first used: the recipes and options of a task need no PyTorch.
 """

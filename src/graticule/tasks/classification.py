@@ -1,6 +1,6 @@
 """Image classification: recipe, data, model, loss and score.
 
-PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Mixing:
     prob: Share = 1.0
     """probability that a batch is mixed"""
     switch_prob: Share = 0.5
-    """probability of cutmix where both are on"""
+    """probability of cutmix if both are on"""
     off_epoch: Epochs = 0
-    """epoch, counted from 0, from which on nothing is mixed; 0 for never"""
+    """epoch, counted from 0, at which mixing ends; 0 for never"""
 
     def __post_init__(self) -> None:
         check_fields(self, "mixing.")
@@ -77,15 +77,15 @@ class Recipe(TrainingRecipe):
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
     position_from: Path | None = None
-    """start with the position parameters of this checkpoint; with peg(frozen=True) they stay as they are"""
+    """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
     dataset: str = "digits"
     """data set: digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face, or a registered one"""
     limit_train: Count | None = None
-    """train on this many images only, balanced over the classes"""
+    """train on only this many images, balanced over the classes"""
     limit_test: Count | None = None
-    """test on this many images only, balanced over the classes"""
+    """test on only this many images, balanced over the classes"""
     batch_size: Count = 64
     """images per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
@@ -95,18 +95,18 @@ class Recipe(TrainingRecipe):
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
     group_by_aspect: Flag = False
-    """each step has images of similar aspect ratio, at the nearest of `train_sizes`; for images of many shapes"""
+    """put images of similar aspect ratio in each step, at the nearest of `train_sizes`; for images of many shapes"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
-    """class token or global average pooling (default: the backbone's own; the class token for most)"""
+    """class token or global average pooling (default: that of the backbone, mostly the class token)"""
     train_share: ShareAboveZero | None = None
-    """train on this share of every class only, such as 0.5 for a half (default: all)"""
+    """train on only this share of each class, such as 0.5 for a half (default: all)"""
     share_seed: Whole = 0
     """seed of the share's images, independent of `seed`, so that runs with several seeds see the same ones"""
     augmentation: Augmentation = field(default_factory=Augmentation)
     aug_repeats: Count = 1
-    """repeated augmentation: how many times each image comes in turn, in epochs of the same length; 3 for DeiT"""
+    """repeated augmentation: times that each image comes in a row, in epochs of the same length; 3 for DeiT"""
     mixing: Mixing = field(default_factory=Mixing)
     label_smoothing: ShareBelowOne = 0.0
     """share of a label that is spread over all classes"""
@@ -124,17 +124,16 @@ class Recipe(TrainingRecipe):
         if self.group_by_aspect and len({height / width for height, width in sizes}) < 2:
             given = " ".join(self.train_sizes) or "none"
             raise ValueError(
-                "`train_sizes` must have two aspect ratios or more where `group_by_aspect` is on, such as 192x256 "
+                "`train_sizes` must have two aspect ratios or more if `group_by_aspect` is on, such as 192x256 "
                 f"224x224 256x192, got {given}."
             )
         if self.group_by_aspect and self.aug_repeats > 1:
             raise ValueError(
-                f"`aug_repeats` must be 1 where `group_by_aspect` is on, which groups whole steps, got "
-                f"{self.aug_repeats}."
+                f"`aug_repeats` must be 1 if `group_by_aspect` is on, which groups whole steps, got {self.aug_repeats}."
             )
 
     def quick(self) -> Self:
-        """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
+        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
         return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
 
 
@@ -148,10 +147,10 @@ class _Classes(TypedDict):
 
 @register_task("classification")
 class Classification(Task[Recipe, "DataModule"]):
-    """A backbone with a classifier, trained by cross-entropy, with mixing, smoothing and a teacher as the recipe says.
+    """A backbone with a classifier, trained by cross-entropy, with the mixing, smoothing and teacher of the recipe.
 
-    mixup: timm's Mixup, or None; it makes soft labels, smoothing included.
-    teacher: the model that is learned from beside the labels, or None; it is neither trained nor saved.
+    mixup: timm's Mixup, or None; it returns soft labels, including smoothing.
+    teacher: the teacher of distillation, or None; it is neither trained nor saved.
     """
 
     recipe_class = Recipe
@@ -163,7 +162,7 @@ class Classification(Task[Recipe, "DataModule"]):
     teacher: Teacher | None = None
 
     def build_data(self, run: TrainedRun | None = None) -> DataModule:
-        """Build the images; those of a run must have its classes, in the same order."""
+        """Build the data; for a run, they must have its classes, in the same order."""
         from graticule.data import DataModule, check_class_names
 
         recipe = self.recipe
@@ -210,14 +209,14 @@ class Classification(Task[Recipe, "DataModule"]):
         )
 
     def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
-        """Return whether the classes of a run are those of the data, as far as these have names."""
+        """Return whether the classes of a run are those of the data, as far as the classes have names."""
         from graticule.data import same_classes
 
         names = source.described().get("class_names")
         return names is None or same_classes(names, data.info.class_names)
 
     def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
-        """Build the mixing and the teacher; check that the model takes all sizes of the training images."""
+        """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""
         from graticule.data import build_mixup
         from graticule.tasks.teacher import build_teacher
 
@@ -251,7 +250,7 @@ class Classification(Task[Recipe, "DataModule"]):
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
         outputs = model(images)
-        # a model with a distillation token learns from the teacher there, any other in its one classifier
+        # a distillation token has its own head for the teacher; other models learn from both in one classifier
         logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if self.teacher is not None:
@@ -259,7 +258,7 @@ class Classification(Task[Recipe, "DataModule"]):
         return loss
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return loss and top-1 (100 where the highest logit is right, else 0) of each image."""
+        """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
         import torch.nn.functional as F
 
         from graticule.data import PADDING
@@ -271,7 +270,7 @@ class Classification(Task[Recipe, "DataModule"]):
         return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
-        """Return the five likeliest classes of an image; the data set of the run must be there, for its mean."""
+        """Return the five most likely classes of an image; the data set of the run must exist, for its mean."""
         from PIL import Image
         from torchvision.transforms.functional import to_pil_image
 
@@ -280,7 +279,7 @@ class Classification(Task[Recipe, "DataModule"]):
         recipe = self.recipe
         _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
-        if info.size is not None:  # as all images of its data set are
+        if info.size is not None:  # all images of the data set have this size
             pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
         small = evaluation_transform(info, recipe.img_size, recipe.augmentation)(pillow)
         shares = model(small[None].to(next(model.parameters()).device))[0].softmax(-1).cpu()
@@ -296,7 +295,7 @@ class Classification(Task[Recipe, "DataModule"]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return images per second, and the images of a step."""
+        """Return the unit, images per second, and the number of images per step."""
         return "img/s", self.recipe.batch_size
 
     @property
@@ -309,11 +308,9 @@ def class_names(run: TrainedRun) -> tuple[str, ...]:
     """Return the names of the classes of a run, in the order of the model's outputs.
 
     Raises:
-        ValueError: if the run has none, as one on text, or its file is damaged.
+        ValueError: if the run has none, such as one on text, or its file is damaged.
     """
     names = run.described().get("class_names")
     if names is None:
-        raise ValueError(
-            f"`run` must be of an image classifier, got {str(run.folder)!r}, which has no names of classes."
-        )
+        raise ValueError(f"`run` must be of an image classifier, got {str(run.folder)!r}, which has no class names.")
     return tuple(names)

@@ -17,15 +17,15 @@ _SUMMARY = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
 
 
 class CocoScores:
-    """The objects of images and what a detector found in them, in COCO's format.
+    """The objects of images and the detections in them, in COCO's format.
 
     Args:
         category_ids: the number of each class in the files of the data set; from 1 on by default.
 
     Attributes:
         images: an entry per image, with its `id`, `height` and `width`.
-        objects: an entry per object, as the list `annotations` of COCO's files.
-        boxes: an entry per detection, as COCO's files of results have it.
+        objects: an entry per object, as in the list `annotations` of COCO's files.
+        boxes: an entry per detection, as in COCO's result files.
         masks: the same with masks instead of boxes; empty for a detector without masks.
     """
 
@@ -37,11 +37,11 @@ class CocoScores:
         self.masks: list[dict[str, Any]] = []
 
     def add(self, target: Mapping[str, Any], found: Mapping[str, Tensor], size: tuple[int, int]) -> None:
-        """Add an image: its objects, and what was found in it.
+        """Add an image: its objects and its detections.
 
         Args:
-            target: its truth, in pixels of the original image, with `size`, (height, width) of that.
-            found: `boxes` (n, 4), `labels` (n,) from 1, `scores` (n,), and perhaps `masks` (n, 1, height, width) in
+            target: its target, in pixels of the original image, with the `size`, (height, width), of that.
+            found: `boxes` (n, 4), `labels` (n,) from 1, `scores` (n,), and optionally `masks` (n, 1, height, width) in
                 [0, 1], in pixels of the resized image.
             size: (height, width) of the resized image.
         """
@@ -69,7 +69,7 @@ class CocoScores:
     def results(
         self, number: int, found: Mapping[str, Tensor], size: tuple[int, int], original: tuple[int, int]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return what was found in an image as results of boxes and of masks, in pixels of the original image.
+        """Return the detections in an image as results of boxes and of masks, in pixels of the original image.
 
         Args:
             number: the id of the image.
@@ -98,7 +98,7 @@ class CocoScores:
         return self.category_ids[label - 1] if self.category_ids else label
 
     def gathered(self) -> CocoScores:
-        """Return what all processes have collected; with one process, this."""
+        """Return the entries of all processes; with one process, this object."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
         parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -124,7 +124,7 @@ class CocoScores:
         return {"info": {}, "images": self.images, "annotations": self.objects, "categories": categories}
 
     def compute(self) -> dict[str, float]:
-        """Return COCO's average precisions in percent by name, box_map and so on; 0 where there are no such objects."""
+        """Return COCO's average precisions in percent by name, box_map and so on; 0 if there are no such objects."""
         values: dict[str, float] = {}
         for kind, results in (("box", self.boxes), ("mask", self.masks)):
             if kind == "mask" and not any("segmentation" in entry for entry in self.objects):
@@ -152,7 +152,7 @@ def average_precision(
 
     with contextlib.redirect_stdout(io.StringIO()):
         annotations = COCO()
-        # copies, for pycocotools writes into what it is given
+        # copies, since pycocotools modifies its arguments
         annotations.dataset = {**truth, "annotations": [dict(entry) for entry in truth["annotations"]]}
         annotations.createIndex()
         if results:
@@ -175,7 +175,7 @@ def average_precision(
 
 
 def encoded(mask: Tensor) -> dict[str, Any]:
-    """Return the run lengths of a mask (height, width), 0 and 1, as JSON can hold them."""
+    """Return the run lengths of a mask (height, width), of 0 and 1, in a form that JSON can store."""
     from pycocotools import mask as coco_mask
 
     runs = coco_mask.encode(np.asfortranarray(mask.to(torch.uint8).cpu().numpy()))
@@ -183,7 +183,7 @@ def encoded(mask: Tensor) -> dict[str, Any]:
 
 
 def restored(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return predicted masks (n, 1, height, width), in [0, 1], at the size of the original, (n, *size), 0 and 1."""
+    """Return predicted masks (n, 1, height, width), in [0, 1], at the size of the original, (n, *size), of 0 and 1."""
     if not len(masks):
         return torch.zeros(0, *size, dtype=torch.uint8)
     if tuple(masks.shape[-2:]) != size:

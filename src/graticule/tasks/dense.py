@@ -1,6 +1,6 @@
-"""What detection and segmentation share: the recipe, the data, the weights that a run starts from.
+"""The base of detection and segmentation: recipe, data, and the weights that a run starts from.
 
-PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class DenseRecipe(TrainingRecipe):
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
     neck: str | None = None
-    """what makes feature maps of the backbone's, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
+    """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as depth=4"""
     dataset: str = "scenes"
     """data set: scenes, scenes_sides, coco, ade20k, camvid, mask_folder, voc_detection, ..., or a registered one"""
     img_size: tuple[Side, Side] = (96, 96)
-    """height and width that the position information of the backbone is held for"""
+    """height and width for which the backbone's position information is built"""
     fit: tuple[Side, Side] = (96, 96)
     """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
     patch_size: Side | None = None
@@ -57,7 +57,7 @@ class DenseRecipe(TrainingRecipe):
     sync_batchnorm: Flag = False
     """synchronize BatchNorm over all GPUs"""
     frozen_batchnorm: Flag = False
-    """keep the statistics, scales and shifts of BatchNorm in the backbone as they are"""
+    """freeze the statistics, scales and shifts of BatchNorm in the backbone"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,12 +68,12 @@ class DenseRecipe(TrainingRecipe):
             )
 
     def quick(self) -> Self:
-        """Return a recipe of the same code path: two epochs of some tens of images, on the CPU."""
+        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
         return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
 
 
 class DenseClasses(TypedDict):
-    """What recipe.json says of the data."""
+    """The description of the data in recipe.json."""
 
     channels: Count
     class_names: tuple[str, ...]
@@ -92,13 +92,13 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
     examples = "images"
     inputs = "images with boxes, masks or classes of pixels"
 
-    #: Whether the data normalize the images; a model that does it itself gets them in [0, 1].
+    #: True if the data normalize the images; a model that normalizes gets them in [0, 1].
     normalize: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def truth(self) -> tuple[str, ...]:
-        """Return what is learned of boxes, masks and classes."""
+        """Return the targets that are learned, of boxes, masks and classes."""
 
     @property
     def by_shape(self) -> bool:
@@ -106,7 +106,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         return False
 
     def build_data(self, run: TrainedRun | None = None) -> DenseModule:
-        """Build the images; those of a run must have its classes, in the same order."""
+        """Build the data; for a run, they must have its classes, in the same order."""
         from graticule.data import check_class_names
         from graticule.data.dense_module import DenseModule
 
@@ -158,10 +158,10 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     @abstractmethod
     def create(self, num_classes: int, **arguments: Any) -> Any:
-        """Create the model for so many classes; `arguments` are those of the backbone."""
+        """Create the model for `num_classes`; `arguments` are those of the backbone."""
 
     def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
-        """Return an image, uint8, as the model takes it: fitted, as float32, and normalized if the data are."""
+        """Return a uint8 image as the input of the model: fitted, float32, and normalized if `normalize`."""
         from torchvision import tv_tensors
 
         from graticule.data import DatasetInfo
@@ -175,24 +175,24 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     @abstractmethod
     def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
-        """Return what is in an image, to be drawn beside what is found."""
+        """Return the ground truth of an image, to be drawn beside the prediction."""
 
     def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
-        """Return False: only the backbone takes weights, whatever the run was trained for."""
+        """Return False: only the backbone takes weights, whatever the task of the run."""
         return False
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
-        """Load what fits into the backbone: from a classifier, or from the backbone of a dense model."""
+        """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
         from graticule.checkpoints import transfer
 
         return transfer(model.backbone, backbone_weights(source), classifier=False)
 
     def setup(self, model: nn.Module, data: DenseModule, device: torch.device) -> None:
-        """Have nothing to prepare."""
+        """Do nothing."""
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return images per second, and the images of a step."""
+        """Return the unit, images per second, and the number of images per step."""
         return "img/s", self.recipe.batch_size
 
     @property
@@ -201,12 +201,12 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         return self.recipe.sync_batchnorm
 
 
-#: What precedes the names of the backbone's weights in a detector and in a segmentation model.
+#: Prefixes of the backbone's weights in a detector and in a segmentation model.
 _BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
 
 
 def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint, or of a dense model those of its backbone, under the backbone's names."""
+    """Return the weights of a checkpoint (of a dense model, those of its backbone) under the backbone's names."""
     from graticule.checkpoints import read_state
 
     state = read_state(source)
@@ -218,7 +218,7 @@ def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor
 
 
 def freeze_batchnorm(model: Any) -> None:
-    """Replace every BatchNorm of two dimensions by one whose statistics, scales and shifts never change."""
+    """Replace every `BatchNorm2d` by one whose statistics, scales and shifts are frozen."""
     from torch import nn
     from torchvision.ops import FrozenBatchNorm2d
 

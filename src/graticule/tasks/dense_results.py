@@ -1,4 +1,4 @@
-"""What dense models score at one size."""
+"""Scores of dense models at one size."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DetectionScore:
-    """What a detector scores at one size.
+    """Scores of a detector at one size.
 
     size: the shorter and the longer side that images were fitted in.
     values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks.
     class_map: average precision of the boxes of each class, by name; None for a class without objects.
-    confusion: how many objects of each class (row) were found as each (column); the last row are detections of
-        nothing, the last column objects that were missed, of detections with a score of at least one half.
+    confusion: numbers of objects of each class (row) that were detected as each (column), by detections with a score
+        of at least one half; the last row counts false detections, the last column missed objects.
     """
 
     size: tuple[int, int]
@@ -26,12 +26,12 @@ class DetectionScore:
 
 @dataclass(frozen=True)
 class PixelScore:
-    """What a model scores at one size.
+    """Scores of a segmentation model at one size.
 
     size: the shorter and the longer side that images were fitted in.
-    miou, accuracy: percent; of the classes, and of the pixels.
-    class_iou: by the name of the class; None for one that is neither there nor found.
-    confusion: how many pixels of each class (row) were found to be of each (column).
+    miou, accuracy: percent; mean over the classes, and over the pixels.
+    class_iou: by the name of the class; None for one that is neither present nor predicted.
+    confusion: numbers of pixels of each class (row) that were predicted as each (column).
     """
 
     size: tuple[int, int]

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def read_fits(sizes: Sequence[str], recipe: Any) -> list[tuple[int, int]]:
-    """Return the shorter and the longer side that images are fitted in, for each size; that of the recipe by default.
+    """Return the shorter and the longer side that images are fitted to, for each size; those of the recipe by default.
 
     Raises:
-        ValueError: for a size that is none.
+        ValueError: for an invalid size.
     """
     return fitted_sizes(tuple(sizes), "sizes") or [tuple(recipe.fit)]
 
@@ -23,7 +23,7 @@ def read_fits(sizes: Sequence[str], recipe: Any) -> list[tuple[int, int]]:
 def size_figure(
     curves: Mapping[str, Mapping[tuple[int, int], float]], label: str, trained: tuple[int, int]
 ) -> Figure | None:
-    """Draw scores against the shorter side of images, a line per run; None for a single size."""
+    """Plot scores against the shorter side of images, one line per run; None for a single size."""
     if len({size for curve in curves.values() for size in curve}) < 2:
         return None
     from matplotlib.figure import Figure as NewFigure

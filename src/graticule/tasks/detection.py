@@ -30,7 +30,7 @@ class DetectionRecipe(DenseRecipe):
     head: str = "retinanet"
     """detector: retinanet, fcos, faster_rcnn or mask_rcnn, with options such as retinanet(score=0.1)"""
     by_shape: Flag = False
-    """have only wide or only tall images in a batch, so that less is padded"""
+    """put only wide or only tall images in a batch, which reduces padding"""
 
 
 @register_task("detection")
@@ -68,19 +68,19 @@ class Detection(DenseTask[DetectionRecipe]):
 
         images, targets = batch
         each = [_objects(target, images[0].dtype) for target in targets]
-        for given, target in zip(each, targets, strict=True):  # decides which regions a detector of two stages learns
+        for given, target in zip(each, targets, strict=True):  # seeds the sampling of regions in two-stage detectors
             given["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
         losses = model(images, each)
         return torch.stack(list(losses.values())).sum()
 
     def start_validation(self) -> None:
-        """Forget what was found before."""
+        """Clear the detections of the last validation."""
         from graticule.tasks.coco_scores import CocoScores
 
         self._scores = CocoScores()
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Keep what is found in each image for the score; returns a one for each image."""
+        """Store the detections of each image for the score; returns ones, one per image."""
         import torch
 
         from graticule.data import PADDING
@@ -93,7 +93,7 @@ class Detection(DenseTask[DetectionRecipe]):
         return {"images": torch.ones(sum(real), device=images[0].device)}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
-        """Return what is found in an image; written as COCO's results of boxes, and of masks."""
+        """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
         from graticule.tasks.coco_scores import CocoScores, restored
 
         size = (int(image.shape[1]), int(image.shape[2]))
@@ -114,7 +114,7 @@ class Detection(DenseTask[DetectionRecipe]):
         return Found(prediction, entries)
 
     def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
-        """Return the objects of an image; crowds are named as such."""
+        """Return the objects of an image; crowds are labeled as such."""
         names, labels = described["class_names"], target["labels"].tolist()
         crowds = target["iscrowd"].tolist()
         return Prediction(
@@ -131,7 +131,7 @@ class Detection(DenseTask[DetectionRecipe]):
 
 
 def _corners(boxes: list[dict[str, Any]]) -> Tensor:
-    """Return left, top, right and bottom of results of boxes, (n, 4)."""
+    """Return left, top, right and bottom of box results, (n, 4)."""
     import torch
 
     sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
@@ -139,14 +139,14 @@ def _corners(boxes: list[dict[str, Any]]) -> Tensor:
 
 
 def image_seed(seed: int, epoch: int, image: int) -> int:
-    """Return the seed of what is drawn for an image in an epoch, whatever process and batch it is in."""
+    """Return the seed of the draws for an image in an epoch, whatever process and batch it is in."""
     import numpy as np
 
     return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
 
 
 def _objects(target: Target, dtype: Any) -> dict[str, Any]:
-    """Return the objects of an image as detectors take them: classes count from 1."""
+    """Return the objects of an image as input of detectors, whose classes count from 1."""
     objects = {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1}
     if "masks" in target:
         objects["masks"] = target["masks"]

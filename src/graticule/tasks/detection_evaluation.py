@@ -1,4 +1,4 @@
-"""The evaluation of detectors at several sizes, as `graticule evaluate` shows it."""
+"""The evaluation of detectors at several sizes, for `graticule evaluate`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
     sizes: list[str] = field(default_factory=list)
-    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
     per_class: bool = False
-    """of detection and segmentation: add a row for each class"""
+    """for detection and segmentation: add a row for each class"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes."""
@@ -44,7 +44,7 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
         ]
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
-        """Return a row of boxes for each run and size, one of masks if there are, and one for each class if asked."""
+        """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
         rows, records = [], []
         for run in evaluated:
             for score in run.scores:
@@ -61,14 +61,12 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
                         [f"  {name}", size, "box", "-" if value is None else f"{value:.2f}", *[""] * 7]
                         for name, value in score.class_map.items()
                     ]
-        notes = [
-            "* the size that the run was trained at; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"
-        ]
+        notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
         return Table(columns, rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> Figure | None:
-        """Draw the average precision of boxes against size, if there are several."""
+        """Plot the average precision of boxes against size, if there are several sizes."""
         from graticule.tasks.dense_sizes import size_figure
 
         curves = {run.label: {score.size: score.values["box_map"] for score in run.scores} for run in evaluated}

@@ -1,4 +1,4 @@
-"""Average precision of a detector on held-out images, and which classes it takes for which."""
+"""Average precision of a detector on held-out images, and the confusion of its classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graticule.progress import hidden
 from graticule.tasks.coco_scores import CocoScores
 from graticule.tasks.dense_results import DetectionScore
 
-#: Detections of a lower score are not in the confusion of classes, nor are those that overlap an object less.
+#: Minimum score of the detections in the confusion matrix, and minimum IoU with an object.
 _SCORE, _OVERLAP = 0.5, 0.5
 
 
@@ -27,13 +27,13 @@ def evaluate_detection(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> DetectionScore:
-    """Score `model`, in evaluation mode, on the held-out images, fitted in `size`; the truth is that of the originals.
+    """Score `model`, in evaluation mode, on the held-out images, fitted to `size`; targets are of the original images.
 
     Args:
         model: a detector.
-        data: its `DenseModule`.
-        size: the shorter and the longer side that images are fitted in.
-        device: where it is computed.
+        data: the held-out images.
+        size: the shorter and the longer side that images are fitted to.
+        device: the device of the model.
         progress: whether to show a bar.
     """
     names = data.class_names
@@ -74,18 +74,18 @@ def evaluate_detection(
 def detection_confusion(
     boxes: Tensor, labels: Tensor, scores: Tensor, true_boxes: Tensor, true_labels: Tensor, classes: int
 ) -> Tensor:
-    """Return how many objects of each class (row) were found as each (column), (classes + 1, classes + 1).
+    """Return the numbers of objects of each class (row) detected as each (column), (classes + 1, classes + 1).
 
-    Detections, from the highest score down, take the free object that they overlap most, whatever its class. The last
-    row counts those that take none, the last column the objects that are not taken.
+    In descending order of score, each detection is matched with the unmatched object that it overlaps most, of any
+    class. The last row counts the unmatched detections, the last column the unmatched objects.
 
     Args:
-        boxes: (n, 4), of detections.
+        boxes: (n, 4), boxes of the detections.
         labels: (n,), their classes from 0.
         scores: (n,).
-        true_boxes: (m, 4), of objects.
+        true_boxes: (m, 4), boxes of the objects.
         true_labels: (m,), their classes from 0.
-        classes: how many there are.
+        classes: number of classes.
     """
     matrix = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     overlaps = box_iou(boxes.double(), true_boxes.double())  # (n, m)

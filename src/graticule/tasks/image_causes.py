@@ -1,12 +1,12 @@
 r"""The causes of a difference in accuracy between the size of the training and a larger one.
 
-The difference is the sum of three parts, each the change of one thing in its order (`graticule.analysis.PASSES`):
-tokens (the same content on more tokens), content (what the larger image shows in each patch: objects of a larger scale,
-in more detail), and values (the position that the encoding has for the larger grid instead of a repeated one). Four
-controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in training;
-tables resampled bilinearly; content at the scale of training on a larger canvas; and the middle of the larger image,
-with as many tokens as in training and the position that they have in it. Where a table is resampled, `values`
-is what its resampler gives beyond repeated entries.
+The difference is the sum of three parts; each is the effect of one change, made in this order
+(`graticule.analysis.PASSES`): tokens (the same content on more tokens), content (the larger image: objects of a larger
+scale, in more detail), and values (the position of the encoding for the larger grid instead of a repeated one). Four
+controls change one thing of the last pass: the log N temperature, which makes attention as sharp as in training; tables
+resampled bilinearly; content at the scale of training on a larger canvas; and the middle of the larger image, with as
+many tokens as in training and their position in that image. If a table is resampled, `values` is the effect of its
+resampler relative to repeated entries.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Causes:
-    """The parts of the difference between the size of the training and `size`, and what the controls change.
+    """The parts of the difference between the size of the training and `size`, and the effects of the controls.
 
     size: (height, width) in pixels.
-    top1: at the size of the training and at `size`, in percent.
-    parts: 'tokens', 'content' and 'values'; they add up to the whole difference.
-    controls: of 'log_n', 'bilinear', 'canvas' and 'crop' those that the model has, as changes from the score at `size`.
+    top1: accuracy at the size of the training and at `size`, in percent.
+    parts: 'tokens', 'content' and 'values'; their sum is the whole difference.
+    controls: those of 'log_n', 'bilinear', 'canvas' and 'crop' that apply to the model, as changes of the score at
+        `size`.
     """
 
     size: Size
@@ -67,8 +68,8 @@ def size_causes(
     Args:
         model: a backbone of one stage.
         data: the test images.
-        size: (height, width) in pixels, no smaller than that of the training on any side.
-        device: where the model runs.
+        size: (height, width) in pixels, each at least that of the training.
+        device: the device of the model.
         progress: whether to show a bar.
 
     Raises:

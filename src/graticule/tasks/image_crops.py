@@ -1,4 +1,4 @@
-"""The middle of test images at the scale of training, with the position that it has in the whole image."""
+"""The middle of test images at the scale of training, with its position in the whole image."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def check_crop(size: Size, whole: Size) -> None:
     """
     if size[0] > whole[0] or size[1] > whole[1]:
         raise ValueError(
-            f"`sizes` must be no larger than those of the training, {whole[0]} x {whole[1]}, on any side, to be crops, "
+            f"`sizes` of crops must be at most that of the training, {whole[0]} x {whole[1]}, on both sides, "
             f"got {size[0]} x {size[1]}; canvas keeps the scale of the content on larger images."
         )
 
 
 def middle(model: Any, size: Size, whole: Size) -> tuple[int, int]:
-    """Return where the middle part of `size` of an image of `whole` begins: (top, left), in pixels.
+    """Return the corner (top, left), in pixels, of the middle part of `size` of an image of `whole`.
 
-    It begins at a whole patch of the model, so its patches are those of the image.
+    It is at the corner of a patch of the model, so the patches of the part are patches of the image.
     """
     patch = model.coarsest_patch if isinstance(model, Backbone) else (1, 1)
     top, left = ((long - short) // 2 // step * step for long, short, step in zip(whole, size, patch, strict=True))
@@ -37,7 +37,7 @@ def middle(model: Any, size: Size, whole: Size) -> tuple[int, int]:
 
 
 def crop_of(model: Any, size: Size, whole: Size) -> Crop | None:
-    """Return the middle part as the model receives it; None where its encoding cannot encode a part of an image."""
+    """Return the middle part as the model receives it; None if its encoding cannot encode a part of an image."""
     if not isinstance(model, Backbone):
         return None
     grid = unfold(model).grid_at(whole)
@@ -45,7 +45,7 @@ def crop_of(model: Any, size: Size, whole: Size) -> Crop | None:
     crop = Crop.of_pixels(whole, (*middle(model, size, whole), *size), patch)
     try:
         model.position(model.grid_at(size).cropped(crop))
-    except ValueError:  # the encoding says so
+    except ValueError:  # raised by the encoding
         return None
     return crop
 
@@ -54,7 +54,7 @@ class OnMiddle(nn.Module):
     """Applies a model to the middle part of images.
 
     Args:
-        model: takes images of the part, and `crop` if there is one.
+        model: a model that takes images of the part, and `crop` if there is one.
         start: (top, left) of the part, in pixels.
         size: (height, width) of the part.
         crop: the part of the image that the model receives; None for a whole image.

@@ -1,4 +1,4 @@
-"""The evaluation of image classifiers at several sizes, as `graticule evaluate` shows it."""
+"""The evaluation of image classifiers at several sizes, for `graticule evaluate`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ImageEvaluation(Evaluation["Score"]):
     """Accuracy and cost at several sizes of the images."""
 
     sizes: list[str] = field(default_factory=list)
-    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
-    """of images: at other sizes, zoom scales the content; canvas keeps its scale in more room; crop keeps it and takes
-    the middle"""
+    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
+    uses the middle"""
     causes: bool = False
-    """of images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
+    """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: list[int] = field(default_factory=list)
-    """of images: side of the windows of every stage of a PosMLP, in patches (default: those of the run)"""
+    """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
@@ -42,15 +42,13 @@ class ImageEvaluation(Evaluation["Score"]):
             check_crop(size, data.size)
         if self.causes:
             if self.mode != "zoom" or self.windows:
-                raise ValueError(
-                    "`causes` must be left out with --mode canvas or crop and --windows: they are those of a zoom."
-                )
+                raise ValueError("`causes` must be left out with --mode canvas or crop and --windows: it is for zoom.")
             for size in self._sizes(task):
                 check_larger(model, data.size, size)
             if all(size == data.size for size in self._sizes(task)):
                 height, width = data.size
                 raise ValueError(
-                    f"`sizes` must have one larger than that of the training, {height} x {width}, to find the causes "
+                    f"`sizes` must include one above that of the training, {height} x {width}, to find the causes "
                     f"of a difference, got {', '.join(self.sizes) or 'none'}."
                 )
         if self.windows:
@@ -99,9 +97,9 @@ class ImageEvaluation(Evaluation["Score"]):
                     ]
                 )
                 records.append({"run": run.folder, "mode": self.mode, **given, **dataclasses.asdict(score)})
-        notes = ["* the size that the run was trained at; speed and peak memory are those of the forward pass alone"]
+        notes = ["* the training size of the run; speed and peak memory are of the forward pass only"]
         if self.mode == "canvas":
-            notes.append("canvas: the content keeps its scale, at a random place of the image")
+            notes.append("canvas: the content keeps its scale, at a random position in the image")
         if self.mode == "crop":
             notes.append(
                 "crop: the middle of the image at the scale of the training, with its position in the whole image"
@@ -117,7 +115,7 @@ class ImageEvaluation(Evaluation["Score"]):
         return Table(columns, rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
-        """Draw accuracy against size."""
+        """Plot accuracy against size."""
         from graticule.analysis import resolution_plot
 
         curves = {run.label: {score.size: [score.top1] for score in run.scores} for run in evaluated}
@@ -145,10 +143,10 @@ def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
             rows.append([run.label, size, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", *cells])
     notes = [
         "difference = tokens + content + values, of top-1 in percent, standard errors over images. tokens: the same "
-        "content on more tokens; content: what the larger image shows in each patch; values: the position that the "
-        "encoding has there, instead of a repeated one",
+        "content on more tokens; content: the larger image in each patch; values: the position of the encoding for "
+        "the larger grid, instead of a repeated one",
         "controls, from the score at the size: log_n, attention as sharp as in training; bilinear, tables resampled "
         "bilinearly; canvas, content at the scale of the training on a larger canvas; crop, the middle of the zoomed "
-        "image, with as many tokens as in training, at its place in the larger image",
+        "image, with as many tokens as in training and its position in the larger image",
     ]
     return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes, records)

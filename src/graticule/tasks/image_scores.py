@@ -1,4 +1,4 @@
-"""Accuracy and cost at sizes that a model may not have been trained at."""
+"""Accuracy and cost at any image size, including those that a model was not trained at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graticule.tasks.image_causes import Causes
 from graticule.tasks.image_crops import OnMiddle, check_crop, crop_of, middle
 from graticule.training.cost import inference_cost
 
-#: What becomes of test images at a size other than that of training: scaled, or at their scale on a larger canvas, or
+#: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
 #: cropped.
 Mode = Literal["zoom", "canvas", "crop"]
 
@@ -32,11 +32,11 @@ Mode = Literal["zoom", "canvas", "crop"]
 class Score:
     """Scores and cost of a model at one size.
 
-    top1, top5: percent (top-5 only where there are more than 5 classes); loss: nats; images: how many were scored.
-    images_per_second, memory: of inference alone, on batches of `batch` images; memory in bytes an image (`Cost`);
-    None where it was not measured.
-    causes: of the difference from the size of the training; None where they were not looked for.
-    placed: of a crop, whether it had the position of its part of the whole image; None of others.
+    top1, top5: percent (top-5 only with more than 5 classes); loss: nats; images: number of scored images.
+    images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
+        None if not measured.
+    causes: causes of the difference from the size of the training; None if not computed.
+    placed: for a crop, whether it had the position of its part of the whole image; otherwise None.
     """
 
     size: tuple[int, int]
@@ -52,7 +52,7 @@ class Score:
 
 
 def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
-    """Check that a model can be fed images of `sizes` = (height, width), in pixels.
+    """Check that a model accepts images of `sizes` = (height, width), in pixels.
 
     Raises:
         ValueError: for a size that is not a multiple of the patch, or that the model refuses.
@@ -62,7 +62,7 @@ def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
 
 
 def set_windows(model: Any, windows: Sequence[int]) -> None:
-    """Make the windows of a backbone that has some `windows`, a side in patches for each stage, without training.
+    """Set the windows of a backbone, one side in patches per stage, without training.
 
     Raises:
         ValueError: if the backbone has no windows, or another number of stages.
@@ -85,13 +85,13 @@ def evaluate(
 ) -> list[Score]:
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
-    With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training and lie on a larger
-    canvas (`DataModule.eval_dataloader`); with crop they keep it, too, and are cropped to their middle, which has the
-    position of this part of the whole image where the encoding can encode it (`Score.placed`).
+    With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training on a larger canvas
+    (`DataModule.eval_dataloader`); with crop they keep it, too, and are cropped to their middle, with the position of
+    this part of the whole image if the encoding can encode it (`Score.placed`).
 
-    Position information is resampled or computed for each size, each encoding in its own way, and folded into
-    constants where it does not depend on the image; the model is as it was afterwards. Speed and memory are those
-    of the forward pass on a full batch, reading excluded; measuring them takes half a second for each size.
+    Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
+    unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
+    a full batch, without reading; measuring them takes half a second per size.
 
     Raises:
         ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
@@ -109,7 +109,7 @@ def evaluate(
         size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
         for size in dict.fromkeys(sizes)
     }
-    pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # which the time is about proportional to
+    pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # the time is about proportional to this
     total = sum(len(loaders[size]) * pixels[size] for size in sizes)
     bar = tqdm(
         total=total,
@@ -135,7 +135,7 @@ def evaluate(
                     if metric is not None:
                         metric.update(logits, labels)
                 bar.update(pixels[size])
-            assert first is not None  # there are test images, or `data` would have said so
+            assert first is not None  # `data` raises if there are no test images
             score = Score(
                 size=size,
                 top1=_percent(top1, count),
@@ -163,5 +163,5 @@ def _on_middle(model: nn.Module, size: tuple[int, int], whole: tuple[int, int]) 
 
 
 def _percent(accuracy: MulticlassAccuracy, count: int) -> float:
-    """Return an accuracy over `count` images in percent, without the rounding errors of float32."""
+    """Return an accuracy over `count` images in percent, without float32 rounding errors."""
     return 100 * round(accuracy.compute().item() * count) / count

@@ -1,6 +1,6 @@
-"""Language modelling: recipe, data, model, loss and score.
+"""Language modeling: recipe, data, model, loss and score.
 
-PyTorch is imported where it is needed, so that commands which only print options do not wait for it.
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class TextRecipe(TrainingRecipe):
     dataset: str = "pydoc"
     """text: pydoc, text_folder, or a registered one"""
     limit_train: Count | None = None
-    """train on this many windows from the beginning of the text only"""
+    """train on only this many windows from the beginning of the text"""
     limit_test: Count | None = None
-    """test on this many windows from the beginning of the held-out text only"""
+    """test on only this many windows from the beginning of the held-out text"""
     batch_size: Count = 16
     """windows per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 64
     """windows per batch in evaluation"""
     context: Count = 128
-    """tokens per window in training, for which position information is held"""
+    """tokens per window in training, for which position information is built"""
     tokenizer: str = "bytes"
     """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
     vocab_size: Count | None = None
-    """tokens of bpe"""
+    """number of tokens of bpe"""
     tied: Flag = True
-    """give the head the weights of the token embedding"""
+    """share the weights of the token embedding with the head"""
     drop_rate: ShareBelowOne = 0.0
     """dropout of the tokens before the first block, and of the outputs of attention and MLPs"""
 
@@ -88,7 +88,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     num_bytes: int
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
-        """Build the text and its tokens; those of a run have its tokenizer."""
+        """Build the text and its tokens; for a run, with its tokenizer."""
         from graticule.data import TextModule
 
         recipe = self.recipe
@@ -109,7 +109,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         return data
 
     def loader(self) -> Definition | None:
-        """Return the function that loads the text of the recipe, as registered."""
+        """Return the registered function that loads the text of the recipe."""
         from graticule.data.registry import TEXTS
 
         return TEXTS.get(self.recipe.dataset)
@@ -137,12 +137,12 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         from graticule.data import check_vocabulary
 
         if "vocabulary" not in source.described():
-            raise ValueError(f"`start_from` must be of a run on text, got {str(source.folder)!r}, which is not.")
+            raise ValueError(f"`start_from` must be a run on text, got {str(source.folder)!r}, which is not.")
         try:
             check_vocabulary(data.tokenizer, tokenizer_of(source).fingerprint, str(source.folder))
         except ValueError as error:
             file = source.folder / self.files[0]
-            advice = f"; --tokenizer {file} takes that of the run" if file.is_file() else ""
+            advice = f"; --tokenizer {file} uses that of the run" if file.is_file() else ""
             raise ValueError(f"{str(error).rstrip('.')}{advice}.") from None
         return True
 
@@ -171,7 +171,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     @property
     def rate(self) -> tuple[str, int]:
-        """Return tokens per second, and the tokens of a step."""
+        """Return the unit, tokens per second, and the number of tokens per step."""
         return "tok/s", self.recipe.batch_size * self.recipe.context
 
     def next_step(self, folder: str) -> str:
@@ -190,7 +190,7 @@ def tokenizer_of(run: TrainedRun) -> Tokenizer:
 
     fingerprint = run.described().get("vocabulary")
     if fingerprint is None:
-        raise ValueError(f"`run` must be one on text, got {str(run.folder)!r}, which is not.")
+        raise ValueError(f"`run` must be a run on text, got {str(run.folder)!r}, which is not.")
     plain = ByteTokenizer()
     if fingerprint == plain.fingerprint:
         return plain

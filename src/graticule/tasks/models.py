@@ -1,4 +1,4 @@
-"""The models of recipes of images and of text."""
+"""The models of image and text recipes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def build_backbone(
     patch_size: int | None = None,
     global_pool: str | None = None,
 ) -> Backbone:
-    """Build the backbone of a recipe; what is left open is the backbone's own.
+    """Build the backbone of a recipe; values that the recipe leaves open are the defaults of the backbone.
 
     Args:
         recipe: model, position and drop path.
         num_classes: outputs of the head.
-        channels: of the images.
+        channels: channels of the images.
         img_size: (height, width) in pixels.
         patch_size: side of a patch in pixels.
         global_pool: token or avg.
@@ -62,8 +62,8 @@ def backbone_arguments(
         recipe: model, position and drop path.
         channels: of the images.
         img_size: (height, width) in pixels.
-        patch_size: side of a patch in pixels; None for the backbone's own.
-        given: further arguments, None for the backbone's own; `model_kwargs` must not have them.
+        patch_size: side of a patch in pixels; None for the backbone's default.
+        given: further arguments, None for the backbone's defaults; `model_kwargs` must not have them.
 
     Raises:
         ValueError: for an argument that the backbone does not have.
@@ -94,9 +94,9 @@ def build_language_model(
     Args:
         recipe: model, position and drop path.
         vocab_size: tokens of the vocabulary.
-        context: tokens for which position information is held.
-        tied: whether the head has the weights of the token embedding.
-        drop_rate: dropout of the tokens and of what attention and MLPs return.
+        context: tokens for which position information is built.
+        tied: whether the head shares the weights of the token embedding.
+        drop_rate: dropout of the tokens and of the outputs of attention and MLPs.
 
     Raises:
         ValueError: for an argument that the model does not have, or a combination that it refuses.
@@ -118,16 +118,16 @@ def build_language_model(
 
 
 def _position(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the position arguments that a recipe gives; what it leaves open is the model's own."""
+    """Return the position arguments that a recipe gives; the others are the model's defaults."""
     return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
 
 
 def built(build: Callable[[], M], recipe: TrainingRecipe) -> M:
-    """Return what `build` builds; a value of `model_kwargs` of another type than the model takes is a ValueError."""
+    """Return the result of `build`; a value in `model_kwargs` of a wrong type is a ValueError."""
     further = recipe.backbone_arguments()
     if not further:
         return build()
     try:
         return build()
-    except TypeError as error:  # of a value of another type than the model takes
-        raise ValueError(f"`model_kwargs` must be what {recipe.model} takes, got {further}: {error}.") from None
+    except TypeError as error:  # from a value of a wrong type
+        raise ValueError(f"`model_kwargs` must be valid for {recipe.model}, got {further}: {error}.") from None

@@ -1,4 +1,4 @@
-"""The class of every pixel of whole images, and how often it is right."""
+"""Classification of the pixels of whole images, and its scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
         model: a segmentation model.
         image: (3, height, width), normalized.
         size: (height, width) of the original image.
-        windows: what has `window`, `stride` and `located`, as a recipe has.
+        windows: an object with `window`, `stride` and `located`, such as a recipe.
     """
     from graticule.dense import segment_in_windows
 
@@ -35,26 +35,26 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
 
 
 def counted(found: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Return how many pixels were rightly found to be of each class, are of it, and were found to be: (3, classes).
+    """Return the numbers of pixels per class that are right, that are of it, and that are predicted: (3, classes).
 
     Args:
-        found: (height, width), the classes that were found.
+        found: (height, width), the predicted classes.
         truth: (height, width); pixels that are `IGNORED` do not count.
-        classes: how many there are.
+        classes: number of classes.
     """
     matrix = confusion(found, truth, classes)
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
 def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Return how many pixels of each class (row) were found to be of each (column), (classes, classes)."""
+    """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes)."""
     counts = truth != IGNORED
     pairs = truth[counts].long() * classes + found[counts].long()
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
 def class_ious(counts: Any) -> list[float | None]:
-    """Return the intersection over union of each class in percent; None for one that is neither there nor found."""
+    """Return the intersection over union of each class in percent; None if neither present nor predicted."""
     both, truth, found = (list(map(float, row)) for row in counts)
     return [
         100 * one / union if (union := there + seen - one) else None
@@ -63,6 +63,6 @@ def class_ious(counts: Any) -> list[float | None]:
 
 
 def mean_iou(counts: Any) -> float:
-    """Return the mean of `class_ious`, over the classes that are present or were found."""
+    """Return the mean of `class_ious`, over the classes that are present or predicted."""
     ious = [iou for iou in class_ious(counts) if iou is not None]
     return sum(ious) / len(ious) if ious else 0.0

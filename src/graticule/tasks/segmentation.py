@@ -29,21 +29,21 @@ class SegmentationRecipe(DenseRecipe):
     auxiliary: str | None = None
     """second decoder of the same maps, whose loss is added in training, such as fcn (default: none)"""
     auxiliary_weight: NotNegative = 0.4
-    """what the loss of the auxiliary decoder is multiplied by"""
+    """weight of the loss of the auxiliary decoder"""
     hardest: ShareAboveZero = 1.0
-    """share of the pixels of an image, those of the highest loss, that are learned in a step, such as 0.2 where most
+    """share of the pixels of an image that are learned in a step, those with the highest loss, such as 0.2 if most
     pixels are background"""
     window: Side | None = None
-    """in evaluation, side in pixels of the windows that an image is cut into (default: the image as a whole)"""
+    """in evaluation, side in pixels of the windows that an image is split into (default: the whole image)"""
     stride: Side | None = None
     """distance of the windows in pixels (default: two thirds of a window)"""
     located: Flag = False
-    """encode each window as the part of the image that it is, instead of as an image of its own"""
+    """encode each window with its position in the image, instead of as a separate image"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window is None and (self.stride is not None or self.located):
-            raise ValueError("`stride` and `located` must be left out without `window`, which they are about.")
+            raise ValueError("`stride` and `located` must be left out without `window`.")
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
 
@@ -52,8 +52,8 @@ class SegmentationRecipe(DenseRecipe):
 class Segmentation(DenseTask[SegmentationRecipe]):
     """A model that classifies every pixel, trained by cross-entropy and scored by the mean intersection over union.
 
-    The loss of an image is the sum over its pixels that are not ignored, over the number of all of its pixels, as in
-    mmsegmentation; or the same of the hardest pixels alone (Bridging Category-level and Instance-level Semantic Image
+    The loss of an image is the sum over its pixels that are not ignored, divided by the number of all its pixels, as in
+    mmsegmentation; or the same over the hardest pixels only (Bridging Category-level and Instance-level Semantic Image
     Segmentation, Wu et al., 2016).
     """
 
@@ -109,7 +109,7 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         return (pixels if count == pixels.shape[1] else pixels.topk(count, sorted=False).values).mean(1)
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the loss, and how many pixels of each class there are, are found, and both, of each image."""
+        """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
         from graticule.data import PADDING
         from graticule.tasks.pixel_scores import counted, logits_of
 
@@ -152,19 +152,19 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
 
     def _none(self, model: Any) -> dict[str, Tensor]:
-        """Return the values of no images."""
+        """Return the values for zero images."""
         import torch
 
         names = [f"{name}_{n}" for name in _COUNTS for n in range(model.num_classes)]
         return {name: torch.zeros(0) for name in (*names, "loss")}
 
 
-#: Pixels that are and were found to be of a class, that are of it, and that were found to be.
+#: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
 _COUNTS = ("both", "truth", "found")
 
 
 def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of every pixel, (B, height, width), 0 where it is ignored.
+    """Return the cross-entropy of every pixel, (B, height, width), 0 where the pixel is ignored.
 
     Args:
         logits: (B, classes, height, width).

@@ -1,4 +1,4 @@
-"""The evaluation of segmentation models at several sizes, as `graticule evaluate` shows it."""
+"""The evaluation of segmentation models at several sizes, for `graticule evaluate`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
     sizes: list[str] = field(default_factory=list)
-    """of images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
     per_class: bool = False
-    """of detection and segmentation: add a row for each class"""
+    """for detection and segmentation: add a row for each class"""
     window: int = 0
-    """of segmentation: side of the windows that images are cut into, in pixels (default: as in the recipe)"""
+    """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
     stride: int = 0
-    """of segmentation: distance of the windows in pixels (default: two thirds of a window)"""
+    """for segmentation: distance of the windows in pixels (default: two thirds of a window)"""
     located: bool = False
-    """of segmentation: encode each window as the part of the image that it is"""
+    """for segmentation: encode each window with its position in the image"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check sizes and windows."""
@@ -50,7 +50,7 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
         ]
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
-        """Return a row for each run and size, and for each class if they are asked for."""
+        """Return a row for each run and size, and one per class if `per_class`."""
         rows, records = [], []
         for run in evaluated:
             for score in run.scores:
@@ -65,17 +65,17 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
                         [f"  {name}", size, "-" if iou is None else f"{iou:.2f}", "", "", ""]
                         for name, iou in score.class_iou.items()
                     ]
-        notes = ["* the size that the run was trained at; scores are on the original images"]
+        notes = ["* the training size of the run; scores are on the original images"]
         return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[PixelScore]]) -> Figure | None:
-        """Draw mIoU against size, if there are several."""
+        """Plot mIoU against size, if there are several sizes."""
         from graticule.tasks.dense_sizes import size_figure
 
         curves = {run.label: {score.size: score.miou for score in run.scores} for run in evaluated}
         return size_figure(curves, "mIoU (%)", evaluated[0].recipe.fit)
 
     def _windows(self, task: Any) -> Any:
-        """Return the recipe with the windows that are asked for."""
+        """Return the recipe with the windows of the options."""
         given = {"window": self.window, "stride": self.stride, "located": self.located}
         return dataclasses.replace(task.recipe, **{name: value for name, value in given.items() if value})

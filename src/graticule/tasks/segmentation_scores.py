@@ -24,14 +24,14 @@ def evaluate_segmentation(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> PixelScore:
-    """Score `model`, in evaluation mode, on the held-out images, fitted in `size`; the truth is that of the originals.
+    """Score `model`, in evaluation mode, on the held-out images, fitted to `size`; targets are of the original images.
 
     Args:
         model: a segmentation model.
-        data: its `DenseModule`.
-        size: the shorter and the longer side that images are fitted in.
-        windows: what has `window`, `stride` and `located`, as a recipe has.
-        device: where it is computed.
+        data: the held-out images.
+        size: the shorter and the longer side that images are fitted to.
+        windows: an object with `window`, `stride` and `located`, such as a recipe.
+        device: the device of the model.
         progress: whether to show a bar.
     """
     names = data.class_names

@@ -1,4 +1,4 @@
-"""Learning from a teacher beside the labels: DeiT's soft and hard distillation."""
+"""Learning from a teacher in addition to the labels: DeiT's soft and hard distillation."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from graticule.training.run import Run
 
 
 class Teacher(nn.Module):
-    r"""A trained model that says what it sees in a student's images, and the loss that is made of it.
+    r"""A trained model that classifies the images of a student, and the loss with its outputs.
 
-    It stays as it is: always in evaluation mode, without gradients, never copied (a moving average of the student
-    copies all that it finds) and, as no part of the student, never saved.
+    It never changes: it is always in evaluation mode, without gradients, is never copied (not even by a moving average
+    of the student, which copies all modules), and is never saved, since it is no part of the student.
 
-    It sees the very images that the student is trained on, augmented and mixed, as in DeiT's code, but as it knows
-    images: resized to its own size (bicubic, antialiased) where that is another, in its own normalization,
+    It gets the same augmented and mixed images as the student, as in DeiT's code, but in its own format: resized to its
+    own size (bicubic, antialiased) if that differs, in its own normalization,
 
     .. math:: x_t = (x_s \sigma_s + \mu_s - \mu_t) / \sigma_t,
 
-    a gray one in each of three channels where it takes three.
+    a gray image repeated in three channels if it takes three.
 
     Reference: Training data-efficient image transformers & distillation through attention (Touvron et al., 2021).
 
     Args:
         model: images (B, C, height, width) to logits (B, num_classes).
         options: form and share of the loss.
-        info: what the student's images are.
-        mean: what the teacher's images are centered on, a value a channel, in [0, 1].
-        std: what they are divided by.
-        size: channels, height and width of the images that the teacher knows, in pixels.
+        info: facts of the student's images.
+        mean: mean of the teacher's normalization, one value per channel, in [0, 1].
+        std: standard deviation of the teacher's normalization.
+        size: channels, height and width of the teacher's images, in pixels.
 
     Raises:
         ValueError: if the teacher takes another number of channels, and the images are not gray.
@@ -65,8 +65,8 @@ class Teacher(nn.Module):
         channels = size[0]
         if channels != info.channels and (info.channels, channels) != (1, 3):
             raise ValueError(
-                f"`distillation.teacher` must take images of {info.channels} channels, as {info.name} has (or 3 where "
-                f"images are gray), got one of {channels}."
+                f"`distillation.teacher` must take images of {info.channels} channels, as in {info.name} (or 3 if they "
+                f"are gray), got one of {channels}."
             )
         self.model = model
         self.options = options
@@ -75,7 +75,7 @@ class Teacher(nn.Module):
             [torch.tensor(values, dtype=torch.float64) for values in pair]
             for pair in ((mean, std), (info.mean, info.std))
         )
-        # one number of the student's makes as many channels as the teacher has
+        # a scalar of the student is broadcast to the channels of the teacher
         scale, shift = theirs[1] / own[1], (theirs[0] - own[0]) / own[1]
         self.register_buffer("scale", scale.float().expand(channels)[:, None, None].clone(), persistent=False)
         self.register_buffer("shift", shift.float().expand(channels)[:, None, None].clone(), persistent=False)
@@ -91,7 +91,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Judge the student's images (B, C, height, width), normalized as its data are: logits (B, num_classes)."""
+        """Return the logits (B, num_classes) of the student's images (B, C, height, width), in its normalization."""
         images = images.to(self.scale.dtype)
         if images.shape[-2:] != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
@@ -99,7 +99,7 @@ class Teacher(nn.Module):
         return logits
 
     def combine(self, loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        r"""Return the student's loss with the teacher's share, alpha, in it.
+        r"""Return the student's loss combined with the teacher's, whose share is alpha.
 
         .. math::
             \text{hard:}\quad & (1 - \alpha)\, CE(\psi(Z_s), y) + \alpha\, CE(\psi(Z_s), y_t),
@@ -107,27 +107,27 @@ class Teacher(nn.Module):
             \text{soft:}\quad & (1 - \alpha)\, CE(\psi(Z_s), y)
                 + \alpha \tau^2\, KL(\psi(Z_t / \tau) \,\|\, \psi(Z_s / \tau))
 
-        Both are means over the images; softmax (psi) and logarithm are in float32 at least. y_t is not smoothed.
+        Both are means over the images; softmax (psi) and logarithm are at least in float32. y_t is not smoothed.
 
         Reference: Touvron et al. (2021), Eq. 3 (alpha = 1/2) and Eq. 2 (lambda = alpha = 0.1, tau = 3).
 
-        Where text and code disagree: Eq. 2 writes KL(student, teacher), the code computes the divergence of the
-        student from the teacher's distribution, which is what "distillation" means since Hinton et al. (2015): so it
-        is here. The code then divides the sum over all images by the number of logits, images x classes, which
-        makes the teacher's share smaller by the number of classes than in Eq. 2 (DeiT's authors tried both: issue 61 of
-        their repository): here it is the mean over images, as in Eq. 2. Defaults of the code are alpha = 0.5 and
-        tau = 1 for both forms; the paper's are taken.
+        Paper and code disagree: Eq. 2 writes KL(student, teacher); the code computes the divergence of the student from
+        the teacher's distribution, which "distillation" means since Hinton et al. (2015), and so does this. The code
+        divides the sum over all images by the number of logits, images x classes, so the teacher's share is that of
+        Eq. 2 divided by the number of classes (DeiT's authors tried both: issue 61 of their repository); here it is the
+        mean over images, as in Eq. 2. Defaults of the code are alpha = 0.5 and tau = 1 for both forms; ours are the
+        paper's.
 
         Args:
-            loss: the student's loss from the labels, a mean over the batch: smoothed or mixed as the recipe says.
-            student_logits: (B, num_classes), from the head of the distillation token where the student has one, as
-                DeiT's distilled models do (`set_distilled_training`); else from its one classifier, over class token or
+            loss: the student's loss from the labels, a mean over the batch, with the smoothing or mixing of the recipe.
+            student_logits: (B, num_classes), from the head of the distillation token if the student has one, as DeiT's
+                distilled models do (`set_distilled_training`); otherwise from its only classifier, over class token or
                 pooled tokens, which then learns from both (CPVT's models; "hard distillation" in DeiT's Table 3, which
-                marks it as without labels, as alpha = 1 is, where Eq. 3 has both).
+                marks it as without labels, as with alpha = 1, while Eq. 3 has both).
             teacher_logits: (B, num_classes), of the same images.
         """
         share, tau = self.options.share, self.options.tau
-        exact = torch.promote_types(student_logits.dtype, torch.float32)  # float64 stays
+        exact = torch.promote_types(student_logits.dtype, torch.float32)  # keeps float64
         student, teacher = student_logits.to(exact), teacher_logits.to(exact)
         if self.options.form == "hard":
             learned = F.cross_entropy(student, teacher.argmax(-1))
@@ -143,19 +143,19 @@ class Teacher(nn.Module):
 
 
 def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int]) -> Teacher | None:
-    """Build the teacher of a student that sees images of `info` at `size` = (height, width); None where none is named.
+    """Build the teacher of a student that sees images of `info` at `size` = (height, width); None without a name.
 
-    A run's teacher is its best checkpoint, at its training size and in the normalization of its data. A named
-    one is built as timm builds it, for the size and in the normalization of its configuration there (a name may say
-    which, as regnety_160.deit_in1k); nothing is downloaded.
+    For a run, the teacher is its best checkpoint, at its training size and in the normalization of its data. A named
+    model is built by timm, for the size and in the normalization of its configuration (a name can include that, such as
+    regnety_160.deit_in1k); nothing is downloaded.
 
     Raises:
-        ValueError: if there is no such run or model, no weights or ones that do not fit, or other classes or channels.
+        ValueError: if there is no such run or model, no or wrong weights, or other classes or channels.
         FileNotFoundError: if the checkpoint does not exist, or the run has none yet.
     """
     if options.teacher is None:
         return None
-    with torch.random.fork_rng(devices=[]):  # a student begins alike with and without a teacher
+    with torch.random.fork_rng(devices=[]):  # the student's initialization does not depend on the teacher
         if is_path(options.teacher):
             teacher = _run_teacher(Path(options.teacher), options, info)
         else:
@@ -173,12 +173,12 @@ def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teac
     run = Run(folder)
     if not run.recipe_file.is_file():
         raise ValueError(
-            f"`distillation.teacher` must be the folder of a run or the name of a model, got {str(folder)!r}, where "
-            "there is no recipe.json."
+            f"`distillation.teacher` must be the folder of a run or the name of a model, got {str(folder)!r}, which "
+            "has no recipe.json."
         )
     if options.teacher_checkpoint is not None:
         raise ValueError(
-            f"`distillation.teacher_checkpoint` must be left out where `distillation.teacher` is a run, which has its "
+            f"`distillation.teacher_checkpoint` must be left out if `distillation.teacher` is a run, which has its "
             f"own, got {str(options.teacher_checkpoint)!r}."
         )
     names = run.described().get("class_names")
@@ -188,7 +188,7 @@ def _run_teacher(folder: Path, options: Distillation, info: DatasetInfo) -> Teac
     before = recipe.distillation.teacher
     if before is not None and Path(before).resolve() == folder.resolve():
         raise ValueError(f"`distillation.teacher` must be another run than the student's own, got {str(folder)!r}.")
-    known = info if recipe.dataset == info.name else run.data().info  # channels and normalization go with the name
+    known = info if recipe.dataset == info.name else run.data().info  # channels and normalization depend on the name
     model: Any = run.model()
     _check_classes(model.num_classes, str(folder), info)
     if not same_classes(names, info.class_names):
@@ -216,7 +216,7 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
     for folder in path.resolve().parents[:2]:
         if (folder / "recipe.json").is_file():
             raise ValueError(
-                f"`distillation.teacher_checkpoint` must not be part of a run, which knows more than its weights, got "
+                f"`distillation.teacher_checkpoint` must not be part of a run, which is more than its weights, got "
                 f"{str(path)!r}; give `distillation.teacher` the folder {folder}."
             )
     model: Any = timm.create_model(known[name], num_classes=info.num_classes)
@@ -226,17 +226,17 @@ def _named_teacher(name: str, options: Distillation, info: DatasetInfo) -> Teach
 
 
 def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
-    """Load a checkpoint into the model that timm calls `name`, whole or not at all."""
+    """Load a checkpoint into timm's model `name`, completely or not at all."""
     try:
         state = read_state(path)
     except ValueError as error:
-        raise ValueError(f"`distillation.teacher_checkpoint` must hold the weights of {name}: {error}") from None
+        raise ValueError(f"`distillation.teacher_checkpoint` must contain the weights of {name}: {error}") from None
     heads = model.pretrained_cfg.get("classifier") or ()
     for head in (heads,) if isinstance(heads, str) else heads:
         if f"{head}.weight" in state:
             _check_classes(len(state[f"{head}.weight"]), str(path), info)
     if isinstance(getattr(model, "position", None), Position):
-        load_checkpoint(model, path)  # one of ours: it may be published under other names
+        load_checkpoint(model, path)  # a model of this library can have published names
         return
     own = model.state_dict()
     complaints = [
@@ -244,8 +244,8 @@ def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
         for key, value in state.items()
         if key in own and value.shape != own[key].shape
     ]
-    complaints += [f"it lacks {key}" for key in own if key not in state]
-    complaints += [f"it has {key}, which the model has not" for key in state if key not in own]
+    complaints += [f"it has no {key}" for key in own if key not in state]
+    complaints += [f"it has {key}, which the model does not" for key in state if key not in own]
     if complaints:
         more = f"; and {len(complaints) - 3} more" if len(complaints) > 3 else ""
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The evaluation of language models at several lengths, as `graticule evaluate` shows it."""
+"""The evaluation of language models at several lengths, for `graticule evaluate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TextEvaluation(Evaluation["TextScore"]):
     """Bits per byte and cost at several lengths of the windows."""
 
     lengths: list[int] = field(default_factory=list)
-    """of text: tokens of the windows that the held-out text is cut into (default: the training length)"""
+    """for text: tokens per window of the held-out text (default: the training length)"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the lengths."""
@@ -57,14 +57,14 @@ class TextEvaluation(Evaluation["TextScore"]):
                     ]
                 )
                 records.append({"run": run.folder, **dataclasses.asdict(score)})
-        notes = ["* the length that the run was trained at; speed and peak memory are those of the forward pass alone"]
+        notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
         if any(record["resampled"] for record in records):
-            notes.append("~ longer than the table of positions that the run learned, which was resampled to the length")
+            notes.append("~ longer than the learned position table of the run, which was resampled to the length")
         columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
         return Table(columns, rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
-        """Draw bits per byte against length, and against the place in the longest windows."""
+        """Plot bits per byte against length, and against the position in the longest windows."""
         from graticule.analysis import length_plot
 
         curves = {run.label: {score.length: [score.bits_per_byte] for score in run.scores} for run in evaluated}

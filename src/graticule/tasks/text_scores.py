@@ -1,4 +1,4 @@
-"""Bits per byte and cost of a language model at lengths that it may not have been trained at."""
+"""Bits per byte and cost of a language model at any length, including those that it was not trained at."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from graticule.training.cost import inference_cost
 class TextScore:
     """Scores and cost of a language model in windows of one length, in tokens.
 
-    bits_per_byte: of the whole held-out text, which is of as many bytes at every length; loss: nats a token; tokens:
-        how many were predicted.
-    resampled: whether a table was resampled, for a length beyond the one that position information is held for.
-    batch, tokens_per_second, memory: of inference alone, on `batch` windows; memory in bytes a token (`Cost`).
-    by_place: (first place, last place, bits per byte) of the tokens that stand there in their windows, in bins that
-        double: 1, 2, 3-4, 5-8, ... The token at place p is predicted from p others.
+    bits_per_byte: of the whole held-out text, whose number of bytes is the same at every length; loss: nats per token;
+        tokens: number of predicted tokens.
+    resampled: whether a table was resampled, for a length beyond the context of the model.
+    batch, tokens_per_second, memory: of inference only, on `batch` windows; memory in bytes per token (`Cost`).
+    by_place: (first position, last position, bits per byte) of the tokens at these positions of their windows, in bins
+        of doubling size: 1, 2, 3-4, 5-8, ... The token at position p is predicted from p others.
     """
 
     length: int
@@ -47,8 +47,8 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
     """Check that a language model can be scored on `data` in windows of `lengths`, in tokens.
 
     Raises:
-        ValueError: for a model of another kind or vocabulary, for no length, one twice, one below 1, or one longer
-            than the held-out text, whose last places would have no token.
+        ValueError: for a model of another kind or vocabulary, for no length, a repeated one, one below 1, or one
+            longer than the held-out text, whose last positions would have no token.
     """
     if not isinstance(model, LanguageModel):
         raise ValueError(f"`model` must be a LanguageModel, got {type(model).__name__}.")
@@ -58,13 +58,13 @@ def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) ->
         )
     if not lengths or len(set(lengths)) < len(lengths):
         raise ValueError(f"`lengths` must be different lengths, at least one, got {list(lengths)}.")
-    windows: Any = data.eval_dataloader(1).dataset  # as many as there are tokens
+    windows: Any = data.eval_dataloader(1).dataset  # one window per token
     for length in lengths:
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"`lengths` must be whole numbers of at least 1, got {length}.")
         if length > len(windows):
             raise ValueError(
-                f"`lengths` must be at most {len(windows)}, the tokens of the held-out text, so that there is one "
+                f"`lengths` must be at most {len(windows)}, the number of held-out tokens, for at least one "
                 f"whole window, got {length}."
             )
 
@@ -80,10 +80,10 @@ def evaluate_text(
 ) -> list[TextScore]:
     """Score a language model on the held-out text in windows of each of `lengths`, in tokens.
 
-    Up to the model's context a window gets the first rows of what is held. Beyond it, computed encodings follow their
-    formula, and a table is resampled to the length on a copy of the model, as an image's table is for another size:
-    position interpolation. All that depends on no token is worked out once for each length (`fold`). The model is as
-    it was afterwards. Speed and memory are those of the forward pass on a full batch, reading excluded.
+    Up to the context of the model, a window gets the first rows of the position information. Beyond it, computed
+    encodings follow their formula, and a table is resampled to the length on a copy of the model, as for other image
+    sizes (position interpolation). Position that does not depend on tokens is computed once per length (`fold`). The
+    model is unchanged afterwards. Speed and memory are those of the forward pass on a full batch, without reading.
 
     Reference: Extending Context Window of Large Language Models via Positional Interpolation (Chen et al., 2023), who
     interpolate rotary angles; here those are computed, and tables are interpolated.
@@ -106,7 +106,7 @@ def _score(
 ) -> TextScore:
     resampled = length > model.context and bool(model.position.resampled_encodings())
     model = _at_length(model, length)
-    nats = torch.zeros(length, dtype=torch.float64)  # of every place in a window, over all windows
+    nats = torch.zeros(length, dtype=torch.float64)  # per position in a window, over all windows
     num_bytes = torch.zeros(length, dtype=torch.int64)
     sizes = torch.as_tensor(data.tokenizer.lengths)
     tokens, first = 0, None
@@ -119,7 +119,7 @@ def _score(
         counted = targets != PADDING
         num_bytes += (sizes[targets.masked_fill(~counted, 0)] * counted).sum(0)
         tokens += int(counted.sum())
-    assert first is not None  # there is a whole window, or `check_lengths` would have said so
+    assert first is not None  # `check_lengths` raises if there is no whole window
     cost = inference_cost(model, first)
     bits = nats / math.log(2)
     return TextScore(
@@ -139,7 +139,7 @@ def _score(
 
 
 def _at_length(model: LanguageModel, length: int) -> LanguageModel:
-    """Return `model`, or beyond its context a copy that is held for `length` tokens, with constants for positions."""
+    """Return `model`, or beyond its context a copy for `length` tokens, with folded position."""
     if length > model.context:
         model = copy.deepcopy(unfold(model))
         model.set_context(length)
@@ -147,7 +147,7 @@ def _at_length(model: LanguageModel, length: int) -> LanguageModel:
 
 
 def _doubling(length: int) -> list[tuple[int, int]]:
-    """Cut places 1 to `length` into bins that double, (first, last) each."""
+    """Split the positions 1 to `length` into bins of doubling size, (first, last) each."""
     ends = [1 << power for power in range((length - 1).bit_length())] + [length]
     return list(zip([1, *(end + 1 for end in ends)], ends, strict=False))
 

@@ -25,24 +25,24 @@ _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
 _GRIDS = ((3, 5), (4, 2), (5, 7))
 
-#: Builds a model; keyword arguments replace those that it is built with otherwise.
+#: Builds a model; keyword arguments replace the default ones.
 _Build = Callable[..., Any]
 
 
 def check_encoding(
     encoding: str, joining: str = "default", *, compiled: bool = True, without_effect: Collection[str] = ()
 ) -> None:
-    """Check that an encoding does what every encoding must, in a small ViT, or gMLP if it mixes tokens.
+    """Check the contract of encodings, in a small ViT, or a gMLP if it mixes tokens.
 
     Args:
         encoding: its name with options, such as 'fire(hidden=8)'.
-        joining: the joining that brings it to the layers.
-        compiled: whether to compile the model too, which takes most of the time.
-        without_effect: options that change nothing in a model as small as this (15 patches, 3 layers), or change only
-            how the same is computed. All others must change something.
+        joining: the joining that passes it to the layers.
+        compiled: whether to compile the model, too, which takes most of the time.
+        without_effect: options that change nothing in such a small model (15 patches, 3 layers), or change only how the
+            same result is computed. All other options must have an effect.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the law that does not hold.
     """
     _check_model(_builder(encoding, joining), compiled)
     _check_layers(_builder(encoding, joining)())
@@ -66,15 +66,15 @@ def check_joining(
 
 
 def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
-    """Check that a registered backbone does what every backbone must.
+    """Check the contract of backbones for a registered backbone.
 
     Args:
-        name: of the model.
-        compiled: whether to compile the model too.
+        name: name of the model.
+        compiled: whether to compile the model, too.
         kwargs: arguments of the model, such as smaller sizes.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the law that does not hold.
     """
 
     def build(**more: Any) -> Any:
@@ -92,16 +92,16 @@ def check_model(
     """Check the position code of any model of images, of this library or not, as `graticule check` does.
 
     Args:
-        model: takes images (B, C, height, width); it is not changed.
+        model: a model of images (B, C, height, width); it is not changed.
         img_size: (height, width) in pixels; by default the model's own.
-        patch_size: the same of a patch; by default the model's own.
+        patch_size: (height, width) of a patch; by default the model's own.
         skip: names of checks to leave out, such as 'export', which takes most of the time.
 
     Returns:
-        What each check found: passed, or not applicable with the reason.
+        The result of each check: passed, or not applicable with the reason.
 
     Raises:
-        AssertionError: naming every check that failed, and what came.
+        AssertionError: naming every check that failed, and its failure.
     """
     found = inspect_model(model, img_size, patch_size, skip)
     failed = [f"{one.check}: {one.detail}" for one in found if one.outcome == "failed"]
@@ -110,7 +110,7 @@ def check_model(
 
 
 def _builder(encoding: Any, joining: Any) -> _Build:
-    """Return what builds a small model."""
+    """Return a function that builds a small model."""
     size: dict[str, Any] = {
         "img_size": tuple(_PATCH * side for side in _GRIDS[0]),
         "patch_size": _PATCH,
@@ -151,7 +151,7 @@ def _check_model(build: _Build, compiled: bool) -> None:
 
 @torch.no_grad()
 def _check_layers(model: Any) -> None:
-    """Check that what each layer gets has the shapes that `LayerPosition` documents."""
+    """Check that the fields of each layer have the shapes documented in `LayerPosition`."""
     grid, batch = model.grid, 2
     n, positions = grid.tokens, model.position(grid)
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
@@ -184,10 +184,10 @@ def _check_layers(model: Any) -> None:
 def _check_options(
     registry: Registry[Any], spec: Spec, build: Callable[[Spec], Any], without_effect: Collection[str]
 ) -> None:
-    """Check that every option changes something: no argument is without effect, no cache leaves one out of its key."""
+    """Check that every option has an effect, so that none is ignored and no cache omits one in its key."""
 
     def traits(changed: Spec) -> list[Any]:
-        """Return what an option may change, in a comparable form."""
+        """Return everything that an option may change, in a comparable form."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(changed)
@@ -211,7 +211,7 @@ def _check_options(
             try:
                 found = traits(Spec(spec.name, {**spec.options, name: other}))
             except ValueError:
-                continue  # no value of this option in a model as small as this
+                continue  # no valid value of this option in such a small model
             expected = traits(spec) if expected is None else expected
             if found != expected:
                 break
@@ -222,7 +222,7 @@ def _check_options(
 
 
 def _other_values(kind: Any, value: Any) -> Iterator[Any]:
-    """Yield some values of a kind of option other than `value`."""
+    """Yield some values of an option's type other than `value`."""
     kinds = get_args(kind)
     if kinds and all(isinstance(one, str) for one in kinds):
         yield from (one for one in kinds if one != value)
@@ -239,7 +239,7 @@ def _other_values(kind: Any, value: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def _drawn(model: nn.Module) -> nn.Module:
-    """Set every trainable parameter to random values, so that each one matters."""
+    """Set every trainable parameter to random values, so that each one has an effect."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.ndim == 1) * 0.5)
@@ -256,17 +256,17 @@ def _check_gradients(model: Any, images: Tensor) -> None:
     model.train()
     found = model(images)
     logits = found if isinstance(found, Tensor) else sum(found)
-    # the logits may depend on the class token alone, which leaves out what the last layer does to patches
+    # the logits may depend on the class token alone, so not on the patches after the last layer
     (logits.square().sum() + model.forward_features(images).square().sum()).backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    # a bias of keys, say, has a gradient of zero by mathematics; what is of position has none
+    # some gradients are exactly zero, such as of a bias of keys, but none of a parameter of position
     without = [name for name, p in trained.items() if p.grad is None or ("position" in name and not p.grad.any())]
     assert not without, f"a gradient must reach every parameter, not {', '.join(without)}"
     model.zero_grad()
 
 
 def _check_other_grids(model: Any, first: Tensor) -> None:
-    """Check that another image size works, that `set_input_size` gives the same there, and that it leads back."""
+    """Check that another image size works, that `set_input_size` gives the same there, and restores the first size."""
     patch = [side // n for side, n in zip(model.img_size, model.grid.shape, strict=True)]
     for grid in _GRIDS[1:]:
         size = tuple(side * n for side, n in zip(patch, grid, strict=True))
@@ -274,7 +274,7 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
         try:
             logits = _outputs(model, images)
         except ValueError:
-            continue  # a clear error is an answer
+            continue  # a clear error is allowed
         assert logits.isfinite().all(), f"logits must be finite at a grid of {grid}"
         folded = fold(copy.deepcopy(model), size)
         _assert_same(_outputs(folded, images), logits, f"a model folded for a grid of {grid} must compute the same")
@@ -291,11 +291,13 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
             same = after[name].shape == value.shape and (name in held or torch.equal(after[name], value))
             assert same, f"set_input_size there and back must leave {name} as it was"
         if all(torch.equal(after[name], value) for name, value in before.items()):
-            _assert_same(_outputs(moved, first), _outputs(model, first), "set_input_size must lead back", 1e-9)
+            _assert_same(
+                _outputs(moved, first), _outputs(model, first), "set_input_size must restore the first size", 1e-9
+            )
 
 
 def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
-    """Return the grid or the windows of each block for images of `size`; a size that is set may change windows."""
+    """Return the grid or the windows of each block for images of `size`; `set_input_size` may change windows."""
     grids = model.position_grids(model.grid_at(size))
     return [model.where(stage, at, grids[stage]) for stage, depth in enumerate(model.depths) for at in range(depth)]
 
@@ -305,7 +307,7 @@ def _check_copies(build: _Build, model: Any, images: Tensor, logits: Tensor) -> 
     try:
         pickled = pickle.dumps(model)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise AssertionError(f"a model must be one that can be pickled: {error}") from error
+        raise AssertionError(f"a model must be picklable: {error}") from error
     _assert_same(_outputs(pickle.loads(pickled), images), logits, "an unpickled model must compute the same")
     other = build().double().eval()
     other.load_state_dict(model.state_dict())

@@ -9,18 +9,18 @@ import torch
 from graticule.resampling import RESAMPLERS, build_resampler
 
 _TABLES: tuple[Literal["positions", "displacements"], ...] = ("positions", "displacements")
-#: Sides of grids before and after. Tables of displacements have odd ones.
+#: Sides of grids before and after. Tables of displacements have odd sides.
 _SIZES = (((7, 5), (7, 5)), ((7, 5), (13, 9)), ((13, 9), (5, 7)), ((7, 5), (3, 11)))
 
 
 def check_resampler(resampler: str) -> None:
-    """Check that a resampler does what every resampler must, for each kind of table that it takes.
+    """Check the contract of resamplers, for each kind of table that the resampler takes.
 
     Args:
         resampler: its name with options, such as 'bicubic(antialias=False)'.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the law that does not hold.
     """
     (spec,) = RESAMPLERS.specs(resampler)
     takes = RESAMPLERS[spec.name].takes

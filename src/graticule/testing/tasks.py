@@ -19,17 +19,17 @@ from graticule.typed import check_value
 
 
 def check_task(recipe: TrainingRecipe) -> None:
-    """Check that the task of a recipe does what every task must, in two short runs on the CPU.
+    """Check the contract of tasks for the task of a recipe, in two short runs on the CPU.
 
-    The recipe and the facts about the data are kept by JSON, a loss reaches every parameter, held-out examples have
-    the values that the score needs, and a run that was interrupted after an epoch ends as one that was not, bit for
-    bit. The runs are those of `recipe.quick()`, with its data.
+    The recipe and the description of the data are the same after a round trip through JSON, a gradient of the loss
+    reaches every parameter, held-out examples have the values that the score needs, and a run that was interrupted
+    after an epoch ends like an uninterrupted one, bit for bit. The runs use `recipe.quick()`, with its data.
 
     Args:
         recipe: an instance of the recipe class of the task.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: naming the law that does not hold.
     """
     recipe = dataclasses.replace(recipe.quick(), keep=2, strategy="auto")
     task = task_of(recipe)
@@ -53,7 +53,7 @@ def _check_recipe(recipe: TrainingRecipe) -> None:
 
 
 def _check_description(task: Task[Any, Any], data: Any) -> dict[str, Any]:
-    """Check what `describe` returns, and return it as recipe.json would hold it."""
+    """Check the result of `describe`, and return it as it would be in recipe.json."""
     described = task.describe(data)
     try:
         text = json.dumps(described)
@@ -62,7 +62,7 @@ def _check_description(task: Task[Any, Any], data: Any) -> dict[str, Any]:
     try:
         check_value(task.description, json.loads(text), "`describe`")
     except ValueError as error:
-        raise AssertionError(f"what `describe` returns must be of the type `description`: {error}") from error
+        raise AssertionError(f"the result of `describe` must have the type `description`: {error}") from error
     found: dict[str, Any] = json.loads(text)
     return found
 

@@ -1,6 +1,6 @@
 """The engine that trains any task: recipe, run folder, loop, checkpoints and devices, on Lightning's Trainer.
 
-Names are imported when they are first used: recipes and tasks can be declared without PyTorch.
+Names are imported when they are first used: recipes and tasks can be declared without loading PyTorch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The output of a training run while it trains: a history, a log, a progress bar."""
+"""The output during training: a history, a log, a progress bar."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from graticule.progress import hidden
 
 
 class History(L.Callback):
-    """One row per epoch, kept in the checkpoint and in a CSV file, so that a resumed run has a whole history.
+    """One row per epoch, stored in the checkpoint and in a CSV file, so that a resumed run has a complete history.
 
-    A plain log gets a line per epoch, and one where the run starts, is resumed or stops.
+    A plain log gets a line per epoch, and one when the run starts, is resumed or stops.
     """
 
     def __init__(self, path: Path, log_file: Path) -> None:
@@ -36,7 +36,7 @@ class History(L.Callback):
 
     @property
     def state_key(self) -> str:
-        """The name under which a checkpoint keeps the rows."""
+        """The key of the rows in a checkpoint."""
         return "History"
 
     def say(self, text: str) -> None:
@@ -76,9 +76,9 @@ class History(L.Callback):
         self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Log why the run stopped."""
+        """Log the reason why the run stopped."""
         if trainer.is_global_zero:
-            with contextlib.suppress(OSError):  # of a full disk, which may be the reason
+            with contextlib.suppress(OSError):  # a full disk may be the reason
                 reason = str(exception).strip().splitlines()
                 self.say(f"stopped by {type(exception).__name__}{': ' + reason[0] if reason else ''}")
 
@@ -93,9 +93,9 @@ class History(L.Callback):
 
 
 class Progress(L.Callback):
-    """One bar for the whole run: the time that is left, images or tokens per second, memory, loss, the best score.
+    """One bar for the whole run: remaining time, images or tokens per second, memory, loss, best score.
 
-    Where nobody watches, as in the log of a cluster, it is one line per epoch.
+    Without a terminal, as in the log of a cluster, it prints one line per epoch.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -120,7 +120,7 @@ class Progress(L.Callback):
             self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Name the epoch."""
+        """Show the number of the epoch."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
@@ -129,7 +129,7 @@ class Progress(L.Callback):
         bar = self._bar
         if bar is None or bar.disable or trainer.global_step == bar.n:
             return
-        if time.time() - bar.last_print_t >= bar.mininterval:  # it is about to be drawn
+        if time.time() - bar.last_print_t >= bar.mininterval:  # it will be drawn
             rate = bar.format_dict["rate"]
             if rate:
                 unit, amount = pl_module.task.rate
@@ -155,7 +155,7 @@ class Progress(L.Callback):
             self._bar.set_postfix(self._shown)
 
     def _print(self, trainer: L.Trainer) -> None:
-        """Print a line about the epoch, with an estimate of the time that is left."""
+        """Print a line about the epoch, with an estimate of the remaining time."""
         done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
         seconds = time.monotonic() - self._start
         left = seconds / (done - self._first) * (epochs - done)
@@ -177,7 +177,7 @@ class Progress(L.Callback):
 
 
 def memory(device: torch.device) -> int:
-    """Return the most bytes that were in use so far: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
+    """Return the peak of the bytes in use: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -189,5 +189,5 @@ def memory(device: torch.device) -> int:
 
 
 def _decimal(value: Tensor) -> float:
-    """Return a logged number without digits that its precision does not hold: 37.8, not 37.79999923706055."""
+    """Return a logged number without digits beyond its precision: 37.8, not 37.79999923706055."""
     return float(str(np.float32(value.item()))) if value.dtype == torch.float32 else value.item()

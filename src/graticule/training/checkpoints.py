@@ -1,7 +1,7 @@
-"""Checkpoints, written atomically: after epochs, every few steps, and when a cluster takes the machine away.
+"""Checkpoints, written atomically: after epochs, every few steps, and when a cluster preempts the run.
 
-A checkpoint is `step-000001234.ckpt`, a file, or a folder where each process writes its shard (strategy fsdp). The
-last few are kept, and the one of the best epoch, which `best.json` names.
+A checkpoint is `step-000001234.ckpt`, a file, or a folder to which each process writes its shard (strategy fsdp). The
+last few are kept, and that of the best epoch, which `best.json` names.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _NAME = re.compile(r"step-(\d{9})\.ckpt")
 
 
 class _Pointer(TypedDict):
-    """The fields of best.json beside the score."""
+    """The fields of best.json besides the score."""
 
     checkpoint: str
 
 
 class WholeFileCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are written atomically, and read without running code that is in them."""
+    """Checkpoints that are written atomically, and read without running code from them."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a temporary file, then rename it to `path`."""
         write_whole(Path(path), lambda temporary: torch.save(checkpoint, temporary))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read tensors and plain values only, whatever `weights_only` says."""
+        """Read tensors and plain values only, for any `weights_only`."""
         return read_checkpoint(path)
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """List the checkpoints in `folder`, the newest last."""
+    """List the checkpoints in `folder`, newest last."""
     return sorted(path for path in folder.glob("step-*.ckpt") if _NAME.fullmatch(path.name))
 
 
@@ -64,22 +64,22 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed left half written in `folder`, the checkpoints of a run."""
+    """Remove incomplete files of a killed process from `folder`, the checkpoints of a run."""
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class Checkpoints(Checkpoint):
-    """Saves checkpoints in `folder`, keeps the last few and the best, and stops in good order on a signal.
+    """Saves checkpoints in `folder`, keeps the last few and the best, and stops gracefully on a signal.
 
-    A signal is obeyed after the current step; within an epoch's last step or its validation, after the epoch; before
+    A signal takes effect after the current step; during an epoch's last step or its validation, after the epoch; before
     the first step, at once.
 
     Args:
-        folder: where they lie.
-        keep: how many of the last ones are kept.
-        every: save within epochs too, every this many steps.
-        metric: decides which is the best.
+        folder: the folder of the checkpoints.
+        keep: number of last checkpoints that are kept.
+        every: number of steps between checkpoints within an epoch; None for none.
+        metric: the score that determines the best.
     """
 
     def __init__(self, folder: Path, keep: int, every: int | None, metric: Metric) -> None:
@@ -95,11 +95,11 @@ class Checkpoints(Checkpoint):
 
     @property
     def state_key(self) -> str:
-        """The name under which a checkpoint keeps the best score so far."""
+        """The key of the best score in a checkpoint."""
         return "Checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score so far, and the checkpoint that has it."""
+        """Return the best score so far, and its checkpoint."""
         return {"best": self.best, "best_name": self.best_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Checkpoints(Checkpoint):
     def listening(self) -> Iterator[None]:
         """Listen to the signals within the block, in the main thread only.
 
-        One that comes when the run is about to end does not stop it; the handler of before gets it after the block.
+        A signal shortly before the end of the run does not stop it; the previous handler receives it after the block.
         """
         with handling_signals(self._note) as self._listening:
             try:
@@ -129,7 +129,7 @@ class Checkpoints(Checkpoint):
             handler(self._signalled, None)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen instead of Lightning, which would stop without saving."""
+        """Replace Lightning's handlers, which would stop without saving."""
         self._at_once = False
         if self._listening:
             for number in SIGNALS:
@@ -137,25 +137,25 @@ class Checkpoints(Checkpoint):
 
     def _note(self, number: int, frame: Any) -> None:
         self._signalled = number
-        if self._at_once:  # there is nothing to save yet
+        if self._at_once:  # nothing to save yet
             raise Preempted
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save after a step if it is due, or if a signal came."""
+        """Save after a step if it is due, or after a signal."""
         if trainer.fit_loop._should_accumulate():
             return
         stop = self._agreed(trainer)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            return  # the epoch's end saves
+            return  # saved at the end of the epoch
         if stop or (self.every is not None and trainer.global_step % self.every == 0):
             self._save(trainer)
         if stop:
             raise Preempted
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save after an epoch, and note whether it is the best."""
+        """Save after an epoch, and record whether it is the best."""
         score = float(trainer.callback_metrics[self.metric.column])
         better = self.metric.better(score, self.best)
         if better:
@@ -165,7 +165,7 @@ class Checkpoints(Checkpoint):
             raise Preempted
 
     def _agreed(self, trainer: L.Trainer) -> bool:
-        """Return whether a signal came to any of the processes."""
+        """Return whether any process received a signal."""
         if trainer.world_size == 1:
             return self._signalled is not None
         noted = torch.tensor(int(self._signalled is not None), device=trainer.strategy.root_device)

@@ -1,4 +1,4 @@
-"""The cost of a forward pass: images per second, and the peak of the memory that its tensors take."""
+"""The cost of a forward pass: images per second, and the peak memory of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Seconds that the timed passes take together at least, and how many they are at least.
+#: Minimum total seconds of the timed passes, and their minimum number.
 _SECONDS, _PASSES = 0.5, 3
 
 
@@ -21,9 +21,9 @@ _SECONDS, _PASSES = 0.5, 3
 class Cost:
     """The cost of inference on batches of `batch` images, without reading them.
 
-    images_per_second: of the median of several passes.
-    memory: bytes per image, the peak of what a pass allocates beyond weights and images; the scratch memory of
-        single operations is in it on a GPU, where the allocator is asked, and not on a CPU.
+    images_per_second: from the median of several passes.
+    memory: bytes per image, the peak of the allocations of a pass besides weights and images; the scratch memory of
+        operations is included on a GPU, where the allocator counts, and not on a CPU.
     """
 
     batch: int
@@ -33,8 +33,8 @@ class Cost:
 
 @torch.inference_mode()
 def inference_cost(model: nn.Module, images: Tensor) -> Cost:
-    """Measure `model`, in evaluation mode, on images (B, C, height, width) that lie on its device."""
-    memory = _peak(model, images)  # the first pass, so that the timed ones are warm
+    """Measure `model`, in evaluation mode, on images (B, C, height, width) on its device."""
+    memory = _peak(model, images)  # the first pass is the warm-up of the timed ones
     times: list[float] = []
     while len(times) < _PASSES or sum(times) < _SECONDS:
         _wait(images.device)
@@ -66,7 +66,7 @@ def _peak(model: nn.Module, images: Tensor) -> float:
 
 
 class _Tensors(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make and that are still alive."""
+    """Counts the bytes of all storages that operations allocate and that are still alive."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -83,7 +83,7 @@ class _Tensors(TorchDispatchMode):
                 continue
             storage = leaf.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
-            if key in self._seen or key in given:  # a view, or what an operation writes into
+            if key in self._seen or key in given:  # a view, or the output of an in-place operation
                 continue
             self._seen.add(key)
             self.live += size

@@ -1,4 +1,4 @@
-"""Several devices and machines: how they share the work, and one file of what each of them saved."""
+"""Several devices and machines: strategies, sharded checkpoints, and their consolidation into one file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_val
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
 _BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
-#: The precisions that Lightning shards in.
+#: The precisions in which Lightning shards.
 _SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-#: The file of a sharded checkpoint that holds all but weights and optimizer; Lightning's name.
+#: The file of a sharded checkpoint with everything except weights and optimizer; Lightning's name.
 _REST = "meta.pt"
 
 
@@ -44,7 +44,7 @@ def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
     """Build Lightning's strategy of a recipe.
 
     Raises:
-        ValueError: if the strategy cannot work with the rest of the recipe.
+        ValueError: if the strategy does not support the rest of the recipe.
     """
     processes = recipe.devices * recipe.nodes
     if recipe.strategy == "fsdp":
@@ -58,7 +58,7 @@ def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
 
 
 def shard(model: nn.Module, mesh: Any) -> None:
-    """Shard the parameters of a backbone, one group per block and one for the rest (PyTorch's fully_shard)."""
+    """Shard the parameters of a backbone, one group per block and one for the rest (PyTorch's `fully_shard`)."""
     for name, module in model.named_modules():
         if _BLOCK.search(name):
             fully_shard(module, mesh=mesh)
@@ -66,19 +66,19 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Each process holds and saves a shard of weights, gradients and optimizer; on CPUs, too.
+    """Strategy in which each process stores and saves a shard of weights, gradients and optimizer; also on CPUs.
 
-    A checkpoint is a folder, complete or absent. It is read without running code that is in it.
+    A checkpoint is a folder, complete or absent. It is read without running code from it.
     """
 
     def __init__(self, processes: int) -> None:
         super().__init__(data_parallel_size=processes, tensor_parallel_size=1)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write every shard beside `filepath`, then put all in their place.
+        """Write all shards to a temporary folder beside `filepath`, then rename it.
 
         Raises:
-            OSError: in all processes, if one of them cannot write, such as on a full disk.
+            OSError: in all processes, if one of them cannot write, for example to a full disk.
         """
         path = Path(self.broadcast(filepath))
         temporary = path.with_name(f".{path.name}.tmp")
@@ -94,22 +94,22 @@ class ShardedStrategy(ModelParallelStrategy):
         except (OSError, RuntimeError, CheckpointException) as error:
             failure = error
         failed = self.reduce(torch.tensor(float(failure is not None), device=self.root_device), reduce_op="max")
-        if failed:  # in any process: then in all, so that none waits for another
+        if failed:  # if one process fails, all raise, so that none waits for another
             if self.global_rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             reason = "by another process" if failure is None else f"({_reason(failure)})"
             raise OSError(
-                f"{path} could not be written {reason}; is the disk full? The last one is as it was."
+                f"{path} could not be written {reason}; is the disk full? The last one is intact."
             ) from failure
         if self.global_rank == 0:
-            if path.exists():  # the same step once more: what is there is as good
+            if path.exists():  # the same step again: the existing one is equivalent
                 shutil.rmtree(temporary)
             else:
                 temporary.replace(path)
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read weights and optimizer into their places, and return the rest."""
+        """Read weights and optimizer into their tensors, and return the rest."""
         path = Path(self.broadcast(checkpoint_path))
         check_shards(path)
         model, (optimizer,) = self.model, self.optimizers
@@ -131,13 +131,13 @@ class _PlainValues(DefaultLoadPlanner):
     """Reads values that are not tensors as plain values only."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
-        torch.load(value, weights_only=True)  # raises for anything else; what it holds is then read again
+        torch.load(value, weights_only=True)  # raises for anything else; the value is then read again
         value.seek(0)
         super().load_bytes(read_item, value)
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads the plain classes of PyTorch's own description of a sharded checkpoint, and imports nothing else."""
+    """Reads the plain classes of PyTorch's metadata of a sharded checkpoint, and imports nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.distributed.checkpoint.metadata" and isinstance(getattr(dcp.metadata, name, None), type):
@@ -159,15 +159,15 @@ class _Metadata(pickle.Unpickler):
 
 
 def check_shards(path: Path) -> None:
-    """Check that a sharded checkpoint is whole and describes itself in plain data.
+    """Check that a sharded checkpoint is complete and that its metadata are plain data.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if it is not.
     """
     described, rest = path / ".metadata", path / _REST
     if not described.is_file() or not rest.is_file():
         raise ValueError(
-            f"{path} is not a checkpoint of strategy fsdp, or it is not whole: it lacks .metadata or {_REST}."
+            f"{path} is not a checkpoint of strategy fsdp, or it is incomplete: it lacks .metadata or {_REST}."
         )
     try:
         with described.open("rb") as file:
@@ -193,10 +193,10 @@ def read_shards(path: Path) -> dict[str, Tensor]:
         if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
     try:
-        with warnings.catch_warnings():  # that there is one process only
+        with warnings.catch_warnings():  # about the single process
             warnings.simplefilter("ignore")
             dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
-    except (Exception, CheckpointException) as error:  # which is not an Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
@@ -219,7 +219,7 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
 
 
 class _Progress(TypedDict):
-    """Where in its epochs a run stands; sums: of the losses and the examples of the epoch so far, for each process."""
+    """The progress of a run; sums: of the losses and the examples of the epoch so far, per process."""
 
     epoch: Epochs
     batches: Whole
@@ -245,7 +245,7 @@ class _Callbacks(TypedDict):
 
 
 class Rest(TypedDict):
-    """The values that this library keeps in a checkpoint beside weights and optimizer."""
+    """The values that this library stores in a checkpoint besides weights and optimizer."""
 
     progress: _Progress
     callbacks: _Callbacks
@@ -256,7 +256,7 @@ def read_rest(path: Path) -> Rest:
 
     Raises:
         FileNotFoundError: if it does not exist.
-        ValueError: if it cannot be read, or lacks one of them, or has something else under its name.
+        ValueError: if it cannot be read, or one of them is missing or invalid.
     """
     found = read_checkpoint(path if path.is_file() else path / _REST)
     rest: Rest = check_value(Rest, found, f"{path} is damaged")
@@ -264,7 +264,7 @@ def read_rest(path: Path) -> Rest:
 
 
 def _reason(error: BaseException) -> str:
-    """Say in a line what went wrong, in whichever process."""
+    """Return one line about an error of any process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     lines = str(error).strip().splitlines()
@@ -272,18 +272,18 @@ def _reason(error: BaseException) -> str:
 
 
 def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
-    """Check that as many processes take part as the recipe says, and that they can find each other.
+    """Check that the number of processes is that of the recipe, and that they can find each other.
 
     Raises:
-        ValueError: if torchrun or SLURM started another number, or several machines are asked for and nothing says
-            where they are; also for what needs GPUs where there are none.
+        ValueError: if torchrun or SLURM started another number, if there are several machines without addresses, or
+            for options that need GPUs on a machine without GPUs.
     """
     if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
-        raise ValueError("`sync_batchnorm` must be off on CPUs, for PyTorch has it for GPUs alone, got True.")
+        raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
         raise ValueError(
-            "`nodes` must be 1 where nothing says which machines take part: start the same command on each, by "
+            "`nodes` must be 1 unless the machines are known: start the same command on each, by "
             "torchrun or SLURM, or with MASTER_ADDR and MASTER_PORT (of the first machine) and NODE_RANK (0, 1, ...) "
             f"in the environment; got {recipe.nodes}."
         )

@@ -20,7 +20,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The score of a model on the held-out data, as validated in training."""
+    """The score of a model on the held-out data, computed as in training."""
 
     score: float
     loss: float
@@ -31,11 +31,11 @@ class HeldOut:
 class Evaluated(Generic[S]):
     """A run with its scores.
 
-    label: its name among the others.
-    folder: of the run.
+    label: its name among the runs.
+    folder: its folder.
     recipe: its recipe.
-    scores: one for each setting.
-    measured: the score of the same checkpoint that was measured in training; None for a run that is not finished.
+    scores: one per setting.
+    measured: the score of the same checkpoint in training; None for an unfinished run.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Evaluated(Generic[S]):
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row for each score, and the lines below it."""
+    """A table with a row per score, and the notes below it."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -60,28 +60,28 @@ class Evaluation(ABC, Generic[S]):
     """The evaluation of a task's runs; the fields of a subclass are options of `graticule evaluate`, with defaults."""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check that a run can be evaluated, before any work; may change `model` as the options say.
+        """Check that a run can be evaluated, before any work; may change `model` according to the options.
 
         Raises:
-            ValueError: if an option cannot be.
+            ValueError: for an invalid option.
         """
 
     @abstractmethod
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
-        """Score a model, in evaluation mode; it is the same afterwards."""
+        """Score a model, in evaluation mode; it is unchanged afterwards."""
 
     @abstractmethod
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> Table:
         """Return the table of several runs."""
 
     def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
-        """Draw the scores; None where there is nothing to draw."""
+        """Plot the scores; None if there is nothing to plot."""
         return None
 
 
 @dataclass
 class HeldOutEvaluation(Evaluation[HeldOut]):
-    """The evaluation on the held-out data as training validates it."""
+    """The evaluation on the held-out data, as in the validation of training."""
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
         """Score a model on the held-out data, at the size of the training."""

@@ -1,4 +1,4 @@
-"""Training that is stopped: by the user, or by a cluster that takes the machine away."""
+"""Interruption of training: by the user, or by preemption on a cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Interrupted(Exception):
 
 
 class Preempted(Interrupted):
-    """The machine is taken away (SIGTERM, or SIGUSR1 as SLURM sends it); a checkpoint was saved first."""
+    """The run was preempted (SIGTERM, or SIGUSR1 from SLURM); a checkpoint was saved first."""
 
 
 @contextlib.contextmanager
 def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[bool]:
     """Pass the signals to `handler` within the block, and restore their handlers after it.
 
-    Yields False in other threads than the main one, which get no signals.
+    Yields False in threads other than the main one, which receive no signals.
     """
     try:
         before = {number: signal.signal(number, handler) for number in SIGNALS}

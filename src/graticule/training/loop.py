@@ -1,4 +1,4 @@
-"""The training that fills a run folder, on Lightning's Trainer."""
+"""The training of a run, on Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from graticule.training.start import start
 from graticule.training.surroundings import surroundings
 from graticule.training.task import Task, TaskData, recipe_plugins, task_of
 
-#: Warnings of Lightning about what is intended here: a resumed run, small images without workers, its use of torch.
+#: Expected warnings of Lightning: about a resumed run, small images without workers, its own use of torch.
 _EXPECTED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     r"The '.*_dataloader' does not have many workers",
@@ -52,18 +52,18 @@ _EXPECTED_WARNINGS = (
 
 
 def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
-    """Train as `recipe` says into `folder`; returns the run.
+    """Train `recipe` in `folder`; returns the run.
 
-    Randomness is a function of the seed, the step and the process, and checkpoints are complete or absent, so that a
-    run killed at any moment and resumed ends as one that was not. Started by torchrun, SLURM or once on each node (then
-    Lightning starts a process for every device), all processes call this alike.
+    Randomness is a function of the seed, the step and the process, and checkpoints are complete or absent, so a run
+    that is killed at any moment and resumed has the same result as one that was not. All processes call this in the
+    same way, whether started by torchrun, by SLURM, or once per node (then Lightning starts a process per device).
 
     Raises:
-        FileExistsError: if `folder` holds a run already and `resume` is off.
+        FileExistsError: if `folder` already contains a run and `resume` is off.
         BlockingIOError: if another process trains in `folder`.
-        ValueError: if something in the recipe cannot be, or `folder` holds a run of another recipe.
-        Preempted: if the machine is taken away; a checkpoint was saved.
-        Interrupted: if the user stopped it; it can be resumed.
+        ValueError: if the recipe is invalid, or `folder` contains a run of another recipe.
+        Preempted: if a cluster preempted the run; a checkpoint was saved.
+        Interrupted: if the user stopped the run; it can be resumed.
         OSError: if the disk is full, or a process that loads images died.
     """
     run = Run(Path(folder))
@@ -77,7 +77,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     history = History(run.metrics_file, run.log_file)
     trainer = build_trainer(task, run, [history, saver, *([Progress(task.metric)] if progress else [])])
     first = trainer.is_global_zero
-    if first:  # the others come when the folder is prepared
+    if first:  # the other processes wait until the folder is prepared
         _check_folder(run, task, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
@@ -98,11 +98,11 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             run.folder.mkdir(parents=True, exist_ok=True)
             if not stack.enter_context(locked(run.folder)):
                 raise BlockingIOError(
-                    f"`folder` must be of one run at a time, got {str(folder)!r}, where another process is training."
+                    f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
                 )
             _check_folder(run, task, resume)  # another process may have trained here while data and model were built
             if run.finished:
-                if trainer.world_size > 1:  # the others wait for this one
+                if trainer.world_size > 1:  # the other processes wait for this one
                     raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
                 return run
             remove_leftovers(run.checkpoints)
@@ -125,18 +125,18 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
 
 
 def _check_folder(run: Run, task: Task[Any, Any], resume: bool) -> None:
-    """Check that a folder can hold the run of `task`.
+    """Check that a folder can be used for the run of `task`.
 
     Raises:
-        FileExistsError: if it holds a run already and `resume` is off.
-        ValueError: if it holds a run of another recipe, or links that lead out of it.
+        FileExistsError: if it already contains a run and `resume` is off.
+        ValueError: if it contains a run of another recipe, or links that lead out of it.
     """
     run.check_links(task.files)
     if run.recipe_file.exists() and resume:
         run.check_plugins()
     if run.recipe_file.exists() and not resume:
         raise FileExistsError(
-            f"`folder` must not hold a run already, got {str(run.folder)!r}; resume it with --resume, or name another."
+            f"`folder` must not contain a run, got {str(run.folder)!r}; resume it with --resume, or name another."
         )
     run.check_recipe(task.recipe)
 
@@ -148,7 +148,7 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
         callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
     plugins: list[Any] = [WholeFileCheckpoints()] if recipe.strategy != "fsdp" else []
     if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))  # the signals are ours: see `Checkpoints`
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled by `Checkpoints`
     with _expected_warnings():
         trainer = L.Trainer(
             max_epochs=recipe.epochs + recipe.cooldown_epochs,
@@ -168,17 +168,17 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
             num_sanity_val_steps=0,
             enable_progress_bar=False,
             enable_model_summary=False,
-            log_every_n_steps=1,  # of what is logged by step, which is nothing
+            log_every_n_steps=1,  # nothing is logged by step
         )
     check_trainer(trainer, recipe, task.sync_batchnorm)
     return trainer
 
 
 def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
-    """Read where a checkpoint stands.
+    """Read the progress of a checkpoint.
 
     Raises:
-        ValueError: if it is damaged; names the older ones.
+        ValueError: if it is damaged; the message names the older ones.
     """
     try:
         rest = read_rest(last)
@@ -207,7 +207,7 @@ def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingReci
     """Skip the batches before the checkpoint."""
     if progress["batches"] and progress["accumulate"] != recipe.accumulate:
         raise ValueError(
-            f"`accumulate` must be {progress['accumulate']} until the end of the epoch that is under way, got "
+            f"`accumulate` must be {progress['accumulate']} until the end of the current epoch, got "
             f"{recipe.accumulate}."
         )
     batches.sampler.set_epoch(progress["epoch"])
@@ -230,19 +230,19 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
     except SystemExit:
         if trainer.state.status != TrainerStatus.INTERRUPTED:
             raise
-    except (ValueError, OSError) as error:  # of a process that loads images: without its traceback
+    except (ValueError, OSError) as error:  # of a process that loads images, without its traceback
         said = str(error).rpartition(f"\n{type(error).__name__}: ")[2].strip()
         if str(error).startswith("Caught ") and said:
             raise type(error)(said) from error
         raise
     except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):  # exited unexpectedly, or is killed by a signal
+        if not str(error).startswith("DataLoader worker (pid"):  # it exited unexpectedly, or was killed by a signal
             raise
         raise ChildProcessError(
-            f"a process that loads images died ({str(error).splitlines()[0]}); is there too little memory for "
-            "`workers`, or was it killed? The last checkpoint is as it was."
+            f"a process that loads images died ({str(error).splitlines()[0]}); is the memory too small for "
+            "`workers`, or was it killed? The last checkpoint is intact."
         ) from error
-    finally:  # an error keeps what loads images alive, and that the folder's lock
+    finally:  # after an error, live workers would hold the lock of the folder
         for each in (loader, evaluated):
             iterator: Any = each._iterator
             if hasattr(iterator, "_shutdown_workers"):
@@ -252,13 +252,13 @@ def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: Ba
 
 
 def _outlive_signals(worker: int) -> None:
-    """Let a process that loads images leave the signals of a cluster to the process that trains, and end with that.
+    """Make a worker ignore the signals of a cluster, which the training process handles, and end with that process.
 
-    A cluster sends them to all processes; without images, the current step could not be completed. And where the
-    process that trains is killed, this one must not hold the folder's lock any longer.
+    A cluster sends signals to all processes; without images, the current step could not be completed. And if the
+    training process is killed, a worker must not hold the lock of the folder any longer.
     """
     parent = os.getppid()
-    held = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS cannot tell by whom
+    held = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS hides the sender
     if held:
         signal.pthread_sigmask(signal.SIG_BLOCK, held)
 
@@ -298,7 +298,7 @@ def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[st
 
 
 def _finish(run: Run, data: TaskData, module: TrainingModule, history: list[dict[str, float]]) -> None:
-    """Write the best weights to a file of their own, and the results."""
+    """Write the best weights to a separate file, and the results."""
     metric = module.task.metric
     best = metric.best(history)
     save_weights(run.model().state_dict(), run.weights)

@@ -1,4 +1,4 @@
-"""The optimization of a task on Lightning: steps, schedules, sums over an epoch, and the progress of a run."""
+"""The optimization of a task with Lightning: steps, schedules, sums over an epoch, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from graticule.training.devices import shard
 from graticule.training.task import Task
 from graticule.training.validation import Sums, exact_dtype
 
-#: So many steps with a loss that is not finite may be skipped one after the other.
+#: Most consecutive steps with a non-finite loss that are skipped.
 _MOST_SKIPPED = 50
 
 
 class TrainingModule(L.LightningModule):
-    """A model and its task, trained as the recipe says.
+    """A model and its task, trained according to the recipe.
 
     Args:
         task: loss and score.
         model: the model.
-        batches: which examples each batch of this process has.
+        batches: the examples of each batch of this process.
     """
 
     def __init__(self, task: Task[Any, Any], model: nn.Module, batches: BatchOrder) -> None:
@@ -47,20 +47,20 @@ class TrainingModule(L.LightningModule):
         self._held_out = Sums()
 
     def on_train_epoch_start(self) -> None:
-        """Count from nothing."""
+        """Reset the sums."""
         self._loss, self._count = 0.0, 0.0
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Make dropout and mixing a function of seed, step and process, so that a resumed run repeats the same."""
+        """Make dropout and mixing functions of seed, step and process, so that a resumed run draws the same."""
         if batch_idx % self.recipe.accumulate == 0:
-            # Lightning does it after the forward pass, which then cannot use their memory: 2 % of a small step
+            # Lightning does this after the forward pass, which then cannot reuse their memory: 2 % of a small step
             self.trainer.optimizers[0].zero_grad(set_to_none=True)
         process = [self.global_rank] if self.global_rank else []
         key = [self.recipe.seed, self.current_epoch, batch_idx, *process]
         seed = np.random.SeedSequence(key).generate_state(1)[0]
         random.seed(int(seed))
         np.random.seed(seed)
-        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed writes a traceback down where CUDA sleeps
+        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed stores a traceback before CUDA starts
         if self.device.type != "cpu":
             torch.manual_seed(int(seed))
 
@@ -82,11 +82,11 @@ class TrainingModule(L.LightningModule):
         """Return whether the loss is finite, in all processes.
 
         Raises:
-            FloatingPointError: if it is not, and may not be skipped (any more); the examples are in a file by then.
+            FloatingPointError: if it is not, and may not be skipped (any more); a file then has the examples.
         """
         here = torch.isfinite(loss.detach())
         finite = here
-        if self.batches.world_size > 1:  # all skip or stop together, so that none waits for another
+        if self.batches.world_size > 1:  # all processes skip or stop together, so that none waits for another
             finite = self.trainer.strategy.reduce((~here).float(), reduce_op="max") == 0
         if finite:
             return True
@@ -100,11 +100,11 @@ class TrainingModule(L.LightningModule):
         raise FloatingPointError(
             f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
             "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
-            f"is as it was{named}."
+            f"is intact{named}."
         )
 
     def _keep_batch(self, loss: Tensor, batch_idx: int) -> Path:
-        """Write down which examples the batch had."""
+        """Write the examples of the batch to a file."""
         keys = self.batches.keys(self.current_epoch, batch_idx)
         name = f"nonfinite-epoch{self.current_epoch + 1}-batch{batch_idx + 1}-process{self.global_rank}.json"
         values = {
@@ -118,17 +118,17 @@ class TrainingModule(L.LightningModule):
         return write_json(Path(self.trainer.default_root_dir) / name, values)
 
     def _remember(self) -> None:
-        """Keep what the forward passes of a step change: BatchNorm's statistics, and the epoch's sums."""
+        """Store the state that the forward passes of a step change: BatchNorm's statistics, and the epoch's sums."""
         norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
         self._before = statistics, self._loss, self._count
 
     def _nothing(self, loss: Tensor) -> Tensor:
-        """Return a loss of which every parameter has a gradient of 0, as processes wait for each other's gradients."""
+        """Return a loss with zero gradients for every parameter, since processes wait for each other's gradients."""
         return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Make a step, or none if it is skipped: then it changes nothing but the position in the schedule."""
+        """Make a step, or skip it: then only the position in the schedule changes."""
         if self.recipe.nonfinite != "skip":
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
             return
@@ -146,12 +146,12 @@ class TrainingModule(L.LightningModule):
         self._skip = False
 
     def on_validation_epoch_start(self) -> None:
-        """Start counting."""
+        """Reset the sums of validation."""
         self._held_out = Sums()
         self.task.start_validation()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Count the values of a held-out batch."""
+        """Add the values of a held-out batch."""
         self._held_out.add(self.task.validate(self.model, batch))
 
     def on_validation_epoch_end(self) -> None:
@@ -167,18 +167,18 @@ class TrainingModule(L.LightningModule):
         self.log_dict(metrics | {self.task.metric.column: self.task.score(sums, int(count))} | rates)
 
     def _sums(self) -> list[list[float]]:
-        """For each process, the sum of the losses and the number of examples of the epoch so far."""
+        """Return, per process, the sum of the losses and the number of examples of the epoch so far."""
         return self._gathered(self._loss, self._count)
 
     def _gathered(self, *values: Tensor | float) -> list[list[float]]:
-        """Return such values of each process."""
+        """Return these values for each process."""
         here = torch.tensor([float(value) for value in values], dtype=exact_dtype(self.device), device=self.device)
         if self.trainer.world_size > 1:
             return self.trainer.strategy.all_gather(here).tolist()
         return [here.tolist()]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the epoch came to so far, and where in it the run stands."""
+        """Store the sums of the current epoch, and the progress of the run."""
         sums = self._sums()
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         within = progress.processed < progress.ready
@@ -205,7 +205,7 @@ class TrainingModule(L.LightningModule):
         self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
-        """Build timm's optimizer, sparing what the model says takes no decay, and its schedule by step."""
+        """Build timm's optimizer, without decay for parameters that the model excludes, and its schedule by step."""
         recipe = self.recipe
         eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
         optimizer = create_optimizer_v2(
@@ -221,12 +221,12 @@ class TrainingModule(L.LightningModule):
         scheduler, _ = create_scheduler_v2(
             optimizer,
             sched="multistep" if recipe.schedule == "step" else recipe.schedule,
-            num_epochs=recipe.epochs * steps,  # in steps, as all that follow
+            num_epochs=recipe.epochs * steps,  # in steps, as the following arguments
             min_lr=recipe.min_lr,
             warmup_lr=recipe.warmup_lr,
             warmup_epochs=recipe.warmup_steps or recipe.warmup_epochs * steps,
             cooldown_epochs=recipe.cooldown_epochs * steps,
-            decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step before
+            decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step earlier
             decay_rate=recipe.poly_power if recipe.schedule == "poly" else 0.1,
             step_on_epochs=False,
             updates_per_epoch=1,
@@ -234,12 +234,12 @@ class TrainingModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Move timm's schedule to the step that is next."""
+        """Move timm's schedule to the next step."""
         scheduler.step_update(self.global_step)
 
 
 class ShardedModule(TrainingModule):
-    """The same with the parameters of the model sharded over the processes, whatever the task."""
+    """A `TrainingModule` with the parameters of the model sharded across processes, for all tasks."""
 
     _sharded = False
 
@@ -251,7 +251,7 @@ class ShardedModule(TrainingModule):
             self._sharded = True
 
     def _nothing(self, loss: Tensor) -> Tensor:
-        """Return 0 from the loss: parameters are gathered on its way back, and the gradients are dropped."""
+        """Return 0 times the loss: its backward pass gathers the parameters, and the gradients are dropped."""
         return loss * 0.0
 
 

@@ -1,4 +1,4 @@
-"""Open a trained model from its files, which say themselves what model it is."""
+"""Open a trained model from its files, which describe the model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def load(
 
     Args:
         source: the folder of a run; a file of its weights in that folder: `weights.safetensors`, a checkpoint
-            (`checkpoints/step-000000100.ckpt`, one file or sharded), or what `graticule consolidate` wrote there; or a
-            folder that `graticule publish` or `save_pretrained` wrote.
-        plugin: a Python file or an installed entry point that registers the classes of the run. Code that you do not
-            name is not imported.
-        checkpoint: which checkpoint of a run, the best or the last.
+            (`checkpoints/step-000000100.ckpt`, one file or sharded), or the file of `graticule consolidate`; or a
+            folder of `graticule publish` or `save_pretrained`.
+        plugin: a Python file or an installed entry point that registers the classes of the run. Code that is not named
+            is not imported.
+        checkpoint: the checkpoint of a run, best or last.
 
     Raises:
         FileNotFoundError: if there is no such run or file, or the run has saved nothing yet.
@@ -49,11 +49,11 @@ def load(
     if run is None:
         what = "has no recipe.json" if path.is_dir() else "is not in the folder of a run"
         raise ValueError(
-            f"`source` must be a run or a file of its weights, which say what model they are for, got {str(path)!r}, "
+            f"`source` must be a run or a file of its weights, whose model is known, got {str(path)!r}, "
             f"which {what}; build the model and call graticule.load_checkpoint(model, path)."
         )
     if run.folder != path and checkpoint != "best":
-        raise ValueError(f"`checkpoint` must be left out where `source` is a file, got {checkpoint!r}.")
+        raise ValueError(f"`checkpoint` must be left out if `source` is a file, got {checkpoint!r}.")
     if plugin is not None:
         load_plugin(plugin)
     return run.model(checkpoint=checkpoint) if run.folder == path else _with_weights(run, path)

@@ -1,4 +1,4 @@
-"""What a model finds in an image, as `graticule predict` draws and writes it."""
+"""Predictions of a model in an image, as `graticule predict` draws and writes them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is found in one image, or what is in it; all sizes are in pixels of the image as it is in its file.
+    """The predictions or the ground truth of one image; all sizes are in pixels of the image in its file.
 
     image: uint8, (3, height, width).
-    boxes: (n, 4), left, top, right, bottom; None where there are none.
-    labels: the name of the class of each box, with its score; or lines of text where there are no boxes.
-    numbers: (n,), the classes of the boxes, which decide their colors.
+    boxes: (n, 4), left, top, right, bottom; None without boxes.
+    labels: the name of the class of each box, with its score; without boxes, lines of text.
+    numbers: (n,), the classes of the boxes, which determine their colors.
     masks: (n, height, width), bool.
     classes: (height, width), the class of each pixel.
-    class_names: of the pixels.
+    class_names: the names of the classes of the pixels.
     """
 
     image: Tensor
@@ -36,11 +36,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Found:
-    """A prediction and what is written of it.
+    """A prediction and its output.
 
-    prediction: what is drawn.
-    entries: what is written, by the name of the JSON file, a list of entries for each.
-    classes: written as a PNG beside it: (height, width), the class of each pixel.
+    prediction: drawn into the image.
+    entries: written to JSON files, a list of entries by the name of the file.
+    classes: written as a PNG: (height, width), the class of each pixel.
     lines: printed.
     """
 
@@ -51,7 +51,7 @@ class Found:
 
 
 def above(found: Found, threshold: float) -> Prediction:
-    """Return the prediction without the boxes whose score, as it is written, is below `threshold`."""
+    """Return the prediction without the boxes whose written score is below `threshold`."""
     prediction = found.prediction
     if prediction.boxes is None:
         return prediction
@@ -66,7 +66,7 @@ def above(found: Found, threshold: float) -> Prediction:
 
 
 def image_ids(paths: list[Path]) -> list[int]:
-    """Return the numbers of images: those that their names are, as COCO's, or 1, 2, ... where not all are numbers."""
+    """Return the ids of images: their names, if all are numbers as in COCO, otherwise 1, 2, ..."""
     names = [path.stem for path in paths]
     if all(name.isdecimal() and len(name) < 16 for name in names) and len({int(name) for name in names}) == len(names):
         return [int(name) for name in names]

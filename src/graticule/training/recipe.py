@@ -1,6 +1,6 @@
-"""The values of a training run that all tasks share: model, position, optimizer, devices.
+"""The values of a training run that are common to all tasks: model, position, optimizer, devices.
 
-Nothing here imports PyTorch unless a value needs it to be checked, so that printing options takes no time.
+PyTorch is imported only if a value needs it to be checked, so that printing options takes no time.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from graticule.typed import (
     keys_with_hints,
 )
 
-#: Fields that a resumed run may change, since they do not decide its result.
+#: Fields that a resumed run may change, since they do not change its result.
 MACHINE = (
     *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
     *("keep", "checkpoint_steps", "data_root"),
 )
 
-#: Optimizers of timm that need not be looked up, and the joining that needs no check.
+#: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 USUAL_JOINING = "default"
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The values that decide the result of a training run; its folder keeps them.
+    """The values that determine the result of a training run; they are stored in its folder.
 
-    Rates are per step; epochs count passes over the training data. The recipe class of a task adds what the task needs
-    and sets two class variables.
+    Rates are per step; epochs count passes over the training data. The recipe class of a task adds its own fields and
+    sets two class variables.
 
     task: the name of the task.
-    metric: the score that its runs are judged by.
+    metric: the score of its runs.
     """
 
     task: ClassVar[str]
@@ -57,9 +57,9 @@ class TrainingRecipe:
     model: str
     """name of the model"""
     encoding: str | None = None
-    """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's own)"""
+    """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's)"""
     joining: str = USUAL_JOINING
-    """how the encoding reaches each layer, with its options, such as lape(layers=6)"""
+    """joining of the encoding to the layers, with its options, such as lape(layers=6)"""
     start_from: Path | None = None
     """start with the weights of this checkpoint or run, of any size, classes, encoding or joining: weights that fit are
     loaded, resampled where needed, and the rest is initialized"""
@@ -70,11 +70,11 @@ class TrainingRecipe:
     dataset: str = ""
     """data set"""
     data_root: Path | None = None
-    """folder of the data set (default: its usual place)"""
+    """folder of the data set (default: its usual folder)"""
     limit_train: Count | None = None
-    """train on this many examples only"""
+    """train on only this many examples"""
     limit_test: Count | None = None
-    """test on this many examples only"""
+    """test on only this many examples"""
     drop_path_rate: ShareBelowOne = 0.0
     """stochastic depth of the last block"""
     batch_size: Count = 64
@@ -82,7 +82,7 @@ class TrainingRecipe:
     eval_batch_size: Count = 256
     """examples per batch in evaluation"""
     epochs: Annotated[Epochs, Field(ge=1)] = 10
-    """passes over the training data, cool-down not counted"""
+    """passes over the training data, without the cool-down"""
     optimizer: str = "adamw"
     """timm's name of the optimizer: adamw, sgd, lamb, ..."""
     lr: Positive = 1e-3
@@ -102,17 +102,17 @@ class TrainingRecipe:
     poly_power: Positive = 1.0
     """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
     layer_decay: Annotated[Positive, Field(le=1)] | None = None
-    """factor of the learning rate from each layer of the backbone to the one before it (default: none)"""
+    """factor of the learning rate from each layer of the backbone to the previous one (default: none)"""
     cooldown_epochs: Epochs = 0
     """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
-    """epsilon in the denominators of the optimizer (default: the optimizer's own, 1e-8 for most)"""
+    """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
     weight_decay: NotNegative = 0.05
-    """decay of all weights but norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) do decay"""
+    """decay of all weights except norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) decay"""
     clip_grad: Positive | None = None
     """largest norm of the gradient (default: no clipping)"""
     ema_decay: Annotated[Positive, Field(lt=1)] | None = None
-    """decay of the moving average of the weights, which is what is then evaluated (default: none)"""
+    """decay of the moving average of the weights, which is then evaluated (default: none)"""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
     """Lightning's precision"""
     accelerator: str = "auto"
@@ -122,7 +122,7 @@ class TrainingRecipe:
     nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """strategy for several devices: ddp keeps a whole model on each (so does auto), fsdp shards it"""
+    """strategy for several devices: ddp (or auto) keeps a whole model on each, fsdp shards it"""
     accumulate: Count = 1
     """micro-batches per step on every device, whose gradients are accumulated"""
     grad_checkpointing: Flag = False
@@ -130,9 +130,9 @@ class TrainingRecipe:
     compile: Flag = False
     """compile the model with torch.compile"""
     keep: Count = 1
-    """how many of the last checkpoints are kept, besides the best"""
+    """number of last checkpoints that are kept, besides the best"""
     checkpoint_steps: Count | None = None
-    """also save a checkpoint every this many steps (default: at the end of every epoch only)"""
+    """also save a checkpoint every this many steps (default: only at the end of each epoch)"""
     nonfinite: Literal["stop", "skip"] = "stop"
     """on a loss that is not finite: stop the run, or skip the step and count it"""
     seed: Seed = 0
@@ -158,7 +158,7 @@ class TrainingRecipe:
         self._check_schedule()
 
     def _check_schedule(self) -> None:
-        """Check the values that the learning rate follows from."""
+        """Check the values of the learning rate schedule."""
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise ValueError(
                 f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; give fewer, or "
@@ -166,7 +166,7 @@ class TrainingRecipe:
             )
         if self.warmup_epochs and self.warmup_steps:
             raise ValueError(
-                f"`warmup_steps` must be 0 where there are `warmup_epochs`, got {self.warmup_steps}; "
+                f"`warmup_steps` must be 0 with `warmup_epochs`, got {self.warmup_steps}; "
                 f"to count in steps, set `warmup_epochs`, {self.warmup_epochs}, to 0."
             )
         if bool(self.decay_epochs) != (self.schedule == "step"):
@@ -180,16 +180,14 @@ class TrainingRecipe:
             or max(self.decay_epochs, default=0) >= self.epochs
         ):
             raise ValueError(
-                f"`decay_epochs` must rise and be fewer than `epochs`, {self.epochs}, got {list(self.decay_epochs)}; "
-                "of a shorter training, give earlier ones."
+                f"`decay_epochs` must increase and be below `epochs`, {self.epochs}, got {list(self.decay_epochs)}; "
+                "for a shorter training, give earlier ones."
             )
         if self.poly_power != 1 and self.schedule != "poly":
-            raise ValueError(
-                f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}; poly has it."
-            )
+            raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
 
     def _check_names(self) -> None:
-        """Check the names that only PyTorch or timm can check; the usual ones need neither."""
+        """Check the names that need PyTorch or timm; the usual ones need neither."""
         _specs(self.encoding, self.joining)
         if self.optimizer not in USUAL_OPTIMIZERS:
             from timm.optim import list_optimizers
@@ -220,20 +218,20 @@ class TrainingRecipe:
         return found
 
     def differences(self, other: TrainingRecipe) -> list[str]:
-        """List the fields that differ and decide the result; devices do not, except for the order of sums."""
+        """List the fields that differ and change the result; devices do not, except for the order of sums."""
         if self.task != other.task:
             return ["task"]
         names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
         return [name for name in names if self._compared(name) != other._compared(name)]
 
     def _compared(self, name: str) -> Any:
-        """Return a value for comparison: encoding and joining as specs, whatever the spaces in their text."""
+        """Return a value for comparison: encoding and joining are parsed, so spaces do not matter."""
         if name == "encoding":
             return _specs(self.encoding, USUAL_JOINING)
         return _specs(None, self.joining) if name == "joining" else getattr(self, name)
 
     def quick(self) -> Self:
-        """Return a recipe of the same code path in a few steps, on the CPU."""
+        """Return a recipe with the same code path in a few steps, on the CPU."""
         return dataclasses.replace(
             self,
             epochs=2,
@@ -254,15 +252,15 @@ class TrainingRecipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
+        """Return plain values for JSON."""
         return {"task": self.task, **json.loads(json.dumps(dataclasses.asdict(self), default=str))}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Rebuild what `to_dict` wrote.
+        """Rebuild a recipe from the values of `to_dict`.
 
         Raises:
-            ValueError: for a key that no recipe of this task has, or a value that its field does not take.
+            ValueError: for an unknown key, or a value that is invalid for its field.
         """
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
@@ -287,4 +285,4 @@ def _specs(encoding: str | None, joining: str) -> tuple[Spec, ...]:
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number that a recipe can hold.")
+    raise ValueError(f"{constant} is not a valid number in a recipe.")

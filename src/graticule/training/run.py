@@ -1,4 +1,4 @@
-"""A run folder opened to read its recipe, results and model."""
+"""A run folder and its recipe, results and model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_type
 
 
 class _Described(TypedDict):
-    """The contents of recipe.json that every task has."""
+    """The contents of recipe.json for every task."""
 
     recipe: dict[str, Any]
     versions: NotRequired[dict[str, Any]]
@@ -35,11 +35,11 @@ class _Described(TypedDict):
 
 @dataclass(frozen=True)
 class Run(RunFolder):
-    """A run: its folder, opened to read the recipe, the results and the model."""
+    """A run: its folder, with access to the recipe, the results and the model."""
 
     @property
     def last(self) -> Path | None:
-        """The checkpoint that training is resumed from; None before the first."""
+        """The checkpoint from which training is resumed; None before the first."""
         saved = saved_checkpoints(self.checkpoints)
         return saved[-1] if saved else None
 
@@ -63,13 +63,13 @@ class Run(RunFolder):
         missing, changed = missing_plugins(self.plugins)
         if missing:
             raise ValueError(
-                f"`run` {str(self.folder)!r} needs the plugin {' and '.join(missing)}, which is imported only if you "
-                f"name it: pass {named_again(missing)}, or call graticule.load_plugin in Python."
+                f"`run` {str(self.folder)!r} needs the plugin {' and '.join(missing)}, which is imported only if "
+                f"named: pass {named_again(missing)}, or call graticule.load_plugin in Python."
             )
         for name in changed:
             warnings.warn(f"the plugin {name} has changed since {self.folder} was trained with it.", stacklevel=2)
         values = self._described()["recipe"]
-        for name in ("model", "epochs", "task"):  # without them, the defaults of this version would be trained
+        for name in ("model", "epochs", "task"):  # otherwise the defaults of this version would be used
             if name not in values:
                 raise ValueError(f"{self.recipe_file} is not a recipe: `{name}` must be given.")
         try:
@@ -80,14 +80,14 @@ class Run(RunFolder):
 
     @property
     def plugins(self) -> dict[str, str]:
-        """The files outside of the package that define the run's classes, and their SHA-256."""
+        """The files outside the package that define the run's classes, and their SHA-256."""
         return self._described().get("plugins", {})
 
     def check_plugins(self) -> None:
         """Check that no plugin has changed since the run was started.
 
         Raises:
-            ValueError: naming the first that has.
+            ValueError: naming the first one that has changed.
         """
         for name in missing_plugins(self.plugins)[1]:
             raise ValueError(
@@ -98,13 +98,13 @@ class Run(RunFolder):
     def check_links(self, further: Sequence[str] = ()) -> None:
         """Check that no file or folder of the run is a link that leads out of its folder.
 
-        Training replaces, appends to and removes them, and would do so to files of something else.
+        Training replaces, appends to and removes them, and would do the same to unrelated files.
 
         Args:
             further: names of files that the task writes.
 
         Raises:
-            ValueError: naming the first that is.
+            ValueError: naming the first such link.
         """
         files = (
             self.recipe_file,
@@ -119,24 +119,24 @@ class Run(RunFolder):
         for path in (*files, self.folder / ".lock", *folders, *within):
             if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
                 raise ValueError(
-                    f"`folder` must hold the files of its run itself, got {str(path)!r}, a link out of it; copy "
+                    f"`folder` must contain the files of its run itself, got {str(path)!r}, a link out of it; copy "
                     "its target there, or remove it."
                 )
 
     def changed_surroundings(self) -> list[str]:
-        """List the versions and numbers of threads that are not as the run recorded them."""
+        """List the versions and numbers of threads that differ from those that the run recorded."""
         return changed_surroundings(self._described())
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
-        """Check that a run in this folder was made by `recipe`, on any devices.
+        """Check that a run in this folder has the recipe `recipe`, except for its devices.
 
         Raises:
-            ValueError: if another recipe made it.
+            ValueError: if its recipe is another.
         """
         if self.recipe_file.exists() and (others := self.recipe().differences(recipe)):
             raise ValueError(
-                f"`folder` must hold no run or one of the same recipe, got {str(self.folder)!r}, which another recipe "
-                f"made: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
+                f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
+                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
             )
 
     def result(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Run(RunFolder):
         return task_of(self.recipe())
 
     def described(self) -> dict[str, Any]:
-        """Read what the task recorded of the data, such as the names of classes.
+        """Read the description of the data that the task recorded, such as the names of classes.
 
         Raises:
             ValueError: if the file is damaged.
@@ -163,13 +163,13 @@ class Run(RunFolder):
         return described
 
     def data(self, recipe: TrainingRecipe | None = None) -> Any:
-        """Build the data of the run, checked against the ones that it was trained on.
+        """Build the data of the run, and check that they match the ones that it was trained on.
 
         Args:
-            recipe: replaces the run's own, such as where it is resumed with data in another folder.
+            recipe: replaces that of the run, for example to resume with data in another folder.
 
         Raises:
-            ValueError: also if the data mean something else, such as other classes or another order of them.
+            ValueError: also if the meaning of the data differs, such as other classes or another order of them.
         """
         return task_of(self.recipe() if recipe is None else recipe).build_data(self)
 
@@ -189,20 +189,20 @@ class Run(RunFolder):
         path = self.best if checkpoint == "best" else self.last
         if path is None or not path.exists():
             raise FileNotFoundError(
-                f"{self.folder} has no {checkpoint} checkpoint yet; its training ended before the first epoch did."
+                f"{self.folder} has no {checkpoint} checkpoint yet; its first epoch was not completed."
             )
         return load_weights(task.build_model(described), path).eval()
 
 
 def run_of(source: Path) -> Run | None:
-    """Return the run whose folder `source` is, or whose folder a checkpoint or file of weights lies in."""
+    """Return the run with the folder `source`, or with the checkpoint or file of weights `source` in its folder."""
     folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
     return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
 
 
 @cache
 def _result(metric: Metric) -> Any:
-    """Return the type of result.json where runs are judged by `metric`."""
+    """Return the type of result.json for the score `metric`."""
     build: Any = TypedDict
     return build(
         "Result",

@@ -1,4 +1,4 @@
-"""The surroundings that weights depend on beside the recipe: versions of packages, and the number of threads."""
+"""The environment that weights depend on besides the recipe: versions of packages, and the number of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmet
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the versions and the machine of this process, plain values for JSON."""
+    """Return the versions and the machine of this process, as plain values for JSON."""
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
@@ -21,7 +21,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
-    """List what is not as a run recorded it, such as 'threads 2 where the run had 4'."""
+    """List the differences from the record of a run, such as 'threads 2 where the run had 4'."""
     found = []
     for part, values in surroundings().items():
         before = recorded.get(part)

@@ -1,4 +1,4 @@
-"""The interface of a task: what is trained and how it is scored. The engine knows tasks by name only."""
+"""The interface of a task: its data, model, loss and score. The engine knows tasks by name only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TaskData(Protocol):
-    """The data of a task, as batches that can be repeated; `DataModule` and `TextModule` are such."""
+    """The data of a task, as reproducible batches, such as `DataModule` and `TextModule`."""
 
     @property
     def size(self) -> Any:
@@ -35,10 +35,10 @@ class TaskData(Protocol):
 
     @property
     def skipped(self) -> Sequence[Path]:
-        """The broken files that training has met and left out."""
+        """The broken files that training found and left out."""
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return which examples make up the batches of one of `world_size` processes."""
+        """Return the order of the examples in the batches of one of `world_size` processes."""
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return the training batches in `order`."""
@@ -48,7 +48,7 @@ class TaskData(Protocol):
 
 
 class TrainedRun(Protocol):
-    """A run folder, as a task reads it; `Run` is one."""
+    """A run folder, as read by a task; `Run` is one."""
 
     @property
     def folder(self) -> Path:
@@ -58,7 +58,7 @@ class TrainedRun(Protocol):
         """Return its recipe."""
 
     def described(self) -> dict[str, Any]:
-        """Return what the task of the run recorded of its data."""
+        """Return the description of the data that the task of the run recorded."""
 
 
 class _NoDescription(TypedDict):
@@ -70,10 +70,10 @@ D = TypeVar("D", bound=TaskData)
 
 
 class Task(ABC, Generic[R, D]):
-    """The interface of a task, which says what is trained and scored: data, model, loss, metric, evaluation.
+    """The interface of a task: data, model, loss, metric and evaluation.
 
     A task is one class, registered by `register_task`, and an instance is the task of one recipe. Its module should not
-    import PyTorch at its top, so that commands which only print need not wait for it.
+    import PyTorch at its top, so that commands that only print do not load it.
 
     Args:
         recipe: the values of the run, an instance of `recipe_class`.
@@ -81,13 +81,13 @@ class Task(ABC, Generic[R, D]):
 
     #: The recipe of the task: its fields are the options of `graticule train`.
     recipe_class: ClassVar[type[TrainingRecipe]]
-    #: How runs are evaluated: its fields are the task's options of `graticule evaluate`.
+    #: The evaluation of runs: its fields are the task's options of `graticule evaluate`.
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
-    #: The type (a TypedDict) of what `describe` returns; reading recipe.json checks it.
+    #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: What an example is called in messages.
+    #: The word for examples in messages.
     examples: ClassVar[str] = "examples"
-    #: What the model takes, images or text: commands that draw a classifier look at runs on "images" only.
+    #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
     #: Names of further files that `save` writes into the run folder.
     files: ClassVar[tuple[str, ...]] = ()
@@ -98,12 +98,12 @@ class Task(ABC, Generic[R, D]):
         self.recipe = recipe
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the task itself: the copy of a model, as a moving average makes one, has the same task."""
+        """Return the task itself: a copy of a model, such as a moving average, has the same task."""
         return self
 
     @property
     def metric(self) -> Metric:
-        """Return the score that runs are judged by, as the recipe class says."""
+        """Return the metric of the recipe class."""
         return self.recipe.metric
 
     @abstractmethod
@@ -111,41 +111,41 @@ class Task(ABC, Generic[R, D]):
         """Build the data and check them as far as possible without reading all.
 
         Args:
-            run: an existing run; its data must be the ones that it was trained on, as far as `describe` says.
+            run: an existing run; the data must be those that it was trained on, as far as `describe` tells.
         """
 
     def loader(self) -> Definition | None:
-        """Return the function that loads the data set of the recipe, as registered; recipe.json records its file."""
+        """Return the registered function that loads the data set of the recipe; recipe.json records its file."""
         from graticule.data.registry import DATASETS
 
         return DATASETS.get(self.recipe.dataset)
 
     def describe(self, data: D) -> dict[str, Any]:
-        """Return the facts about the data that the model depends on, as plain values; recipe.json holds them."""
+        """Return the facts about the data that the model depends on, as plain values for recipe.json."""
         return {}
 
     @abstractmethod
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
-        """Build the untrained model for data that `describe` described."""
+        """Build the untrained model for the facts of `describe`."""
 
     def save(self, data: D, folder: Path) -> None:
-        """Write the `files` of the task into the folder of a run that starts."""
+        """Write the `files` of the task into the folder of a new run."""
 
     def same_outputs(self, source: TrainedRun, data: D) -> bool:
         """Return whether the outputs of the run `source` mean the same as ours, so that its head can be loaded.
 
         Raises:
-            ValueError: if its inputs mean something else, so that it cannot be started from.
+            ValueError: if its inputs have another meaning, so that its weights cannot be used.
         """
         return True
 
     def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
-        """Load what fits of a checkpoint, from its path or as read from it, into `model`; returns what was loaded.
+        """Load the weights of a checkpoint that fit into `model`; returns a report.
 
         Args:
             model: a new model.
-            source: where the weights come from.
-            same: whether the outputs mean the same, so that the head is loaded too.
+            source: the path of the checkpoint, or its weights.
+            same: whether the outputs mean the same, so that the head is loaded, too.
         """
         from graticule.checkpoints import transfer
 
@@ -160,36 +160,36 @@ class Task(ABC, Generic[R, D]):
 
         Args:
             model: the model, as built by `build_model`.
-            batch: of the training data, with one entry per example in each of its elements.
+            batch: a batch of the training data, with one entry per example in each of its elements.
             epoch: counted from 0.
         """
 
     def start_validation(self) -> None:
-        """Forget what `validate` has collected, before the held-out data are validated again."""
+        """Clear the values that `validate` has collected, before the next validation."""
 
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return values of the examples of a held-out batch, (n,) each: `loss` if there is one, and those for `score`.
+        """Return the values of the examples of a held-out batch, (n,) each: any `loss`, and those for `score`.
 
-        Examples that only fill up a batch are left out. A metric that is not a function of sums, such as the average
-        precision, is computed from what this method collects in the task.
+        Padding examples are left out. A metric that is not a function of sums, such as the average precision, is
+        computed from values that this method collects in the task.
         """
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
-        """Return the metric from the sums of what `validate` returned over `count` examples of all processes.
+        """Return the metric from the sums of the values of `validate` over `count` examples of all processes.
 
-        All processes call it, so that it can gather what each of them has collected.
+        All processes call it, so that it can gather their collected values.
         """
         return sums[self.metric.key] / count
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
-        """Return what `model`, in evaluation mode, finds in an image.
+        """Return the predictions of `model`, in evaluation mode, for an image.
 
         Args:
             model: the model of a run.
-            image: uint8, (3, height, width), as it is in its file.
-            number: of the image in what is written.
-            described: what the run recorded of its data.
+            image: uint8, (3, height, width), as in its file.
+            number: id of the image in the output.
+            described: the description of the data that the run recorded.
 
         Raises:
             ValueError: if the task has no predictions for images.
@@ -207,7 +207,7 @@ class Task(ABC, Generic[R, D]):
         return False
 
     def next_step(self, folder: str) -> str:
-        """Return a line that says what to do with a finished run, or an empty string."""
+        """Return a line with the next command for a finished run, or an empty string."""
         return ""
 
 
@@ -245,7 +245,7 @@ def register_task(name: str) -> Callable[[T], T]:
 
 def list_tasks() -> Registry[type[Task[Any, Any]]]:
     """Return the registry of tasks: those of the library, and those that were registered."""
-    import_module("graticule.tasks")  # by name: the library's own tasks are registered as those of a plugin are
+    import_module("graticule.tasks")  # by name: the tasks of the library are registered like those of a plugin
     return _TASKS
 
 
@@ -264,10 +264,10 @@ def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
 
 
 def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
-    """Rebuild the recipe that its `to_dict` wrote.
+    """Rebuild a recipe from the values of its `to_dict`.
 
     Raises:
-        ValueError: for an unknown task, or a key that no recipe of the task has.
+        ValueError: for an unknown task or key.
     """
     if "task" not in values:
         raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
@@ -280,11 +280,11 @@ def build_data(recipe: TrainingRecipe) -> Any:
 
 
 def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
-    """Build the untrained model of a recipe; what the recipe leaves open is the model's own.
+    """Build the untrained model of a recipe; values that the recipe leaves open are the model's defaults.
 
     Args:
-        recipe: what is trained.
-        described: what the model depends on of the data, as `describe` returns it: `num_classes`, `channels`.
+        recipe: the recipe.
+        described: the facts about the data from `describe`: `num_classes`, `channels`.
 
     Raises:
         ValueError: for an argument that the model does not have, or a combination that it refuses.
@@ -293,7 +293,7 @@ def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
 
 
 def recipe_plugins(recipe: TrainingRecipe, further: Iterable[Definition] = ()) -> dict[str, str]:
-    """Return the plugins that define what a recipe names, or any of `further`, and their SHA-256."""
+    """Return the plugins that define the names in a recipe, or any of `further`, and their SHA-256."""
     from graticule.backbones.registry import definitions_of
 
     task = task_of(recipe)

@@ -21,7 +21,7 @@ class Scored(Protocol):
         """Prepare for the validation of `model` on `device`."""
 
     def start_validation(self) -> None:
-        """Forget what earlier validations left."""
+        """Clear the values of earlier validations."""
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return values of the examples of a batch."""
@@ -31,10 +31,10 @@ class Scored(Protocol):
 
 
 class Sums:
-    """Sums over held-out examples, in float64 where the device has it.
+    """Sums over held-out examples, in float64 if the device supports it.
 
     values: name -> its sum over the examples so far.
-    count: how many examples there were.
+    count: number of examples.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Sums:
     def add(self, values: dict[str, Tensor]) -> None:
         """Add the values of some examples, (n,) each, and count these."""
         self.count += max((len(value) for value in values.values()), default=0)
-        # a plain sum: the metrics of Lightning are rounded to the precision of the model and pass over NaN
+        # a plain sum: the metrics of Lightning are rounded to the precision of the model and skip NaN
         for name, value in values.items():
             self.values[name] = self.values.get(name, 0.0) + value.sum(dtype=exact_dtype(value.device))
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of sums: float64, or float32 on devices without it."""
+    """Return the dtype of sums: float64, or float32 on devices without it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -1,4 +1,4 @@
-"""Small data sets of the layouts of COCO, ADE20K and Pascal VOC."""
+"""Small data sets in the layouts of COCO, ADE20K and Pascal VOC."""
 
 import json
 
@@ -12,13 +12,13 @@ def picture(seed, height=24, width=40):
 
 
 def rle(mask):
-    """The compressed run lengths of a mask, as COCO's files have them."""
+    """Return the compressed run lengths of a mask, as in COCO's files."""
     runs = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {"size": list(runs["size"]), "counts": runs["counts"].decode()}
 
 
 def uncompressed(mask):
-    """The run lengths of a mask as a list, column after column, the first of zeros."""
+    """Return the run lengths of a mask as a list, column by column, starting with zeros."""
     flat = mask.astype(np.uint8).T.reshape(-1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flat, [2]])))
     runs = np.diff(np.concatenate([[0], edges]))
@@ -26,7 +26,7 @@ def uncompressed(mask):
 
 
 def block(box, height=24, width=40):
-    """A mask of ones in (left, top, width, height)."""
+    """Return a mask of ones in (left, top, width, height)."""
     mask = np.zeros((height, width), np.uint8)
     left, top, wide, tall = box
     mask[top : top + tall, left : left + wide] = 1
@@ -34,7 +34,7 @@ def block(box, height=24, width=40):
 
 
 def coco_values(**changes):
-    """Annotations of three images: two objects and a crowd, one object, none; classes 3 and 7."""
+    """Return annotations of three images: two objects and a crowd, one object, none; classes 3 and 7."""
     boxes = [[4, 2, 10, 8], [20, 5, 6, 12], [0, 0, 40, 6], [1, 1, 5, 5]]
     polygon = [[4, 2, 14, 2, 14, 10, 4, 10]]
     shapes = [polygon, rle(block(boxes[1])), uncompressed(block(boxes[2])), rle(block(boxes[3]))]

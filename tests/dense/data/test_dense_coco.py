@@ -1,4 +1,4 @@
-"""COCO's format: boxes, polygons, run lengths, crowds, and files that are wrong."""
+"""COCO's format: boxes, polygons, run lengths, crowds, and invalid files."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from graticule.data.dense_module import load_dense
 
 
 def changed(index, **values):
-    """The annotations with entries of one of them replaced."""
+    """Return the annotations with entries of one of them replaced."""
     found = coco_values()
     found["annotations"][index] |= values
     return found

@@ -1,4 +1,4 @@
-"""What docs/dense.md shows."""
+"""The code, names and commands of docs/dense.md are valid."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A class per pixel in the layouts of ADE20K, CamVid and Pascal VOC, and Pascal VOC's boxes."""
+"""Segmentation data in the layouts of ADE20K, CamVid and Pascal VOC, and Pascal VOC's boxes."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_images_whose_sizes_no_list_has_are_grouped_by_the_headers_of_their_file
     data = DenseModule("voc_detection", truth=("boxes",), root=root, size=(24, 40), batch_size=2, by_shape=True)
     assert data.train_order().sampler.groups.tolist() == [0, 1, 0, 1]  # wide, tall or square
     data.images["train"].place = lambda index: root / "nowhere.jpg"
-    with pytest.raises(ValueError, match="`by_shape` must be False where the sizes of images are not known, got True"):
+    with pytest.raises(ValueError, match="`by_shape` must be False if the sizes of images are not known, got True"):
         data.train_order()
 
 

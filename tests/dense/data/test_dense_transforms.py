@@ -1,4 +1,4 @@
-"""Laws of transforms: the transform of the truth is the truth of the transform, pixel by pixel."""
+"""Laws of transforms: the transformed truth is the truth of the transformed image, pixel by pixel."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ BOXES = [[4, 2, 14, 10], [20, 6, 26, 18], [0, 0, 40, 24], [30, 20, 32, 22]]
 
 
 def painted():
-    """An image in which object n has the value n + 1 in every channel, with its truth: later objects lie on top."""
+    """Return an image in which object n has the value n + 1, later ones on top, and its truth."""
     image = torch.zeros(3, 24, 40, dtype=torch.uint8)
     owner = torch.full((24, 40), -1)
     order = [2, 0, 1, 3]
@@ -33,14 +33,14 @@ def painted():
 
 
 def assert_truth_of(image, target):
-    """The masks and classes are those that the pixels say."""
+    """Check that masks and classes match the pixels."""
     assert torch.equal(torch.as_tensor(target["classes"]), torch.as_tensor(image[0]))
     for label, mask in zip(target["labels"].tolist(), target["masks"], strict=True):
         assert torch.equal(torch.as_tensor(mask).bool(), torch.as_tensor(image[0] == label + 1))
 
 
 def tight(masks):
-    """The boxes of masks."""
+    """Return the boxes of masks."""
     found = []
     for mask in masks:
         rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
@@ -193,7 +193,7 @@ def test_a_scene_is_a_function_of_its_index_and_its_truth_is_what_is_seen():
     assert torch.equal(image, again[7][0]) and not torch.equal(image, test[7][0])
     assert image.shape == (3, *SIZE) and len(target["labels"]) >= 1
     assert torch.equal(tight(target["masks"]), target["boxes"].as_subclass(torch.Tensor))
-    assert (target["masks"].sum(0) <= 1).all()  # a digit hides what lies under it
+    assert (target["masks"].sum(0) <= 1).all()  # a digit hides those below it
     classes = sum((label + 1) * mask.int() for label, mask in zip(target["labels"], target["masks"], strict=True))
     assert torch.equal(torch.as_tensor(target["classes"]).int(), torch.as_tensor(classes).int())
     assert info.pixel_names[0] == "background" and len(info.class_names) == 10

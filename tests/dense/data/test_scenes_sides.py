@@ -1,4 +1,4 @@
-"""Scenes whose classes are places: what a model without position cannot know."""
+"""Scenes whose classes are positions, which a model without position cannot learn."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ENCODINGS = ("learnable", "sinusoidal_2d", "rope", "relative_bias", "peg", "kerp
 
 @pytest.fixture(scope="module")
 def held_out():
-    """Three pairs of held-out scenes, (6, 3, 96, 96) in float64, and their classes."""
+    """Return three pairs of held-out scenes, (6, 3, 96, 96) in float64, and their classes."""
     images, _ = scenes_sides("test")
     pairs = [images.example(index) for index in range(6)]
     return torch.stack([image.double() / 255 - 0.3 for image, _ in pairs]), [
@@ -28,7 +28,7 @@ def segmenter(encoding, **options):
         "vit_nano_patch4_28", 3, encoding=encoding, in_chans=3, patch_size=8, img_size=96, **options
     )
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)  # tables and biases begin at zero or nearly so
+        torch.nn.init.normal_(parameter, std=0.3)  # tables and biases start at or near zero
     return model.double().eval()
 
 
@@ -84,7 +84,7 @@ def test_with_position_the_logits_of_a_digit_depend_on_its_side(encoding, held_o
 def test_the_zero_padding_of_a_pyramid_tells_a_model_without_position_the_side(held_out):
     model = segmenter("none", neck="simple_pyramid(channels=8, first=1)", decoder="fpn(channels=8)")
     first, second = model(held_out[0][:2])
-    inner = (slice(None), slice(8, -8), slice(8, 40))  # away from the seam, which an exchange moves
+    inner = (slice(None), slice(8, -8), slice(8, 40))  # away from the seam, which moves in an exchange
     assert (first - exchanged(second))[inner].abs().max() > 1e-3
 
 
@@ -102,5 +102,5 @@ def test_the_ceiling_without_position_is_half_of_the_pixels_and_five_ninths(held
         assert 2 * int(digits[:, 1:].diagonal().sum()) <= int(digits.sum())
         counts = torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
         assert mean_iou(counts) <= 500 / 9 + 1e-9
-    both, there, _ = counts[:, 1:].sum(1)  # of the last guess, which comes as close as one can
+    both, there, _ = counts[:, 1:].sum(1)  # of the last guess, which reaches the bound
     assert 2 * both == there and mean_iou(counts) > 55.5

@@ -1,4 +1,4 @@
-"""COCO's average precision and the intersection over union: planted cases, and results that COCO's own tool reads."""
+"""COCO's average precision and intersection over union: constructed cases, and results that pycocotools reads."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from graticule.tasks.pixel_scores import class_ious, confusion, counted, mean_io
 
 
 def truth_of(number, boxes, labels, crowd=(), size=(60, 90)):
-    """A truth with rectangular masks."""
+    """Return a truth with rectangular masks."""
     boxes = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
     for mask, (left, top, right, bottom) in zip(masks, boxes.long().tolist(), strict=True):
@@ -33,7 +33,7 @@ def truth_of(number, boxes, labels, crowd=(), size=(60, 90)):
 
 
 def found_as(target, boxes=None, labels=None, scores=None, masks=True):
-    """Detections like a truth, with what is given replaced."""
+    """Return detections equal to a truth, except for the given values."""
     boxes = target["boxes"] if boxes is None else torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     found = {
         "boxes": boxes.float(),
@@ -44,7 +44,7 @@ def found_as(target, boxes=None, labels=None, scores=None, masks=True):
 
 
 def planted(seed=0):
-    """Scores of five images with random objects, of which some are found, shifted, or of another class."""
+    """Return scores of five images with random objects, some found, shifted, or of another class."""
     random = np.random.RandomState(seed)
     scores = CocoScores(category_ids=(3, 7, 11))
     for number in (4, 9, 12, 30, 31):
@@ -68,7 +68,7 @@ def test_what_is_found_exactly_scores_a_hundred_and_what_is_missed_nothing():
     missed.add(target, nothing, (60, 90))
     assert missed.compute()["box_map"] == 0
     crowd.add(truth_of(1, [[5, 5, 25, 30], [40, 10, 80, 50]], [0, 1], crowd=(1,)), found_as(target), (60, 90))
-    assert crowd.compute()["box_map"] == pytest.approx(100)  # the crowd is neither learned nor missed
+    assert crowd.compute()["box_map"] == pytest.approx(100)  # the crowd is ignored
 
 
 def test_a_shift_is_scored_by_the_thresholds_that_its_overlap_reaches():
@@ -124,8 +124,8 @@ def test_the_confusion_of_classes_has_each_object_once_and_detections_of_nothing
     labels, scores = torch.tensor([0, 0, 2, 1, 1]), torch.tensor([0.9, 0.8, 0.7, 0.6, 0.4])
     matrix = detection_confusion(boxes, labels, scores, truth, torch.tensor([0, 1, 1]), 3)
     expected = torch.zeros(4, 4, dtype=torch.int64)
-    expected[0, 0] = expected[1, 2] = expected[1, 3] = 1  # right; taken for another; found with too low a score
-    expected[3, 0] = expected[3, 1] = 1  # a second detection of the first, and one of nothing
+    expected[0, 0] = expected[1, 2] = expected[1, 3] = 1  # correct; another class; found with too low a score
+    expected[3, 0] = expected[3, 1] = 1  # a second detection of the first, and one without an object
     assert torch.equal(matrix, expected)
     assert matrix[:3].sum() == 3
     empty = detection_confusion(torch.zeros(0, 4), labels[:0], scores[:0], truth, torch.tensor([0, 1, 1]), 3)
@@ -137,5 +137,5 @@ def test_intersection_over_union_is_that_of_a_case_by_hand():
     found = torch.tensor([[0, 1, 1], [1, 1, 0]])
     assert confusion(found, truth, 4).tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     counts = counted(found, truth, 4)
-    assert class_ious(counts) == [50.0, 50.0, 0.0, None]  # 1/2, 2/4, 0/1, and a class that is nowhere
+    assert class_ious(counts) == [50.0, 50.0, 0.0, None]  # 1/2, 2/4, 0/1, and an absent class
     assert mean_iou(counts) == pytest.approx(100 / 3)

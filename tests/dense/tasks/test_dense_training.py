@@ -1,4 +1,4 @@
-"""Detectors and segmentation models through the engine of all tasks."""
+"""Training of detectors and segmentation models by the common engine."""
 
 import signal
 
@@ -26,7 +26,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def whole(kind, tmp_path_factory):
-    """A run with everything that draws random numbers."""
+    """Train a run with all random options."""
     return train(kind(**RICH), tmp_path_factory.mktemp("dense") / "run", progress=False)
 
 
@@ -117,7 +117,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
     [
         ({"schedule": "step"}, "`decay_epochs` must be given with the schedule step"),
         ({"decay_epochs": (1,)}, "`decay_epochs` must be given with the schedule step and no other"),
-        ({"schedule": "step", "decay_epochs": (2,)}, "`decay_epochs` must rise and be fewer than `epochs`, 2"),
+        ({"schedule": "step", "decay_epochs": (2,)}, "`decay_epochs` must increase and be below `epochs`, 2"),
         ({"warmup_epochs": 1, "warmup_steps": 1}, "`warmup_steps` must be 0 .* to count in steps, set `warmup_epochs`"),
         ({"warmup_epochs": 2}, "`warmup_epochs` must be fewer than `epochs`, 2, got 2; give fewer, or 0 for none"),
         ({"poly_power": 2.0}, "`poly_power` must be left out with the schedule cosine"),

@@ -1,4 +1,4 @@
-"""`graticule predict`: pictures, JSON and reports of runs."""
+"""`graticule predict`: images, JSON and reports of runs."""
 
 import json
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A detector with masks, a segmentation model and a classifier, one step each."""
+    """Train a detector with masks, a segmentation model and a classifier, one step each."""
     folder = tmp_path_factory.mktemp("predict")
     small = {"limit_train": 4, "limit_test": 2, "epochs": 1}
     masks = detector(head="mask_rcnn(score=0.0, most=5)", neck="simple_pyramid(channels=8)", **small)
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two images of different sizes, neither square."""
+    """Write two images of different sizes, neither square."""
     for name, size in (("000000000400", (40, 70, 3)), ("12", (64, 50, 3))):
         pixels = np.random.RandomState(0).randint(0, 256, size).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{name}.jpg")
@@ -86,12 +86,12 @@ def test_without_images_a_report_shows_truth_beside_predictions(runs, kind, tmp_
     for wanted in (
         "Truth and prediction",
         "image 0",
-        "Which class is taken for which",
+        "Confusion matrix",
         ">7</td>",
         "Position correlations",
     ):
         assert wanted in page
-    assert page.count("<img") == 3  # an image, the confusion, and what the layers see of position
+    assert page.count("<img") == 3  # an image, the confusion matrix, and the position of the layers
 
 
 def test_a_report_on_a_backbone_without_position_says_that_there_is_nothing_to_draw(tmp_path):

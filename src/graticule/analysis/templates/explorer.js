@@ -3,7 +3,7 @@
 const NOTHING = 255;
 const about = JSON.parse(document.getElementById("described").textContent);
 const $ = (id) => document.getElementById(id);
-// the token is kept as a share of the image, so that models, layers and sizes with other grids show the same place
+// the token is stored as a share of the image, so that models, layers and sizes with other grids show the same position
 const state = { size: 0, image: 0, layer: 0, head: 0, query: 0, y: 0.5, x: 0.5, held: false };
 let bytes, Bokeh2d;
 
@@ -29,7 +29,7 @@ function mapsOf(number, kind) {
   return sizeOf(number).maps.find((one) => one.kind === kind && one.layer === layerOf(number) && (one.image === null || one.image === state.image));
 }
 
-// The values of `count` codes from `start` on, whose range is that of row `row`.
+// Returns the values of `count` codes from `start` on, in the range of row `row`.
 function values(one, start, count, row) {
   const [low, high] = new Float32Array(bytes.buffer, one.ends + 8 * row, 2);
   const found = new Float32Array(count);
@@ -40,7 +40,7 @@ function values(one, start, count, row) {
   return found;
 }
 
-// What a map says of all keys: {values, shape, token: [row, column] of the query in it or null, where}.
+// Returns the values of a map for all keys: {values, shape, token: [row, column] of the query in it or null, where}.
 function shown(number, one, head) {
   const layer = sizeOf(number).grids[one.layer];
   const [y, x] = place(layer);
@@ -55,7 +55,7 @@ function shown(number, one, head) {
     for (let i = 0; i < side; i++) if (tokens[first + i] >= 0) image[tokens[first + i]] = within[i];
     return { values: image, shape: layer, token: [y, x], where: `within its window of ${height} × ${width}` };
   }
-  const inside = height !== layer[0] || width !== layer[1];  // the place within a window
+  const inside = height !== layer[0] || width !== layer[1];  // whether positions are those within a window
   const [row, column] = inside ? [y % height, x % width] : [y, x];
   const where = inside ? `at row ${row + 1}, column ${column + 1} of a window of ${height} × ${width}` : "";
   if (one.displacement) {
@@ -80,7 +80,7 @@ function range(found) {
 
 const number4 = (value) => value.toPrecision(3).replace("-", "−");
 
-// The ends of the color scale of a panel: those of all panels of its kind, in its model or in both.
+// Returns the ends of the color scale of a panel, over all panels of its kind, in its model or in both.
 function limitsOf(panel, panels) {
   const of = (kind) => (kind === "without" ? "attention" : kind), kind = of(panel.kind);
   if (kind === "correlation" || kind === "rotary") return [-1, 1];
@@ -188,7 +188,7 @@ function options(select, names, chosen) {
   select.value = String(Math.min(chosen, names.length - 1));
 }
 
-// Lists what can be chosen: sizes, images, heads of the layer, prefix tokens.
+// Fills the lists of choices: sizes, images, heads of the layer, prefix tokens.
 function list() {
   const sizes = Math.max(...about.models.map((one) => one.sizes.length));
   options($("size"), Array.from({ length: sizes }, (_, at) => {
@@ -208,7 +208,7 @@ function list() {
 }
 
 let waiting = false;
-function redraw() {  // once a frame, however many events there are
+function redraw() {  // once per frame, however many events there are
   if (waiting) return;
   waiting = true;
   requestAnimationFrame(() => { waiting = false; draw(); });
@@ -221,7 +221,7 @@ function moveTo(y, x, [height, width]) {
   redraw();
 }
 
-// The row and column of the pointer in a plot with a grid; null outside.
+// Returns the row and column of the pointer in a plot with a grid; null outside.
 function under(event, [height, width]) {
   const y = Math.floor(event.y), x = Math.floor(event.x);
   return y >= 0 && x >= 0 && y < height && x < width ? [y, x] : null;

@@ -1,4 +1,4 @@
-"""The position gym: tasks that each need one kind of knowledge of position, and profiles of what models learn of them.
+"""The position gym: tasks that each need one kind of knowledge of position, and profiles of models on them.
 
 Names are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""Tasks that ask where marks are on the image: place, border, symmetry about its middle, order along a scan, a box."""
+"""Tasks on the absolute positions of marks: place, border, symmetry about the middle, order along a scan, a box."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from graticule.studies.gym.pairs import ordered_pairs, rows_and_columns
 class Place(ListedTask):
     """In which of nine regions, thirds of the height by thirds of the width, is the mark?
 
-    Needs: the absolute place, along both axes. Chance: 1/9.
+    Needs: the absolute position along both axes. Chance: 1/9.
 
     Each region is drawn equally often, and every image has one mark A. On a torus, all shifts of an image together show
-    each region equally often, so a model that a shift leaves unchanged is at chance, too.
+    each region equally often, so a model that is invariant to shifts is at chance, too.
     """
 
-    knows = "absolute place"
+    knows = "absolute position"
     frame = "absolute"
     symbols = (A,)
     answer = Classes(tuple(f"{y} {x}" for y in ("top", "middle", "bottom") for x in ("left", "center", "right")))
@@ -36,8 +36,7 @@ class Place(ListedTask):
 class Border(ListedTask):
     """Is the mark in the outermost rows or columns?
 
-    Needs: nearness to the border, which is absolute place, but no more of it than a padded convolution sees.
-    Chance: 1/2.
+    Needs: nearness to the border, the part of the absolute position that a padded convolution sees. Chance: 1/2.
 
     Either answer is drawn equally often, and every image has one mark A.
     """
@@ -60,10 +59,10 @@ class Border(ListedTask):
 class Symmetry(ListedTask):
     """Are two equal marks in one row mirror images of each other about the middle of the image?
 
-    Needs: the middle of the image along one axis. Their displacement says nothing: among pairs of each distance, either
-    answer is equally probable. Chance: 1/2.
+    Needs: the middle of the image along one axis. The displacement of the marks does not help: among pairs of each
+    distance, both answers are equally probable. Chance: 1/2.
 
-    Either answer is drawn equally often, and every image has two marks A. On a torus, the same holds of all
+    Either answer is drawn equally often, and every image has two marks A. On a torus, the same is true of all
     shifts of an image together.
     """
 
@@ -73,7 +72,7 @@ class Symmetry(ListedTask):
     answer = Classes(("no", "mirrored"))
 
     def arrangements(self) -> Arrangements:
-        """List the pairs whose distance mirrored pairs have, and other pairs as well."""
+        """List the pairs in a row at distances that both mirrored and other pairs have."""
         height, width = self.grid
         first, second = ordered_pairs(height * width)
         (y, x), (y2, x2) = (rows_and_columns(cells, self.grid) for cells in (first, second))
@@ -113,9 +112,9 @@ class Order(ListedTask):
 
 @TASKS.register("box")
 class Box(ListedTask):
-    """Between which rows and columns does the rectangle lie whose corners four marks are?
+    """Which rows and columns bound the rectangle with four marks as corners?
 
-    Needs: absolute place of both corners, as numbers: top, left, bottom and right as shares of the image.
+    Needs: the absolute position of both corners, as numbers: top, left, bottom and right as shares of the image.
     Score: share of variance explained. Chance: 0.
 
     Each rectangle is drawn equally often, and every image has four marks A, so without position the best answer is the

@@ -1,4 +1,4 @@
-"""The answers that tasks of the gym ask for: how they are learned and scored, and the score of chance."""
+"""Kinds of answers to the tasks of the gym: their losses, their scores, and the score of chance."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Answer(ABC):
-    """What a model returns for an image, and how good it is.
+    """A kind of answer that a model returns for an image, with its loss and score.
 
-    outputs: how many numbers a model returns, for an image or for each token.
+    outputs: the number of values that a model returns, for an image or for each token.
     per_token: whether a model returns them for each token.
-    chance: the highest expected score of a model that cannot tell one arrangement of the patches from another.
+    chance: the highest expected score of a model that cannot distinguish arrangements of the same patches.
     measure: name of the score, of which 1 is the best.
     """
 
@@ -25,19 +25,19 @@ class Answer(ABC):
 
     @abstractmethod
     def loss(self, given: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of what a model returned."""
+        """Return the mean loss of the answers `given` by a model."""
 
     @abstractmethod
     def score(self, given: Tensor, target: Tensor) -> float:
-        """Return the score of what a model returned; 1 is the best."""
+        """Return the score of the answers `given` by a model; 1 is the best."""
 
     def normalized(self, score: float) -> float:
-        """Return a score on the scale where chance is 0 and a perfect answer 1."""
+        """Return a score on a scale where chance is 0 and a perfect answer is 1."""
         return (score - self.chance) / (1 - self.chance)
 
 
 class Classes(Answer):
-    """One of several classes: logits (count, classes), the target (count,)."""
+    """One of several classes: logits (count, classes), target (count,)."""
 
     measure = "accuracy"
 
@@ -56,10 +56,10 @@ class Classes(Answer):
 
 
 class Cell(Answer):
-    """One of the cells: a logit per token, (count, N); the target (count,) is the index of a cell.
+    """One of the cells: one logit per token, (count, N); the target (count,) is the index of a cell.
 
-    Of several cells with the highest logit, each counts as chosen equally often. Chance is 1 / (N - 1): a model that
-    cannot tell cells with the same patch apart gives them the same logit.
+    If several cells have the highest logit, each counts as chosen equally often. Chance is 1 / (N - 1): a model that
+    cannot distinguish cells with the same patch returns the same logit for them.
     """
 
     measure = "accuracy"
@@ -81,10 +81,11 @@ class Cell(Answer):
 
 
 class Mask(Answer):
-    r"""Whether each cell is in a region: a logit per token, the target (count, N) in {0, 1}, or -1 where not asked.
+    r"""A region, cell by cell: one logit per token, target (count, N) in {0, 1}, or -1 for cells that do not count.
 
     The score is the share of variance that the probabilities p explain, :math:`1 - E(p - t)^2 / (q (1 - q))`, where q
-    is the share of cells of the region. Who cannot tell cells apart gives all the same p, and 0 at best, for p = q.
+    is the share of cells of the region. A model that cannot distinguish cells returns the same p for all, and its score
+    is at most 0, for p = q.
 
     Args:
         share: q.
@@ -115,7 +116,7 @@ class Values(Answer):
 
     .. math:: R^2 = 1 - \operatorname{mean}_k E(v_k - t_k)^2 / \operatorname{Var}(t_k)
 
-    The variances are exact, over all arrangements. Who knows nothing of t gives its mean, and has 0.
+    The variances are exact, over all arrangements. A model that knows nothing of t returns its mean, and scores 0.
 
     Args:
         names: of the values.

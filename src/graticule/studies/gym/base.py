@@ -1,4 +1,4 @@
-"""A task of the gym: pictures whose answer needs one kind of knowledge of position."""
+"""Tasks of the gym: pictures whose answer needs one kind of knowledge of position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graticule.studies.gym.answers import Answer
 from graticule.studies.gym.marks import BLANK, DISTRACTORS, paint
 
 Surface = Literal["plane", "torus"]
-#: What a task is given by whoever builds it; all other arguments of its class are options.
+#: Arguments that the caller passes to a task; all other arguments of its class are options.
 _CONTEXT = frozenset({"self", "grid", "surface"})
 #: The smallest side of a grid that every task is defined on.
 LEAST = 6
@@ -23,8 +23,8 @@ LEAST = 6
 class Examples(NamedTuple):
     """Pictures and their answers.
 
-    symbols: (count, H, W), what each cell shows.
-    target: the answers, whose shape the task's `answer` says.
+    symbols: (count, H, W), the symbol of each cell.
+    target: the answers, in the shape that the task's `answer` defines.
     """
 
     symbols: Tensor
@@ -37,17 +37,17 @@ class Examples(NamedTuple):
 
 
 class GymTask(ABC):
-    """Draws arrangements of marks on a grid, with answers that depend on where the marks are.
+    """Draws arrangements of marks on a grid, with answers that depend on the positions of the marks.
 
-    How many cells show which mark is the same in all arrangements. The other cells show distractors or nothing, drawn
-    one after the other without regard to the arrangement. So the multiset of the patches of an image is independent of
-    the answer, and a model that sees no more than this multiset is at chance.
+    The number of cells with each mark is the same in all arrangements. The other cells show distractors or nothing,
+    drawn one after the other independently of the arrangement. So the multiset of the patches of an image is
+    independent of the answer, and a model that sees no more than this multiset is at chance.
 
-    knows: what the answer depends on, in words.
-    frame: 'relative' if shifting the whole picture around a torus leaves the answer as it is; else 'absolute'.
-    surfaces: where the task is defined.
-    symbols: what the marks of an arrangement look like.
-    answer: what is asked for.
+    knows: the knowledge that the answer needs, in words.
+    frame: 'relative' if shifting the whole picture around a torus does not change the answer; else 'absolute'.
+    surfaces: the surfaces that the task is defined on.
+    symbols: the symbols of the marks of an arrangement.
+    answer: the kind of answer.
 
     Args:
         grid: (H, W), at least 6 each.
@@ -83,9 +83,10 @@ class GymTask(ABC):
         """Return the cells of the marks, (count, marks), as indices row by row, and the answers."""
 
     def sample(self, count: int, scenes: torch.Generator, background: torch.Generator) -> Examples:
-        """Draw pictures: the arrangements and answers by one generator, the other cells by another.
+        """Draw pictures: the arrangements and answers by one generator, the other cells by another one.
 
-        What the other cells show is filled in row by row, so that it is the same multiset for every arrangement.
+        The symbols of the other cells are filled in row by row, so that they are the same multiset for every
+        arrangement.
         """
         cells, target = self.draw(count, scenes)
         free = self.cells - len(self.symbols)
@@ -100,7 +101,7 @@ class GymTask(ABC):
 
 
 class Arrangements(NamedTuple):
-    """All arrangements of a task: cells (P, marks), answers (P, ...), and probabilities (P,) that sum to 1."""
+    """All arrangements of a task: cells (P, marks), answers (P, ...), and probabilities (P,), which sum to 1."""
 
     cells: Tensor
     target: Tensor
@@ -108,14 +109,14 @@ class Arrangements(NamedTuple):
 
 
 class ListedTask(GymTask):
-    """A task that lists all its arrangements, so that what is said of their distribution is exact."""
+    """A task that lists all its arrangements, so that statements about their distribution are exact."""
 
     @abstractmethod
     def arrangements(self) -> Arrangements:
         """List all arrangements with their answers and probabilities."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw arrangements with their probabilities."""
+        """Draw arrangements by their probabilities."""
         if not hasattr(self, "_listed"):
             self._listed = self.arrangements()
         chosen = torch.multinomial(self._listed.weights, count, replacement=True, generator=generator)
@@ -123,17 +124,17 @@ class ListedTask(GymTask):
 
 
 def even(labels: Tensor, within: Tensor | None = None) -> Tensor:
-    """Return weights (P,) that give each label the same probability, and each arrangement of a label the same.
+    """Return weights (P,) by which all labels are equally probable, and all arrangements of a label are.
 
     Args:
         labels: (P,), from 0.
-        within: (P,) whole numbers: each label then has the same probability among the arrangements of each number.
+        within: (P,) integers: all labels are then equally probable among the arrangements of each integer.
     """
     group = torch.zeros_like(labels) if within is None else within
     of_pair = group * (int(labels.max()) + 1) + labels
     _, inverse, sizes = of_pair.unique(return_inverse=True, return_counts=True)
     weights: Tensor = sizes.double().reciprocal()[inverse]
-    if within is not None:  # as often as arrangements of the number
+    if within is not None:  # each integer as probable as the number of its arrangements
         _, inverse, sizes = group.unique(return_inverse=True, return_counts=True)
         weights = weights * sizes.double()[inverse]
     return weights / weights.sum()

@@ -1,4 +1,4 @@
-"""Tasks that ask how many marks lie in a region: in the upper half of the image, or around another mark."""
+"""Tasks that ask for the number of marks in a region: in the upper half of the image, or around another mark."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from graticule.studies.gym.pairs import displacements
 
 
 class Counting(GymTask):
-    """Draws the count first, each equally often, then that many cells of a region and the others outside."""
+    """Draws the count first, each equally often, then as many cells of a region, and the other cells outside."""
 
     counted: int
 
     @abstractmethod
     def regions(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the cells of other marks, (count, others), and which cells belong to the region, (count, N)."""
+        """Return the cells of other marks, (count, others), and a mask of the cells of the region, (count, N)."""
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw counts, and marks in the region and outside, none where the other marks are."""
+        """Draw counts, and marks in the region and outside, but not in cells of the other marks."""
         others, region = self.regions(count, generator)
         label = torch.randint(self.counted + 1, (count,), generator=generator)
         inside, outside = torch.rand(2, count, self.cells, generator=generator)
@@ -39,12 +39,12 @@ class Counting(GymTask):
 class Region(Counting):
     """How many of four marks lie in the upper half of the image?
 
-    Needs: counting within a region that is given by absolute place. Chance: 1/5.
+    Needs: counting within a region that is given by absolute position. Chance: 1/5.
 
     Each count is drawn equally often, and every image has four marks A.
     """
 
-    knows = "counting in a half"
+    knows = "counting in the upper half"
     frame = "absolute"
     surfaces = ("plane",)
     symbols = (A, A, A, A)
@@ -61,7 +61,7 @@ class Region(Counting):
 class Neighbors(Counting):
     """How many of three marks touch another one, at a side or a corner?
 
-    Needs: counting within a region that is given by a mark, wherever that is. Chance: 1/4.
+    Needs: counting within a region that is given by a mark, wherever the mark is. Chance: 1/4.
 
     Each count is drawn equally often, and every image has three marks A and one B.
     """

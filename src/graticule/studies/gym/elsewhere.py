@@ -9,17 +9,17 @@ from typing import TypeVar
 from graticule.studies.execution import ATTEMPTS, Submitted
 
 Job = TypeVar("Job")
-#: Seconds between two looks at what has ended.
+#: Seconds between two checks for ended jobs.
 _POLL = 0.05
 
 
 def ended(jobs: Sequence[Job], submit: Callable[[Job], Submitted]) -> Iterator[tuple[Job, object]]:
     """Submit all jobs, and yield each with its result as it ends.
 
-    A job whose process died is submitted again, and given up when it has died more than `ATTEMPTS` times.
+    A job whose process died is submitted again, until it has died more than `ATTEMPTS` times.
 
     Raises:
-        Exception: what a job raised.
+        Exception: the exception of a job.
     """
     outstanding = [(submit(job), job, 1) for job in jobs]
     while outstanding:
@@ -31,9 +31,9 @@ def ended(jobs: Sequence[Job], submit: Callable[[Job], Submitted]) -> Iterator[t
                 continue
             try:
                 result = future.result()
-            except (ValueError, TypeError, FileNotFoundError, ImportError):  # of the job itself
+            except (ValueError, TypeError, FileNotFoundError, ImportError):  # raised by the job itself
                 raise
-            except Exception:  # its process died: each executor has an error of its own for that
+            except Exception:  # its process died: each executor raises a different exception for that
                 if times > ATTEMPTS:
                     raise
                 again.append((job, times + 1))

@@ -1,6 +1,6 @@
-"""The page docs/gym.md: its tables and pictures, rebuilt from docs/data/gym.csv.
+"""Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv.
 
-`python -m graticule.studies.gym.page` writes what stands between the markers of the page, and the pictures.
+`python -m graticule.studies.gym.page` writes the tables between the markers of the page, and the pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graticule.studies.gym.sheet import task_sheet
 from graticule.studies.gym.tasks import TASKS, build_task
 from graticule.studies.tables import markdown
 
-#: The choices of README's picture, as far as they were measured.
+#: The choices of README's picture, if they were measured.
 SHORT = (
     "encoding=none",
     "encoding=learnable",
@@ -32,7 +32,7 @@ SHORT = (
 
 
 def task_rows() -> list[tuple[str, ...]]:
-    """Return a header, and one row per task: what it asks, what that needs, where it is defined, and chance."""
+    """Return a header, and one row per task: its question, the knowledge it needs, its surfaces, and chance."""
     rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
     for name, kind in TASKS.items():
         surface: Surface = kind.surfaces[0]
@@ -50,7 +50,7 @@ def page_text(text: str, profile: Profile) -> str:
 
 
 def between(text: str, name: str, new: str) -> str:
-    """Replace what stands between the markers of `name`.
+    """Replace the text between the markers of `name`.
 
     Raises:
         ValueError: if `text` has no such markers.
@@ -62,7 +62,7 @@ def between(text: str, name: str, new: str) -> str:
 
 
 def kept_profile(docs: Path) -> Profile:
-    """Read the scores that are kept for the page, the tasks in the order in which they are listed."""
+    """Read the recorded scores of the page, with the tasks in the order of the registry."""
     profile = read_profile(docs / "data" / "gym.csv")
     return profile.chosen(tasks=[task for task in TASKS if task in profile.tasks])
 

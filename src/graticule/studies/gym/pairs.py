@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rows_and_columns(cells: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return row and column of cells that are given as indices row by row."""
+    """Return row and column of cells, which are indices in row-major order."""
     return cells // grid[1], cells % grid[1]
 
 
@@ -19,9 +19,9 @@ def ordered_pairs(cells: int) -> tuple[Tensor, Tensor]:
 
 
 def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: bool) -> tuple[Tensor, Tensor]:
-    """Return by how many rows and columns to go from `first` to `second`.
+    """Return the displacement from `first` to `second`, in rows and columns.
 
-    On a torus it is the shortest way, from -(side - 1) // 2 to side // 2.
+    On a torus it is the shortest one, from -(side - 1) // 2 to side // 2.
     """
     found = []
     starts, ends = rows_and_columns(first, grid), rows_and_columns(second, grid)
@@ -32,6 +32,6 @@ def displacements(first: Tensor, second: Tensor, grid: tuple[int, int], torus: b
 
 
 def shifted(cells: Tensor, by: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """Return the cells that lie `by` = (rows, columns) further, around the torus."""
+    """Return the cells shifted by `by` = (rows, columns), around the torus."""
     y, x = rows_and_columns(cells, grid)
     return (y + by[0]) % grid[0] * grid[1] + (x + by[1]) % grid[1]

@@ -65,7 +65,7 @@ def bars(profile: Profile, title: str = "") -> Figure:
 
 
 def heat_map(profile: Profile, title: str = "") -> Figure:
-    """Draw a row per choice and a column per task: the mean in percent, and in small its deviation over seeds."""
+    """Draw one row per choice and one column per task: the mean in percent, and its deviation over seeds in small."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
     longest = max(map(len, choices))
     figure = Figure(

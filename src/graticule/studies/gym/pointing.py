@@ -1,4 +1,4 @@
-"""Tasks that ask for cells: the one that lies two to the right of a mark, and those of its column."""
+"""Tasks that ask for cells: the cell two to the right of a mark, and the cells of its column."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Shift(ListedTask):
 
     Needs: a displacement, from the token that answers. Chance: 1/(N - 1).
 
-    Each cell that has one `steps` to its right is drawn equally often, and every image has one mark A. Without
-    position, all other cells that show the same get the same logit, and the right one is any of them.
+    Each cell that has a cell `steps` to its right is drawn equally often, and every image has one mark A. Without
+    position, all other cells with the same symbol get the same logit, and the right one may be any of them.
     """
 
     knows = "a shift, per token"

@@ -1,4 +1,4 @@
-"""The profile of choices: the scores of every choice on every task, kept in a file that is resumed."""
+"""Profile of choices: the scores of every choice on every task, in a file that later runs extend."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from graticule.files import read_bytes, write_text
 from graticule.studies.tables import markdown
 from graticule.typed import check_value
 
-#: No profile is larger, in bytes.
+#: Maximum size of a profile, in bytes.
 _LARGEST = 1 << 26
 
 
 @dataclass(frozen=True)
 class Row:
-    """The score of a trained model at one size.
+    """Score of a trained model at one size.
 
     choice: its text, such as encoding=rope.
     trained, side: cells per side, in training and in this test.
     score, chance: in the measure of the task.
-    normalized: the score where chance is 0 and a perfect answer 1.
-    steps: of the training, which ends early if the task is solved.
+    normalized: the score on a scale where chance is 0 and a perfect answer is 1.
+    steps: training steps; training stops early if the task is solved.
     recipe: the hash of the recipe.
     """
 
@@ -51,7 +51,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Row)]
 
 @dataclass(frozen=True)
 class Profile:
-    """The scores of several choices on several tasks, at several sizes, over seeds."""
+    """Scores of several choices on several tasks, at several sizes, over seeds."""
 
     rows: tuple[Row, ...]
 
@@ -72,16 +72,16 @@ class Profile:
 
     @property
     def sides(self) -> list[int]:
-        """Return the sides, the one that was trained on first."""
+        """Return the sides, beginning with the training side."""
         return sorted({row.side for row in self.rows}, key=lambda side: (side != self.trained, side))
 
     @property
     def trained(self) -> int:
-        """Return the side that was trained on."""
+        """Return the training side."""
         return self.rows[0].trained
 
     def scores(self, choice: str, task: str, side: int) -> list[float]:
-        """Return the normalized scores over seeds; none where nothing was measured."""
+        """Return the normalized scores over seeds; empty if nothing was measured."""
         return [
             row.normalized
             for row in self.rows
@@ -89,7 +89,7 @@ class Profile:
         ]
 
     def mean(self, choice: str, task: str, side: int) -> float:
-        """Return the mean normalized score over seeds; NaN where nothing was measured."""
+        """Return the mean normalized score over seeds; NaN if nothing was measured."""
         found = self.scores(choice, task, side)
         return fmean(found) if found else math.nan
 
@@ -106,7 +106,7 @@ class Profile:
 
     def table(self, side: int) -> list[tuple[str, ...]]:
         """Return a header and one row per choice: normalized scores in percent, with the deviation over seeds."""
-        rows = [("choice", "parameters, at most", *self.tasks)]
+        rows = [("choice", "parameters (maximum)", *self.tasks)]
         for choice in self.choices:
             parameters = max(row.parameters for row in self.rows if row.choice == choice)  # heads differ
             rows.append((choice, f"{parameters:,}", *(self._cell(choice, task, side) for task in self.tasks)))
@@ -119,7 +119,7 @@ class Profile:
         return percent(mean) + ("" if math.isnan(deviation) else f" ± {percent(deviation)}")
 
     def steps_table(self) -> list[tuple[str, ...]]:
-        """Return a header and one row per choice: the mean steps of training, which ends when a task is solved."""
+        """Return a header and one row per choice: the mean training steps; training stops if a task is solved."""
         rows = [("choice", *self.tasks)]
         for choice in self.choices:
             by_task = {
@@ -132,14 +132,14 @@ class Profile:
     def markdown(self) -> str:
         """Return a table per size in Markdown, and one of the steps of training."""
         tables = [f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides]
-        steps = "Steps of training, which ends early when a task is solved"
+        steps = "Training steps; training stops early if a task is solved"
         return "\n\n".join([*tables, f"{steps}\n\n{markdown(self.steps_table())}"])
 
     def title(self, side: int) -> str:
-        """Describe what the scores at a size are."""
+        """Describe the scores at a size."""
         where = "as in training" if side == self.trained else f"trained on {self.trained} x {self.trained}"
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"mean ± s.d. of {len(self.seeds)} seeds"
-        return f"{side} x {side} cells, {where}; % of the way from chance (0) to solved (100), {seeds}"
+        return f"{side} x {side} cells, {where}; scores from 0 (chance) to 100 (solved), {seeds}"
 
     def csv(self) -> str:
         """Return one line per score."""
@@ -160,10 +160,10 @@ def percent(share: float) -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the rows that `Profile.csv` wrote; an absent file has none.
+    """Read the rows that `Profile.csv` wrote; an absent file has no rows.
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: if the file is not such a table.
     """
     try:
         lines = read_bytes(path, _LARGEST).decode("utf-8").splitlines()
@@ -186,12 +186,12 @@ def _rows(lines: Sequence[str], path: Path) -> Iterator[Row]:
 
 
 def write_profile(path: Path, profile: Profile) -> Path:
-    """Write the rows of a profile, whole or not at all."""
+    """Write the rows of a profile, completely or not at all; returns `path`."""
     return write_text(path, profile.csv())
 
 
 def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int], int]) -> Profile:
-    """Return the rows of both, sorted by `order` of (choice, task, seed) and by size; what it has not comes last."""
+    """Return the rows of both, sorted by `order` of (choice, task, seed) and by size; unordered ones come last."""
     rows = [*kept.rows, *new]
     return Profile(
         tuple(sorted(rows, key=lambda row: (order.get((row.choice, row.task, row.seed), len(order)), row.side)))

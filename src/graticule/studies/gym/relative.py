@@ -1,4 +1,4 @@
-"""Tasks that ask how marks lie to each other: displacement, direction, distance, scale."""
+"""Tasks on the relative positions of marks: displacement, direction, distance, scale."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Displacement(ListedTask):
 
 @TASKS.register("direction")
 class Direction(ListedTask):
-    """Does B lie above, left, right or below A, at whatever distance?
+    """Does B lie above, left, right or below A, at any distance?
 
-    Needs: the direction. Pairs that lie as far apart in rows as in columns are left out, as are those on a torus that
-    lie equally far both ways. Chance: 1/4.
+    Needs: the direction. Pairs that are as far apart in rows as in columns are left out, and so are those on a torus
+    that are equally far apart both ways. Chance: 1/4.
 
     Each direction is drawn equally often, and every image has one mark A and one B.
     """
@@ -68,7 +68,7 @@ class Direction(ListedTask):
 
 @TASKS.register("distance")
 class Distance(ListedTask):
-    """Does B lie one, two, or more cells from A, in rows or columns, whichever is more?
+    """How far does B lie from A, in rows or columns, whichever is more: one, two, or more cells?
 
     Needs: the distance, whatever the direction. Chance: 1/3.
 
@@ -90,7 +90,7 @@ class Distance(ListedTask):
 
 @TASKS.register("scale")
 class Scale(ListedTask):
-    """How large is the square whose corners four marks are: one, two or three cells a side?
+    """How large is the square with four marks as corners: one, two or three cells per side?
 
     Needs: the scale of a figure, wherever it is. Chance: 1/3.
 
@@ -103,7 +103,7 @@ class Scale(ListedTask):
     answer = Classes(("1", "2", "3"))
 
     def arrangements(self) -> Arrangements:
-        """List the squares, on a torus those across its seams, too."""
+        """List the squares, on a torus also those across its seams."""
         height, width = self.grid
         corner = torch.arange(self.cells)
         y, x = rows_and_columns(corner, self.grid)

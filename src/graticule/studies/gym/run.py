@@ -1,4 +1,4 @@
-"""A gym: every choice trained on every task with every seed; what is finished is kept and not trained again."""
+"""Run of a gym: every choice is trained on every task with every seed; finished trainings are not repeated."""
 
 from __future__ import annotations
 
@@ -47,18 +47,19 @@ def gym(
 ) -> Profile:
     """Train every choice on every task with every seed, and write the profile to `folder`.
 
-    `gym.csv` is written after every training, so an interrupted gym resumes where it stopped; it goes seed by seed, so
-    an interruption leaves whole tables. `gym.md`, `gym.png` (.pdf, .svg) and `gym.json` are written at the end.
+    `gym.csv` is written after every training, so an interrupted gym resumes where it stopped; seeds are trained one
+    after the other, so an interruption leaves complete tables. `gym.md`, `gym.png` (.pdf, .svg) and `gym.json` are
+    written at the end.
 
     Args:
         choices: text -> recipe.
         folder: of the files.
-        tasks: names with options; all tasks by default that the surface of the choices has.
+        tasks: names with options; by default all tasks that are defined on the surface of the choices.
         seeds: of weights and pictures, the same for all choices.
         sides: cells per side of further grids that the models are tested on.
-        progress: whether a bar is shown on a terminal, and a line for each training elsewhere.
+        progress: whether to show a bar on a terminal, or else print a line for each training.
         command: recorded in `gym.json`.
-        executor: carries the trainings, as in `graticule.studies.compare`; this process by default.
+        executor: runs the trainings, as in `graticule.studies.compare`; this process by default.
 
     Raises:
         ValueError: before any training, if a choice or a task cannot be built, or `folder` has scores of other recipes.
@@ -82,7 +83,7 @@ def gym(
                 kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
                 profile = merged(kept, new, order)
                 write_profile(file, profile)
-                if progress and bar.disable:  # no terminal: a line for each training
+                if progress and bar.disable:  # no terminal: print a line for each training
                     said = f"{cell.task}, {cell.choice}, seed {cell.seed}: {percent(new[0].normalized)} %"
                     print(f"{number} of {len(left)}: {said}, {new[0].seconds:.0f} s", file=sys.stderr)
         shown = profile.chosen(list(choices), tasks)
@@ -91,7 +92,7 @@ def gym(
 
 
 def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
-    """Return the names of the tasks that the surfaces of all choices have."""
+    """Return the names of the tasks that are defined on the surfaces of all choices."""
     surfaces = {recipe.surface for recipe in choices.values()}
     return [name for name, kind in TASKS.items() if surfaces <= set(kind.surfaces)]
 
@@ -102,11 +103,11 @@ def check_gym(
     """Build every task at every size, and every choice for every kind of answer.
 
     Raises:
-        ValueError: for what cannot be built, or choices that differ in surface or side.
+        ValueError: if something cannot be built, or choices differ in surface or side.
     """
     for name, given in (("choices", list(choices)), ("tasks", tasks), ("seeds", seeds)):
         if not given or len(set(given)) < len(given):
-            raise ValueError(f"`{name}` must not be empty, nor have anything twice, got {list(given)}.")
+            raise ValueError(f"`{name}` must not be empty or have duplicates, got {list(given)}.")
     for field in ("surface", "side"):
         if len(values := {getattr(recipe, field) for recipe in choices.values()}) > 1:
             raise ValueError(f"`{field}` must be the same for all choices, got {', '.join(map(str, sorted(values)))}.")
@@ -128,7 +129,7 @@ def check_gym(
 
 
 def _check_recipes(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path) -> None:
-    """Check that the kept scores of a choice are of the same recipe."""
+    """Check that existing scores of a choice are of the same recipe."""
     for row in profile.rows:
         if row.choice in choices and row.recipe != choices[row.choice].hash:
             raise ValueError(
@@ -150,13 +151,13 @@ def _trained(
     bar: tqdm[None],
     executor: Submits | None,
 ) -> Iterator[tuple[Cell, list[Row]]]:
-    """Train here or elsewhere, and yield the scores of each training as it ends."""
+    """Train in this process or by an executor, and yield the scores of each training as it ends."""
     if executor is None:
         for cell in cells:
             bar.set_description(f"{cell.task}, {cell.choice}, seed {cell.seed}", refresh=False)
             before = bar.n
             rows = train_cell(cell, choices[cell.choice], tuple(sides), [], bar.update)
-            bar.update(before + choices[cell.choice].steps - bar.n)  # the steps that a solved task did not need
+            bar.update(before + choices[cell.choice].steps - bar.n)  # steps that a solved task did not need
             yield cell, rows
         return
     plugins = loaded_plugins()
@@ -177,10 +178,10 @@ def train_cell(
     """Train once, and return the scores at every size.
 
     Args:
-        cell: what is trained.
+        cell: the training.
         recipe: of the choice.
         sides: cells per side of further grids.
-        plugins: to import first, in another process.
+        plugins: imported first, for another process.
         step_done: called after every step.
     """
     for plugin in plugins:
@@ -215,7 +216,7 @@ def train_cell(
 
 
 def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, command: str) -> None:
-    """Write the table, the picture, and what is needed to repeat them."""
+    """Write the table, the picture, and the values needed to repeat them."""
     write_text(folder / "gym.md", profile.markdown() + "\n")
     save_figures(profile_picture(profile), folder / "gym")
     record = {

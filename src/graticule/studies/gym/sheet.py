@@ -1,4 +1,4 @@
-"""A sheet of examples: one picture of each task, with its answer."""
+"""Sheet of examples: one picture of each task, with its answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
 
 
 def task_sheet(seed: int = 0) -> Figure:
-    """Draw the first test picture of each task on a plane, with the marks named, and its answer."""
+    """Draw the first test picture of each task on a plane, with the names of its marks, and its answer."""
     rows = math.ceil(len(TASKS) / _COLUMNS)
     figure = Figure(figsize=(1.75 * _COLUMNS, 2.1 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
@@ -51,7 +51,7 @@ def _draw(ax: Axes, image: Tensor, symbols: Tensor) -> None:
 
 
 def _answer(ax: Axes, task: GymTask, target: Tensor) -> str:
-    """Draw an answer that is a place, and return the answer in words."""
+    """Outline the cells of an answer if it has any, and return the answer in words."""
     height, width = task.grid
     if isinstance(task.answer, Classes):
         return task.answer.names[int(target)]

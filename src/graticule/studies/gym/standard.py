@@ -1,4 +1,4 @@
-"""The choices of a profile where none are given: every encoding, absolute ones with LaPE, too."""
+"""Default choices of a profile: every encoding, and absolute ones also with LaPE."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _GATED = "model=gmlp_nano_patch4_28,model_kwargs=embed_dim=32 num_blocks=2"
 def standard_choices() -> list[str]:
     """Return the texts of the choices, as on the command line.
 
-    They are every registered encoding by itself, absolute ones joined by LaPE, too, and a learnable table that starts
-    with the amplitude that LaPE's norm gives it, as a control.
+    They are every registered encoding by itself, absolute ones also joined by LaPE, and, as a control, a learnable
+    table that starts with the amplitude that LaPE's norm gives it.
     """
     alone = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
     mixing = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]

@@ -1,4 +1,4 @@
-"""All tasks by name: importing this module registers those of the package."""
+"""All tasks by name; importing this module registers the tasks of the package."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> 
     """
     specs = TASKS.specs(task)
     if len(specs) > 1:
-        raise ValueError(f"`tasks` must be names, one by one, got {task!r}.")
+        raise ValueError(f"`tasks` must be single names, not combined, got {task!r}.")
     built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
     return built

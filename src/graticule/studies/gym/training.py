@@ -1,4 +1,4 @@
-"""The training of one tiny model on one task: a plain loop, since a run of the engine costs as much again to start."""
+"""Training of one tiny model on one task, in a plain loop: starting a run of the engine would take as long again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _BATCH = 256
 class GymModel(nn.Module):
     """A backbone whose patches are the cells, with mean pooling and a head, or with a head for each token.
 
-    Linear layers start by Xavier's rule, as in the first ViT: with the usual standard deviation of 0.02, which is for
-    hundreds of channels, what attention adds to 32 channels starts near nothing, and some hundred steps are spent on
-    leaving that. Parameters of the position start as their encodings say.
+    Linear layers are initialized by Xavier's rule, as in the first ViT: with the usual standard deviation of 0.02,
+    which suits hundreds of channels, the output of attention with 32 channels starts near zero, and about a hundred
+    steps pass before it grows. Parameters of the position are initialized by their encodings.
     """
 
     def __init__(self, recipe: GymRecipe, answer: Answer) -> None:
@@ -47,7 +47,7 @@ class GymModel(nn.Module):
         outputs = 0 if answer.per_token else answer.outputs
         self.backbone: Backbone = build_backbone(chosen, outputs, 1, image, CELL, "avg")
         if answer.per_token and self.backbone.position_grids(self.backbone.grid)[-1].shape != (recipe.side,) * 2:
-            raise ValueError(f"`model` must have a token for each cell where cells are asked for, got {recipe.model}.")
+            raise ValueError(f"`model` must have a token for each cell for tasks on cells, got {recipe.model}.")
         for name, module in self.backbone.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
                 nn.init.xavier_uniform_(module.weight)
@@ -69,35 +69,35 @@ class GymModel(nn.Module):
             return answers
         tokens = self.backbone.forward_features(images)[:, self.backbone.num_prefix_tokens :]
         if isinstance(self.backbone, VisionTransformer):
-            tokens = self.backbone.fc_norm(tokens)  # its norm after pooling; others have theirs before
+            tokens = self.backbone.fc_norm(tokens)  # its norm after pooling; other backbones have it before
         found: Tensor = self.head(tokens)[..., 0]
         return found
 
 
 class Trained(NamedTuple):
-    """A trained model, and the losses of its steps."""
+    """Result of a training: the model, and the loss of each step."""
 
     model: GymModel
     losses: list[float]
 
 
 def build_model(recipe: GymRecipe, task: GymTask, seed: int) -> GymModel:
-    """Build the model of a recipe for a task; the same seed gives the same weights."""
+    """Build the model of a recipe for a task; the same seed results in the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return GymModel(recipe, task.answer)
 
 
 def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], object] = lambda: None) -> Trained:
-    """Train a model on a task. The pictures depend on the seed and not on the model, so choices see the same.
+    """Train a model on a task. The pictures depend on the seed and not on the model, so all choices see the same ones.
 
     Training ends early when the mean loss of 20 steps is below `recipe.solved_loss`.
 
     Args:
         recipe: of the model and the training.
-        task: at the size that is trained on.
+        task: at the training size.
         seed: of the weights and the pictures.
-        step_done: is called after every step.
+        step_done: called after every step.
     """
     model = build_model(recipe, task, seed).train()
     kept = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
@@ -132,13 +132,13 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
 
 
 def _rate(share: float) -> float:
-    """Return the learning rate as a share of the highest, after this share of the steps."""
+    """Return the learning rate after `share` of the steps, as a share of the highest one."""
     return share / _WARMUP if share < _WARMUP else 0.5 * (1 + math.cos(math.pi * (share - _WARMUP) / (1 - _WARMUP)))
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: GymTask, count: int, seed: int) -> float:
-    """Return the score of a model on `count` held-out pictures of a task, at whatever size."""
+    """Return the score of a model on `count` held-out pictures of a task, at any size."""
     examples = task.sample(count, *generators(seed, "test"))
     answers = torch.cat([model(images) for images in examples.images.split(_BATCH)])
     return task.answer.score(answers, examples.target)

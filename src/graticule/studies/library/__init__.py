@@ -1,4 +1,4 @@
-"""The studies of the package, a file each with a function `study()`; `graticule study` lists them.
+"""Studies of the package, one file per study with a function `study()`; `graticule study` lists them.
 
-They lie in the package, as recipes do, so that `graticule study NAME` works wherever the package is installed.
+They are in the package, as recipes are, so that `graticule study NAME` works wherever the package is installed.
 """

@@ -1,10 +1,10 @@
-"""The amplitude of a learnable table at the start, with the default joining and with LaPE."""
+"""Initial amplitude of a learnable table, with the default joining and with LaPE."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Three standard deviations of the initial table, times two joinings."""
+    """Compare three standard deviations of the initial table with two joinings."""
     encodings = {"std 0.02": "learnable", "std 0.2": "learnable(std=0.2)", "std 1": "learnable(std=1)"}
     choices = {
         f"{name}{label}": {"encoding": encoding, "joining": joining}
@@ -12,7 +12,7 @@ def study() -> Study:
         for name, encoding in encodings.items()
     }
     return Study(
-        question="How much does the amplitude of a learnable table at the start decide?",
+        question="How does the initial amplitude of a learnable table affect accuracy?",
         recipe="digits_small",
         choices=choices,
         sizes=((28, 28), (40, 40)),

@@ -1,11 +1,11 @@
-"""Dense prediction: what a small segmentation model on street scenes has of its position encoding, at three sizes."""
+"""Dense prediction: the gain of position encodings in small segmentation models on street scenes, at three sizes."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from graticule.studies.study import Measured, Study
 
-#: Of the images, (height, width): of training and validation, and two others.
+#: Sizes of the images, (height, width): that of training and validation, and two others.
 TRAINED = (96, 128)
 OTHERS = ((144, 192), (192, 256))
 
@@ -20,7 +20,7 @@ _PVT = {
 
 
 def measure(run: Any) -> Iterator[Measured]:
-    """Measure mIoU at the other sizes, against the truth of the original images."""
+    """Measure mIoU at the other sizes, against the labels of the original images."""
     from graticule.tasks.segmentation_scores import evaluate_segmentation
 
     data, recipe = run.data(), run.recipe()
@@ -31,7 +31,7 @@ def measure(run: Any) -> Iterator[Measured]:
 
 
 def study() -> Study:
-    """Seven choices in a ViT with Segmenter's mask transformer, and five of them in a PVT with Semantic FPN."""
+    """Compare seven choices in a ViT with Segmenter's mask transformer, and five of them in a PVT with Semantic FPN."""
     named = ("none", "learnable", "learnable, LaPE", "sinusoidal_2d", "peg", "relative_bias", "rope")
     choices = {name: {"encoding": name} for name in named}
     choices["learnable, LaPE"] = {"encoding": "learnable", "joining": "lape"}
@@ -44,14 +44,15 @@ def study() -> Study:
         base={"fit": TRAINED, "img_size": TRAINED, "epochs": 5, "warmup_steps": 40, "accelerator": "cpu"},
         seeds=(0, 1, 2),
         tests=(*((name, "none") for name in named[1:]), ("learnable, LaPE", "learnable")),
-        controls="A small ViT (6 blocks, patches of 8 x 8) with Segmenter's mask transformer, which sees no padding, "
-        "and a small PVT (5 blocks in four stages) with Semantic FPN, whose convolutions do. They are trained from "
-        "scratch on 367 images at 96 x 128 for 5 epochs, and the last weights are scored on all 101 validation images "
-        "at 96 x 128 (trained), 144 x 192 and 192 x 256, against the truth of the originals; PVT's images of 144 rows "
-        "are padded to 160. PVT takes no relative bias and no rotation, since it has fewer keys than queries.",
+        controls="The models are a small ViT (6 blocks, patches of 8 x 8) with Segmenter's mask transformer, without "
+        "padded convolutions, and a small PVT (5 blocks in four stages) with Semantic FPN, which has them. They are "
+        "trained from scratch on 367 images at 96 x 128 for 5 epochs, and the last weights are tested on all 101 "
+        "validation images at 96 x 128 (trained), 144 x 192 and 192 x 256, against the labels of the original images; "
+        "for PVT, images of 144 rows are padded to 160. PVT supports neither a relative bias nor a rotation, since it "
+        "has fewer keys than queries.",
         follows="LaPE (Yu et al., 2023), Table 4, and CPVT (Chu et al., 2023), Table 13, with other models and data",
-        limits="So early in training this compares how fast position helps, not where it ends. With three seeds a test "
-        "has little power: a difference that is not significant is not shown to be none.",
+        limits="After 5 epochs this compares how early position helps, not the final accuracy. With three seeds a test "
+        "has little power: a difference that is not significant may still exist.",
         folder="CAMVID",
         seconds=75,
         measure=measure,

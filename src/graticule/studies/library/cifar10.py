@@ -1,14 +1,14 @@
-"""LaPE's Table 2 in small: CIFAR-10, three kinds of compact transformers, the amplitude controlled for."""
+"""LaPE's Table 2 at small scale: CIFAR-10, three kinds of compact transformers, with a control for the amplitude."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Small forms of ViT-Lite, CVT and CCT on a fifth of the data."""
+    """Compare the joinings in small ViT-Lite, CVT and CCT on a fifth of the data."""
     models = {"ViT-Lite-2/4": "vit_lite_2_4_32", "CVT-2/4": "cvt_2_4_32", "CCT-2/3x2": "cct_2_3x2_32"}
     small = {"model": "vit_lite_2_4_32", "limit_train": 5_000, "limit_test": 2_000, "epochs": 20}
     return Study(
-        question="Does LaPE help compact transformers on CIFAR-10, by more than the amplitude of the table?",
+        question="Does LaPE help compact transformers on CIFAR-10, and more than a larger initial amplitude does?",
         recipe="vit_lite_cifar10",
         choices={
             "default": {"encoding": "learnable"},
@@ -21,9 +21,9 @@ def study() -> Study:
         tests=(("LaPE", "default"), ("LaPE", "default, std 1"), ("default, std 1", "default")),
         controls="'default, std 1' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), Table 2",
-        limits="A fifth of the data and a tenth of the paper's epochs; '5,000 images' is ViT-Lite-2/4 on a tenth of "
-        "the data for 20 epochs, tested on 2,000 images. On a CPU the recipe's 16-mixed becomes bf16-mixed. "
-        "The kept runs read JPEG copies of the published pictures.",
+        limits="The models are trained on a fifth of the data for a tenth of the paper's epochs; '5,000 images' is "
+        "ViT-Lite-2/4 on a tenth of the data for 20 epochs, tested on 2,000 images. On a CPU the recipe's 16-mixed is "
+        "replaced by bf16-mixed. The recorded runs used JPEG copies of the published images.",
         folder="CIFAR10",
         seconds={**dict.fromkeys(models, 900.0), "5,000 images": 450.0},
     )

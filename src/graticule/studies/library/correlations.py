@@ -1,11 +1,11 @@
-"""LaPE's correlation figures in numbers: from 1-D to 2-D and from local to global, in four families."""
+"""LaPE's correlation figures as numbers: from 1-D to 2-D and from local to global, in four families."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from graticule.studies.study import Endpoint, Measured, Study
 
-#: Untrained models of the same shape that each trained one is tested against: p is at least 1 / 40.
+#: Number of untrained models of the same shape that each trained one is tested against: p is at least 1 / 40.
 _UNTRAINED = 39
 
 
@@ -26,9 +26,9 @@ def measure(run: Any) -> Iterator[Measured]:
 
 
 def study() -> Study:
-    """1-D sinusoids and a learnable table in small models of the families whose correlations LaPE draws."""
+    """Compare 1-D sinusoids and a learnable table in small models of the families whose correlations LaPE draws."""
     return Study(
-        question="Does LaPE make the correlations of 1-D sinusoids two-dimensional, and go from local to global?",
+        question="Does LaPE make correlations of 1-D sinusoids two-dimensional, and do they go from local to global?",
         recipe="digits_small",
         choices={
             "sinusoidal 1-D": {"encoding": "sinusoidal_1d"},
@@ -58,13 +58,14 @@ def study() -> Study:
         tests=(("sinusoidal 1-D, LaPE", "sinusoidal 1-D"),),
         endpoint=Endpoint(metric="two-dimensionality", at="last layer"),
         described=("locality", "range of locality", "p (untrained)", "hierarchy"),
-        controls="Two-dimensionality is 1 where vertical neighbors are as alike as horizontal ones, and 0 where only "
-        "one axis counts. Locality is the mean distance in patches over which a layer's positions are "
-        "alike; its range over the layers is a share of that of a uniform map. p (untrained) is the share "
-        "of 40 models, this one and 39 untrained ones of the same shape, whose range is as large; hierarchy "
-        "is the rank correlation of locality with depth, 1 from local to global.",
+        controls="Two-dimensionality is 1 if vertical neighbors are as similar as horizontal ones, and 0 if the "
+        "similarity depends on one axis alone. Locality is the mean distance in patches over which the positions of a "
+        "layer are similar; its range over the layers is relative to the locality of a uniform map. p (untrained) is "
+        "the share of 40 models, this one and 39 untrained ones of the same shape, whose range is at least as large; "
+        "hierarchy is the rank correlation of locality with depth, 1 from local to global.",
         follows="LaPE (Yu et al., 2023), Figures 3 and 4",
-        limits="Four epochs on digits, grids of 5 x 5 to 8 x 8, four layers; the first stage of Swin.",
+        limits="The models are trained for four epochs on digits, with grids of 5 x 5 to 8 x 8 and four layers. Only "
+        "the first stage of Swin is measured.",
         seconds={"DeiT": 25, "T2T-ViT": 25, "Swin": 22, "CeiT": 60},
         measure=measure,
     )

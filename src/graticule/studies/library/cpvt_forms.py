@@ -1,10 +1,10 @@
-"""CPVT's Tables 5, 6, 7 and 11 in small: where a PEG is inserted, what it learns, and what its padding tells."""
+"""CPVT's Tables 5, 6, 7 and 11 at small scale: the insert positions of a PEG, its weights, and its padding."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Ten forms of PEG, no position, and a learnable table, in a model of 4 layers with a grid of 5 x 5."""
+    """Compare ten forms of PEG, no position, and a learnable table, in a model of 4 layers with a grid of 5 x 5."""
     forms = {
         "PEG at 0": "peg",
         "PEG at -1": "peg(places=[-1])",
@@ -19,7 +19,7 @@ def study() -> Study:
         "PEG and learnable": "peg + learnable",
     }
     return Study(
-        question="What of a PEG helps: its place, its weights, its padding, or further parameters?",
+        question="Which property of a PEG helps: its insert position, its weights, its padding, or more parameters?",
         recipe="digits_small",
         choices={
             "none": {"encoding": "none"},
@@ -39,9 +39,10 @@ def study() -> Study:
             ("PEG for queries and keys", "none"),
             ("PEG and learnable", "PEG at 0"),
         ),
-        controls="'four 1 x 1 layers' have more parameters than a PEG and see no neighbors. 'PEG, circular' has no "
-        "border. Without padding, tokens whose neighborhood is not whole get no encoding, so the border still differs.",
+        controls="'four 1 x 1 layers' have more parameters than a PEG and do not read neighbors. 'PEG, circular' has "
+        "no border. Without padding, tokens with an incomplete neighborhood get no encoding, so the border still "
+        "differs.",
         follows="CPVT (Chu et al., 2023), Tables 5, 6, 7 and 11",
-        limits="A kernel of 9 x 9 covers a grid of 5 x 5 from any of its places, as 27 x 27 does on 14 x 14.",
+        limits="A kernel of 9 x 9 covers a grid of 5 x 5 from each of its positions, as 27 x 27 does on 14 x 14.",
         seconds=30,
     )

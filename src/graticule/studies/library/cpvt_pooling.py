@@ -1,10 +1,10 @@
-"""CPVT's Table 3 in small: whether average pooling helps PEG more than a learnable table."""
+"""CPVT's Table 3 at small scale: the gain from average pooling with PEG and with a learnable table."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Two encodings with a class token and with average pooling, the final norm before either."""
+    """Compare two encodings with a class token and with average pooling, with the final norm before either."""
     encodings = {"learnable": "learnable", "PEG": "peg"}
     heads = {"": "token", ", GAP": "avg"}
     return Study(
@@ -18,7 +18,7 @@ def study() -> Study:
         base={"model_kwargs": ("depth=4", "fc_norm=false")},
         tests=(("learnable, GAP", "learnable"), ("PEG, GAP", "PEG"), ("PEG", "learnable")),
         interactions=(("PEG, GAP", "PEG", "learnable, GAP", "learnable"),),
-        controls="The final norm comes before the pooling in all, so the two heads differ in the pooling alone.",
-        follows="CPVT (Chu et al., 2023), Table 3, as an interaction",
+        controls="In all models the final norm is before the pooling, so the two heads differ only in the pooling.",
+        follows="CPVT (Chu et al., 2023), Table 3, tested as an interaction",
         seconds=30,
     )

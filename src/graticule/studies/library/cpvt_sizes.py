@@ -1,13 +1,13 @@
-"""CPVT's Table 2, fairly: more tokens at the same scale of the content, after training with crops of many scales."""
+"""CPVT's Table 2 at a fixed scale of the content: more tokens, after training with crops of many scales."""
 
 import graticule
 from graticule.studies.study import Endpoint, Study
 
 
 def study() -> Study:
-    """Six choices, trained at 28 pixels and tested at seven sizes."""
+    """Compare six choices, trained at 28 pixels and tested at seven sizes."""
     return Study(
-        question="Does PEG gain from larger images that it was not trained at, where learnable tables lose?",
+        question="Does PEG gain accuracy at larger image sizes than in training, where learnable tables lose it?",
         recipe="digits_sizes",
         choices={
             "learnable": {"encoding": "learnable"},

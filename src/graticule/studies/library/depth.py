@@ -4,7 +4,7 @@ from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """6, 12 and 24 layers."""
+    """Compare the joinings with 6, 12 and 24 layers."""
     return Study(
         question="Does the gain of LaPE depend on the depth of the model?",
         recipe="digits_small",
@@ -17,6 +17,6 @@ def study() -> Study:
         variants={f"{depth} layers": {"model_kwargs": (f"depth={depth}",)} for depth in (6, 12, 24)},
         tests=(("LaPE", "default"), ("LaPE", "default, std 1"), ("LaPE", "LaPE sharing")),
         controls="'default, std 1' controls for the amplitude of the table.",
-        follows="LaPE (Yu et al., 2023), section 3.3, where sharing is said to be worse in larger models",
+        follows="LaPE (Yu et al., 2023), section 3.3, which says that sharing is worse in larger models",
         seconds={"6 layers": 45, "12 layers": 90, "24 layers": 180},
     )

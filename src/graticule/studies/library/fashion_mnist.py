@@ -4,9 +4,9 @@ from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Three choices for 20 epochs, on a twentieth of the images with a smaller model, and on all."""
+    """Compare three choices for 20 epochs, with a smaller model on a twentieth of the images, and on all images."""
     return Study(
-        question="Does LaPE help on Fashion-MNIST, by more than the amplitude of the table?",
+        question="Does LaPE help on Fashion-MNIST, and more than a larger initial amplitude does?",
         recipe="fashion_mnist",
         choices={
             "default": {"encoding": "learnable"},

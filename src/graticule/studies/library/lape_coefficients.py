@@ -1,4 +1,4 @@
-"""The coefficients of LaPE's Eq. 6 and 7 on real tokens: how much of each layer's input is position."""
+"""The coefficients of LaPE's Eq. 6 and 7 on real tokens: the share of position in each layer's input."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,11 +22,11 @@ def measure(run: Any) -> Iterator[Measured]:
 
 
 def study() -> Study:
-    """The default joining at three amplitudes; with LaPE the stream has no position, so Eq. 6 does not apply."""
+    """Compare the default joining at three amplitudes; with LaPE the residual stream has no position for Eq. 6."""
     choices = {"std 0.02": {"encoding": "learnable"}}
     choices |= {f"std {std}": {"encoding": f"learnable(std={std})"} for std in (0.2, 1)}
     return Study(
-        question="How much of what a layer's norm gives to attention is position, with the default joining?",
+        question="With the default joining, what share of the normalized input of attention is position?",
         recipe="digits_small",
         choices={**choices, "sinusoidal 2-D": {"encoding": "sinusoidal_2d"}},
         endpoint=Endpoint(metric="lambda_position", at="layer 1", minus="layer 4"),

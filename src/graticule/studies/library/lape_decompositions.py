@@ -1,10 +1,10 @@
-"""LaPE's Table 8 (Table 5 of its first version) on digits: which part of the norm helps."""
+"""LaPE's Table 8 (Table 5 of its first version) on digits: the parts of the norm."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """The eight decompositions of the norm, and the raw table at the amplitude of a norm."""
+    """Compare the eight decompositions of the norm, and the raw table at the amplitude of a norm."""
     names = {
         "w": "w",
         "scalar w": "scalar_w",
@@ -20,7 +20,7 @@ def study() -> Study:
     default = {"encoding": "learnable"}
     choices = {"default": default, **joined, "default, std 1": {"encoding": "learnable(std=1)"}, "w, std 1": raw}
     return Study(
-        question="Is it the normalization that helps, or the affine part, or the amplitude?",
+        question="Which part of LaPE's norm helps: the normalization, the affine part, or the amplitude?",
         recipe="digits_small",
         choices=choices,
         tests=(*((label, "default") for label in joined), ("LN(w)", "w, std 1"), ("w, std 1", "default, std 1")),

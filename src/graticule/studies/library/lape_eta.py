@@ -1,10 +1,10 @@
-"""Table 6 of LaPE's first version on digits: how many of the first layers are joined."""
+"""Table 6 of LaPE's first version on digits: the number of first layers that are joined."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """LaPE sharing in the first 1 to 4 of 4 layers."""
+    """Compare LaPE sharing in the first 1 to 4 of 4 layers."""
     joined = {f"first {n}": {"encoding": "learnable", "joining": f"lape_sharing(layers={n})"} for n in (1, 2, 3, 4)}
     return Study(
         question="How many of the first layers need the position embedding?",

@@ -1,10 +1,10 @@
-"""LaPE's Table 7 on digits: encodings and joinings, with the amplitude of the table controlled for."""
+"""LaPE's Table 7 on digits: encodings and joinings, with a control for the amplitude of the table."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Four encodings, each with the joinings that it takes, and a learnable table that starts as large as a norm's."""
+    """Compare four encodings, each with its joinings, and a learnable table that starts at the amplitude of a norm."""
     encodings = {"learnable": "learnable", "sinusoidal 1-D": "sinusoidal_1d", "sinusoidal 2-D": "sinusoidal_2d"}
     joinings = {"shared": "shared", "LaPE sharing": "lape_sharing", "LaPE": "lape"}
     choices: dict[str, dict[str, str]] = {}
@@ -20,7 +20,7 @@ def study() -> Study:
         (choice, choice.rpartition(", ")[0]) for choice in choices if choice.rpartition(", ")[0] in choices
     )
     return Study(
-        question="Does LaPE beat the other joinings, and by more than the amplitude that its norms give the table?",
+        question="Does LaPE beat the other joinings, and help more than a larger initial amplitude does?",
         recipe="digits_small",
         choices=choices,
         variants={"10 epochs": {"epochs": 10}, "40 epochs": {"epochs": 40}},
@@ -31,8 +31,8 @@ def study() -> Study:
             ("learnable, LaPE", "relative bias"),
         ),
         controls="A table with std 1 starts with the amplitude that a norm gives it; with the default joining it "
-        "controls for how much of LaPE's gain is amplitude.",
+        "shows how much of LaPE's gain is due to amplitude.",
         follows="LaPE (Yu et al., 2023), Table 7",
-        limits="Few digits and few epochs: this measures the speed of learning as much as what is learned.",
+        limits="With few digits and few epochs, this measures the speed of learning as much as the final accuracy.",
         seconds={"10 epochs": 30, "40 epochs": 120},
     )

@@ -1,10 +1,10 @@
-"""PosMLP's Table 10 in small: convolutions or linear layers between the stages of a gated MLP."""
+"""PosMLP's Table 10 at small scale: convolutions or linear layers between the stages of a gated MLP."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """A plain gMLP, and the two stages of PosMLP with a dense gating unit and four kinds of downsampling."""
+    """Compare a plain gMLP, and the two stages of PosMLP with a dense gating unit and four kinds of downsampling."""
     embedding = {"linear": ("patch_embedding=linear",), "conv": ()}
     merging = {"linear": ("patch_merging=linear",), "conv": ()}
     staged = {

@@ -1,12 +1,12 @@
-"""PosMLP's Tables 4, 6 and 7 in small: groups, forms of the Gaussian, the bias, and how the weights start."""
+"""PosMLP's Tables 4, 6 and 7 at small scale: groups, forms of the Gaussian, the bias, and initial weights."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """GGQPE against forms of it that each change one thing, and against a dense matrix per group."""
+    """Compare GGQPE with forms of it that each differ in one respect, and with a dense matrix per group."""
     return Study(
-        question="Which parts of PosMLP's gating unit help: groups, the form of its Gaussians, its bias, or its start?",
+        question="Which parts of PosMLP's gating unit help: groups, form of the Gaussians, bias, or initial values?",
         recipe="digits_posmlp",
         choices={
             "GGQPE": {"encoding": "ggqpe"},
@@ -37,11 +37,11 @@ def study() -> Study:
             ("GGQPE", "dense groups"),
         ),
         interactions=(("no bias, table", "no bias", "table", "GGQPE"),),
-        controls="GGQPE has 4 and 8 groups in its two stages and starts as the authors' code draws it, each Gaussian "
-        "one patch wide and the bias zero; the paper prints no initial values. 'spread start' has Gaussians of several "
-        "widths and directions, and 'bias of one' starts near the identity, as gMLP's unit. 'dense groups' has as many "
-        "groups, each with a dense matrix. The last test is of what a learnable table adds without the bias against "
-        "what it adds with it.",
+        controls="GGQPE has 4 and 8 groups in its two stages and is initialized as in the authors' code, with "
+        "Gaussians one patch wide and a bias of zero; the paper gives no initial values. 'spread start' has Gaussians "
+        "of several widths and directions, and 'bias of one' starts near the identity, as gMLP's unit. 'dense groups' "
+        "has as many groups, each with a dense matrix. The last test compares the gain from a learnable table without "
+        "the bias with its gain with the bias.",
         follows="PosMLP (Wang et al., 2022), Tables 4, 6 and 7",
         seconds=30,
     )

@@ -4,9 +4,9 @@ from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """A dense matrix against Gaussians, on 500 to 4,000 digits, with the same number of steps."""
+    """Compare a dense matrix with Gaussians, on 500 to 4,000 digits, with the same number of steps."""
     return Study(
-        question="Does mixing by relative position help more where there are fewer data?",
+        question="Does mixing by relative position help more with less data?",
         recipe="digits_posmlp",
         choices={name: {"encoding": name.lower()} for name in ("SGU", "GGQPE")},
         variants={

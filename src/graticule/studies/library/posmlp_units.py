@@ -1,10 +1,10 @@
-"""PosMLP's Table 1 on digits: what mixes the tokens of a gated MLP."""
+"""PosMLP's Table 1 on digits: gating units that mix the tokens of a gated MLP."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """Six gating units in gMLP and in PosMLP."""
+    """Compare six gating units in gMLP and in PosMLP."""
     units = {"SGU": "sgu", "LRPE": "lrpe", "LRPE-M": "lrpe_m", "GLRPE": "glrpe", "GQPE": "gqpe", "GGQPE": "ggqpe"}
     return Study(
         question="Does a gating unit that mixes by relative position beat a dense matrix?",

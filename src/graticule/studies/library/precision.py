@@ -1,17 +1,17 @@
-"""Training in bfloat16 against float32: whether scores and differences of choices stay the same."""
+"""Training in bfloat16 against float32: scores, and differences between choices."""
 
 from graticule.studies.study import Study
 
 
 def study() -> Study:
-    """The default joining and LaPE in both precisions, at two widths."""
+    """Compare the default joining and LaPE in both precisions, at two widths."""
     choices: dict[str, dict[str, str]] = {
         "default": {"encoding": "learnable"},
         "LaPE": {"encoding": "learnable", "joining": "lape"},
     }
     in_bfloat16 = {f"{name}, bfloat16": {**changes, "precision": "bf16-mixed"} for name, changes in choices.items()}
     return Study(
-        question="Does bf16-mixed give the scores, and the differences between choices, of float32?",
+        question="Does bf16-mixed give the same scores, and differences between choices, as float32?",
         recipe="digits_small",
         choices={**choices, **in_bfloat16},
         base={"epochs": 4},
@@ -27,8 +27,8 @@ def study() -> Study:
             ("LaPE, bfloat16", "default, bfloat16"),
         ),
         interactions=(("LaPE, bfloat16", "default, bfloat16", "LaPE", "default"),),
-        controls="The last test of each width is of the gain of LaPE in bfloat16 against its gain in float32.",
-        limits="Three seeds: the intervals say how large a difference would be seen. 192 channels have the learning "
-        "rate of 64.",
+        controls="The last test of each width compares the gain of LaPE in bfloat16 with its gain in float32.",
+        limits="There are three seeds; the intervals show how large a difference must be to be seen. The models of 192 "
+        "channels have the learning rate of those of 64.",
         seconds={"64 channels": 20, "192 channels": 60},
     )

@@ -1,4 +1,4 @@
-"""Why accuracy falls on four times as many tokens: the number of tokens, their content, or the values of position."""
+"""Causes of lower accuracy on four times as many tokens: their number, their content, or the values of position."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from graticule.studies.study import Endpoint, Measured, Study
 
 
 def measure(run: Any) -> Iterator[Measured]:
-    """Measure the parts of the difference in top-1 from 20 to 40 pixels, zoomed, and what the controls change."""
+    """Measure the parts of the difference in top-1 from 20 to 40 pixels, zoomed, and the effects of the controls."""
     from graticule.tasks import size_causes
 
     data = run.data()
@@ -18,9 +18,9 @@ def measure(run: Any) -> Iterator[Measured]:
 
 
 def study() -> Study:
-    """Encodings of different kinds; a run is one of digits_small, trained on 5 x 5 tokens and tested on 10 x 10."""
+    """Compare kinds of encodings in runs of digits_small, trained on 5 x 5 tokens and tested on 10 x 10."""
     return Study(
-        question="Why does accuracy change at a larger image: more tokens, other content, or the values of position?",
+        question="Why does accuracy change at larger sizes: more tokens, other content, or other position values?",
         recipe="digits_small",
         choices={
             "none": {"encoding": "none"},
@@ -34,12 +34,13 @@ def study() -> Study:
         tests=tuple(
             (name, "none") for name in ("learnable", "learnable, LaPE", "sinusoidal 2-D", "relative bias", "rotary")
         ),
-        controls="The whole change is tokens + content + values, in points of top-1. tokens: every token repeated, "
-        "with its position; content: what the zoomed image shows in each patch; values: the position that the "
-        "encoding has on the larger grid. The controls change the zoomed evaluation: log_n makes attention as "
-        "sharp as in training, bilinear resamples tables bilinearly, canvas leaves the digit at its scale.",
-        limits="The parts depend on the order in which they are changed. Without an encoding there are no values, so "
-        "its part is zero.",
+        controls="The whole change is tokens + content + values, in points of top-1. For 'tokens', each token is "
+        "repeated with its position; for 'content', the patches are those of the zoomed image; for 'values', position "
+        "is computed for the larger grid. The controls change the zoomed evaluation: log_n makes attention as sharp "
+        "as in training, bilinear resamples tables bilinearly, canvas keeps the scale of the digit, and crop tests "
+        "the middle of the zoomed image alone.",
+        limits="The parts depend on the order in which they are changed. Without an encoding, position has no "
+        "values, so their part is zero.",
         seconds=40,
         measure=measure,
     )

@@ -1,6 +1,6 @@
 """Conversion of models of timm into backbones of this library, and back.
 
-One file per group of families says how its models are read; `conversion.py` has what they share.
+One file per group of families reads its models; `conversion.py` has the code that they share.
 """
 
 from graticule.surgery.convert import cait, eva, mixers, multiscale, pyramids, relative, sam, vit

@@ -1,4 +1,4 @@
-"""Read the blocks of timm's transformers as arguments of our ViT."""
+"""Convert the blocks of timm's transformers to arguments of our ViT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from graticule.surgery.convert.conversion import check_kind, refuse
 from graticule.surgery.convert.parts import drop_path, layer_scale, read_attention, read_mlp, same_norm
 
-#: Describes a block of timm as arguments of our ViT, with 'drop_path' for its rate of stochastic depth.
+#: Function that describes a block of timm as arguments of our ViT, with 'drop_path' for its rate of stochastic depth.
 Describe = Callable[[Any], dict[str, Any]]
 
 
@@ -20,10 +20,10 @@ def read_blocks(model: Any, kinds: Mapping[type[nn.Module], Describe]) -> dict[s
 
     Args:
         model: the model.
-        kinds: how a block is described, by its class in timm.
+        kinds: the function that describes a block, by the class of the block in timm.
 
     Raises:
-        ValueError: if blocks differ, or have what ours have not.
+        ValueError: if blocks differ, or have features that ours lack.
     """
     described: list[dict[str, Any]] = []
     for index, block in enumerate(model.blocks):
@@ -38,12 +38,12 @@ def read_blocks(model: Any, kinds: Mapping[type[nn.Module], Describe]) -> dict[s
 
 
 def pre_norm(*attentions: type[nn.Module]) -> Describe:
-    """Return what describes a pre-norm block whose attention is of one of these classes."""
+    """Return the function that describes a pre-norm block whose attention is of one of these classes."""
     return lambda block: _describe(block, "pre_norm", attentions)
 
 
 def post_norm(*attentions: type[nn.Module]) -> Describe:
-    """Return what describes a block with norms of its branches whose attention is of one of these classes."""
+    """Return the function that describes a block with norms after its branches and attention of these classes."""
     return lambda block: _describe(block, "post_norm", attentions)
 
 
@@ -59,7 +59,7 @@ def _describe(block: Any, kind: str, attentions: tuple[type[nn.Module], ...]) ->
 
 
 def join_parts(block: nn.Module, norm: str | None, attn: dict[str, Any], mlp: dict[str, Any]) -> dict[str, Any]:
-    """Put attention and MLP together, whose biases, dropout and norms must be the same.
+    """Combine attention and MLP, whose biases, dropout and norms must be the same.
 
     Raises:
         ValueError: if they are not.
@@ -87,7 +87,7 @@ def read_rates(model: nn.Module, rates: list[float]) -> float:
 
 
 def vit_arguments(model: nn.Module, trunk: dict[str, Any], blocks: dict[str, Any]) -> dict[str, Any]:
-    """Put the trunk and the blocks together, whose norms and activations must be the same.
+    """Combine the trunk and the blocks, whose norms and activations must be the same.
 
     Raises:
         ValueError: if they are not.
@@ -101,7 +101,7 @@ def vit_arguments(model: nn.Module, trunk: dict[str, Any], blocks: dict[str, Any
 
 
 def prefixed(layers: Iterable[int], names: Mapping[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
-    """Return names of tensors of a block as those of the same tensors of all blocks."""
+    """Extend names of the tensors of a block to the same tensors of all blocks."""
     found: dict[str, str | tuple[str, ...]] = {}
     for layer in layers:
         for theirs, own in names.items():

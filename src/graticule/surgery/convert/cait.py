@@ -1,4 +1,4 @@
-"""CaiT: how its models in timm are read."""
+"""Conversion of timm's CaiT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that must be the same in a whole model of timm to be converted: norms and activations."""
+"""Checks of parts that must be the same throughout a model of timm: norms and activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graticule.surgery.convert.conversion import refuse
 
 
 def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
-    """Return the LayerNorm of a model as text, with its eps; in the modules `fixed`, and below them, it is PyTorch's.
+    """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's.
 
     Raises:
         ValueError: if they differ.
@@ -31,7 +31,7 @@ def check_gelu(model: nn.Module) -> None:
     """Check that all activations of the MLPs are the exact GELU.
 
     Raises:
-        ValueError: naming the first other one.
+        ValueError: naming the first that is not.
     """
     for name, module in model.named_modules():
         exact = type(module) is GELU or (type(module) is nn.GELU and module.approximate == "none")

@@ -1,4 +1,4 @@
-"""How a model of timm becomes one of ours: the description that each family makes of a model, and their registry."""
+"""Description of a model of timm as one of ours, and the registry of the functions that read timm's models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Function = TypeVar("Function", bound=Reader)
 
 @dataclass(frozen=True)
 class Conversion:
-    """Describes a model of timm as one of ours, read from its attributes.
+    """Description of a model of timm as one of ours, read from its attributes.
 
     backbone: the class of our model.
-    arguments: those of its constructor, beside `position`: plain values, so that a file can hold them.
+    arguments: those of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
     joining: the joining of the model, as text.
     names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
-        `published_names` of the position do not give; several names if the rows of the tensor are those of several
-        tensors here.
-    reshaped: names in timm of tensors that have the same values in the same order here, in another shape.
+        `published_names` of the position do not give; several names if the rows of the tensor are split among
+        several tensors here.
+    reshaped: names in timm of tensors that have another shape here, with the same values in the same order.
     """
 
     backbone: type[Backbone]
@@ -36,14 +36,14 @@ class Conversion:
     reshaped: frozenset[str] = frozenset()
 
 
-#: How the models of a class of timm are read. A subclass computes something else, so it has an entry of its own.
+#: The function that reads the models of a class of timm. A subclass computes something else, so it has its own entry.
 CONVERSIONS: dict[type[nn.Module], Reader] = {}
 
 
 def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Function]:
-    """Return a decorator that registers how models of these classes of timm are read.
+    """Return a decorator that registers a function that reads models of these classes of timm.
 
-    The function takes a model and returns its `Conversion`; it calls `refuse` for what cannot be converted.
+    The function takes a model and returns its `Conversion`; it calls `refuse` for parts that cannot be converted.
     """
 
     def add(reader: Function) -> Function:
@@ -69,13 +69,13 @@ def read(model: nn.Module) -> Conversion:
 
 
 def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
-    """Return the error that a part of a model cannot be converted.
+    """Return the error for a part of a model that cannot be converted.
 
     Args:
         model: the model, or a module of it.
-        attribute: the name of what cannot be converted.
-        value: its value; of a module, its class is named.
-        rule: what it would have to be, such as 'must be False'.
+        attribute: the name of the part that cannot be converted.
+        value: its value; for a module, its class is named.
+        rule: the rule that it violates, such as 'must be False'.
     """
     shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
     return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")

@@ -1,4 +1,4 @@
-"""EVA, EVA-02, DINOv3, Perception Encoder and rope-vit: what timm builds from its `Eva`."""
+"""Conversion of timm's `Eva`: EVA, EVA-02, DINOv3, Perception Encoder and rope-vit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_rotary(model: Any) -> Spec:
     """Return the rotary encoding of a model of timm.
 
     Raises:
-        ValueError: if it is none of those that are here.
+        ValueError: if this library does not have it.
     """
     rope = model.rope
     half = bool(getattr(model.blocks[0].attn, "rotate_half", False))

@@ -1,4 +1,4 @@
-"""Turn a model of timm into one of ours, with its weights."""
+"""Convert a model of timm into one of ours, with its weights."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def convert(
     joining: str | Spec | None = None,
     images: Tensor | None = None,
 ) -> Backbone:
-    """Return a model of timm as a backbone of this library, with its weights; `model` stays as it is.
+    """Convert a model of timm into a backbone of this library, with its weights; `model` is not changed.
 
     The structure is read from the modules and attributes of the model, not from its name. Every tensor of the model
-    has one place in the backbone, and the backbone has no other; so its outputs are those of `model`, also of
-    `forward_features` and of intermediates. Any image whose sides are multiples of the patch goes in: tables are
-    resampled as timm's `dynamic_img_size` does it.
+    corresponds to one of the backbone, and vice versa; so its outputs are those of `model`, including those of
+    `forward_features` and intermediates. It accepts any image whose sides are multiples of the patch: tables are
+    resampled as with timm's `dynamic_img_size`.
 
-    With another encoding or joining the position is new and everything else is kept. The new position starts as near to
-    the old one as the mathematics allows (`change_position`): `joining="lape"` joins the table of the model, by norms
-    that give each layer what the table contributed to it. `certificate` of the backbone reports what each layer keeps.
+    With another encoding or joining the position is new and everything else is kept. The new position starts as close
+    to the old one as possible (`change_position`): `joining="lape"` joins the table of the model, by norms that give
+    each layer the contribution that the table made to it. `certificate` of the backbone reports what each layer keeps.
 
     Args:
         model: a model of timm.
-        encoding: an encoding as `create_model` takes it; that of the model by default.
+        encoding: an encoding, as in `create_model`; that of the model by default.
         joining: a joining; 'default' by default.
-        images: some images as the model gets them, (B, C, height, width), on which a new position is fitted and the
+        images: some preprocessed images, (B, C, height, width), on which a new position is fitted and the
             drift of the features is measured; by default it is fitted on the mean image.
 
     Raises:
@@ -52,7 +52,7 @@ def convert(
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
     conversion = read(model)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # the weights that are drawn are all replaced
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
         names = _names(model, ours, conversion)
         ours.load_state_dict(_values(model, ours, names, conversion.reshaped))
@@ -65,7 +65,7 @@ def convert(
 
 
 def _build(model: nn.Module, conversion: Conversion) -> Backbone:
-    """Build the backbone on the device and in the dtype of the model."""
+    """Build the backbone on the device and with the dtype of the model."""
     words: dict[str, Any] = {"encoding": conversion.encoding, "joining": conversion.joining}
     build: Any = conversion.backbone
     ours: Backbone = build(partial(build_position, **words), **conversion.arguments)
@@ -80,7 +80,7 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     """Map the name of each tensor in timm to its name in our model, or its names if it is split.
 
     Raises:
-        ValueError: if a tensor has no place, or a place has no tensor or two.
+        ValueError: if a tensor has no counterpart, or a tensor of our model has none or two.
     """
     published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
     names: dict[str, tuple[str, ...]] = {}
@@ -95,18 +95,18 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     empty = sorted(places.keys() - taken - computed_names(ours))
     kind = type(model).__name__
     if lost:
-        raise ValueError(f"`model` must have no tensor without a place here, got {kind} with {_some(lost)}.")
+        raise ValueError(f"`model` must have no tensor without a counterpart here, got {kind} with {_some(lost)}.")
     if empty:
         raise ValueError(f"`model` must have all weights of {type(ours).__name__}, got {kind} without {_some(empty)}.")
     if twice:
-        raise ValueError(f"`model` must have one tensor for each place here, got {kind} with {_some(twice)}.")
+        raise ValueError(f"`model` must have one tensor for each of ours, got {kind} with {_some(twice)}.")
     return names
 
 
 def _values(
     model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], reshaped: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return the tensors of the model under their names here, in the shapes that they have here.
+    """Return the tensors of the model under our names and in our shapes.
 
     Raises:
         ValueError: if one has another shape.
@@ -129,7 +129,7 @@ def _values(
 
 
 def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Copy what is not a weight: the modes, which parameters are trained, and timm's configuration."""
+    """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     ours.train(model.training)
     own = dict(ours.named_parameters())
     for theirs, parameter in model.named_parameters():

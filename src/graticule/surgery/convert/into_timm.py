@@ -1,4 +1,4 @@
-"""Give a converted model back to timm, with its weights."""
+"""Convert a converted model back to timm, with its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
 
     @classmethod
     def of(cls, model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> Source:
-        """Keep the structure of a model; buffers that are not weights stay as they are."""
+        """Store the structure of a model; buffers that are not weights are kept unchanged."""
         empty = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for parameter in model.parameters()
@@ -37,21 +37,21 @@ class Source:
 
 
 def computed_names(model: Backbone) -> set[str]:
-    """Return the names of buffers of the position that are kept with the weights; timm computes them."""
+    """Return the names of buffers of the position that are saved with the weights; timm computes them."""
     return {f"position.{name}" for name, _ in model.position.named_buffers()} & model.state_dict().keys()
 
 
 @checked
 def to_timm(model: Backbone) -> nn.Module:
-    """Return a model that `convert` made as timm's, with the weights that it has now; `model` stays as it is.
+    """Return a model of `convert` as timm's, with its present weights; `model` is not changed.
 
-    The round trip is bit-equal. Another image size or number of classes is given to timm's model as well.
+    The round trip is bit-equal. A changed image size or number of classes is also set in timm's model.
 
     Args:
         model: a backbone that was converted from timm.
 
     Raises:
-        ValueError: if it was not, or if timm's model has no place for its position.
+        ValueError: if it was not, or if timm's model cannot represent its position.
     """
     source: Source | None = model.timm_source
     if source is None:
@@ -78,7 +78,7 @@ def to_timm(model: Backbone) -> nn.Module:
 
 
 def _filled(skeleton: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a skeleton whose parameters are zero, on a device."""
+    """Return a copy of a skeleton on a device, with all parameters zero."""
     zeros = {
         id(parameter): nn.Parameter(torch.zeros_like(parameter, device=device), parameter.requires_grad)
         for parameter in skeleton.parameters()
@@ -87,7 +87,7 @@ def _filled(skeleton: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _resize(there: Any, model: Backbone) -> None:
-    """Give timm's model the image size and the classifier of ours."""
+    """Set the image size and the classifier of timm's model to those of ours."""
     size = getattr(there.patch_embed, "img_size", None) if hasattr(there, "patch_embed") else None
     windows: Any = getattr(model, "windows", None)
     other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
@@ -106,10 +106,10 @@ def _resize(there: Any, model: Backbone) -> None:
 
 
 def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:
-    """Give timm's Swin the image size and the windows of ours.
+    """Set the image size and the windows of timm's Swin to those of ours.
 
-    Its own `set_input_size` takes the windows of every stage from timm 1.0.31 on, and then scales these with the image
-    when it is called with a size alone. Before, it takes one window for all stages.
+    Its own `set_input_size` accepts the windows of every stage from timm 1.0.31 on, and then scales these with the
+    image when it is called with only a size. Earlier versions accept one window for all stages.
     """
     if hasattr(there, "_ref_window_sizes"):
         there.set_input_size(img_size=model.img_size, window_size=windows)
@@ -121,7 +121,7 @@ def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, in
 
 
 def _put(model: nn.Module, name: str, value: Tensor, trained: bool) -> None:
-    """Put a copy of a tensor instead of a parameter or buffer."""
+    """Replace a parameter or buffer by a copy of a tensor."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     old = getattr(module, leaf)

@@ -1,4 +1,4 @@
-"""MLP-Mixer, ResMLP and gMLP: how their models in timm, which are one class, are read."""
+"""Conversion of timm's MLP-Mixer, ResMLP and gMLP, which are one class."""
 
 from __future__ import annotations
 

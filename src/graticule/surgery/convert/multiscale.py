@@ -1,4 +1,4 @@
-"""MViTv2: how its models in timm are read."""
+"""Conversion of timm's MViTv2."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _image_size(model: Any) -> tuple[int, int]:
     """Return the image size of the tables, in pixels.
 
     Raises:
-        ValueError: if there are none to say it.
+        ValueError: if the tables do not determine it.
     """
     block = model.stages[0].blocks[0]
     if block.attn.rel_pos_type == "spatial":

@@ -1,4 +1,4 @@
-"""Read the parallel blocks of timm's ViT: attention beside an MLP (ViT-22B), and several of each."""
+"""Conversion of the parallel blocks of timm's ViT: attention parallel to an MLP (ViT-22B), and several of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graticule.surgery.convert.parts import (
     same_norm,
 )
 
-#: Names of tensors in a block of ViT-22B -> names here, where the first layer of the MLP is a module of its own.
+#: Names of tensors in a block of ViT-22B -> names here, where the first layer of the MLP is a separate module.
 SCALING_NAMES: dict[str, str | tuple[str, ...]] = {
     "in_proj.weight": ("mlp.fc1.weight", "attn.qkv.weight"),
     "in_proj.bias": ("mlp.fc1.bias", "attn.qkv.bias"),
@@ -42,12 +42,12 @@ def describe_scaling(block: Any) -> dict[str, Any]:
     """Describe a block of ViT-22B.
 
     Raises:
-        ValueError: if its output projections are one, without biases, or followed by dropout.
+        ValueError: if its output projections are fused, without biases, or followed by dropout.
     """
     if block.out_proj is not None:
         raise refuse(block, "out_proj", block.out_proj, "must be None (one output projection of each branch)")
     if block.attn_out_proj.bias is None:
-        raise refuse(block, "attn_out_proj.bias", None, "must be there")
+        raise refuse(block, "attn_out_proj.bias", None, "must exist")
     if block.mlp_drop.p:
         raise refuse(block, "mlp_drop.p", block.mlp_drop.p, "must be 0")
     norm = same_norm(block, ["in_norm", "q_norm", "k_norm"])

@@ -1,4 +1,4 @@
-"""Read the parts of timm's transformers: norms, activations, MLPs, attention and blocks, as arguments of our ViT."""
+"""Convert parts of timm's transformers (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYER_NORMS, _RMS_NORMS = (nn.LayerNorm, LayerNorm), (nn.RMSNorm, RmsNorm)
 
 
 def norm_text(owner: nn.Module, attribute: str) -> str | None:
-    """Return the norm that an attribute of a module is, by our name; None for an identity.
+    """Return the name, in this library, of a norm that is an attribute of a module; None for an identity.
 
     Raises:
         ValueError: if it is another module.
@@ -30,7 +30,7 @@ def norm_text(owner: nn.Module, attribute: str) -> str | None:
 
 
 def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
-    """Return the norm that all those of a module's attributes are that are norms; None if none is.
+    """Return the name of the norm that is common to those attributes of a module that are norms; None if none is.
 
     Raises:
         ValueError: if they differ.
@@ -45,7 +45,7 @@ def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
 
 
 def act_text(owner: nn.Module, attribute: str) -> str:
-    """Return the activation that an attribute of a module is, by timm's name.
+    """Return timm's name of an activation that is an attribute of a module.
 
     Raises:
         ValueError: if it is another module.
@@ -62,7 +62,7 @@ def act_text(owner: nn.Module, attribute: str) -> str:
 
 
 def trunk_arguments(model: Any, patches: Any) -> dict[str, Any]:
-    """Return what a model and its patch embedding, a `PatchEmbed` of timm, say of images, classes and channels."""
+    """Read the arguments for images, classes and channels from a model and its patch embedding, timm's `PatchEmbed`."""
     return {
         "img_size": tuple(patches.img_size),
         "patch_size": tuple(patches.patch_size),
@@ -73,16 +73,16 @@ def trunk_arguments(model: Any, patches: Any) -> dict[str, Any]:
 
 
 def ratio_of(hidden: int, dim: int) -> float:
-    """Return the ratio of which the product with `dim`, rounded down, is `hidden`."""
+    """Return a ratio whose product with `dim`, rounded down, is `hidden`."""
     ratio = hidden / dim
     return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
 
 
 def read_mlp(block: nn.Module, attribute: str = "mlp") -> dict[str, Any]:
-    """Return an MLP of timm as arguments of our ViT, with 'norm' for that of its hidden channels.
+    """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels.
 
     Raises:
-        ValueError: if it is none of those that our ViT has.
+        ValueError: if our ViT has no such MLP.
     """
     mlp: Any = block.get_submodule(attribute)
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
@@ -97,7 +97,7 @@ def read_mlp(block: nn.Module, attribute: str = "mlp") -> dict[str, Any]:
         raise refuse(mlp, "fc2.out_features", mlp.fc2.out_features, f"must be {first.in_features}")
     biases = [layer.bias is not None for layer in mlp.modules() if isinstance(layer, nn.Linear)]
     if len(set(biases)) > 1:
-        raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must be there if that of the first layer is")
+        raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must exist if that of the first layer does")
     if mlp.drop1.p != mlp.drop2.p:
         raise refuse(mlp, "drop1.p", mlp.drop1.p, "must be that of drop2")
     return {
@@ -114,7 +114,7 @@ def read_attention(block: nn.Module, attribute: str = "attn") -> dict[str, Any]:
     """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms.
 
     Raises:
-        ValueError: if it is more than our attention.
+        ValueError: if our attention lacks a feature of it.
     """
     attn: Any = block.get_submodule(attribute)
     if getattr(attn, "gate", None) is not None:
@@ -139,7 +139,7 @@ def read_attention(block: nn.Module, attribute: str = "attn") -> dict[str, Any]:
 
 
 def _read_projection(attn: Any) -> dict[str, Any]:
-    """Return how queries, keys and values are projected."""
+    """Return the arguments for the projections to queries, keys and values."""
     if attn.qkv is not None:
         if getattr(attn, "q_bias", None) is not None:
             return {"qkv_layer": "no_key_bias", "qkv_bias": True}
@@ -151,7 +151,7 @@ def _read_projection(attn: Any) -> dict[str, Any]:
 
 
 def layer_scale(block: Any) -> tuple[float, float]:
-    """Return the initial values of LayerScale of attention and MLP, 0 where there is none."""
+    """Return the initial values of LayerScale for attention and MLP; 0 if there is none."""
     values = []
     for scale, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
         module = getattr(block, scale, None)
@@ -163,5 +163,5 @@ def layer_scale(block: Any) -> tuple[float, float]:
 
 
 def drop_path(module: nn.Module) -> float:
-    """Return the rate of stochastic depth of a module, 0 of an identity."""
+    """Return the rate of stochastic depth of a module; 0 for an identity."""
     return float(getattr(module, "drop_prob", 0.0) or 0.0)

@@ -1,4 +1,4 @@
-"""Swin V1 and V2, Twins and ConViT: how their models in timm are read."""
+"""Conversion of timm's Swin V1 and V2, Twins and ConViT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graticule.surgery.convert.parts import ratio_of, trunk_arguments
 def read_swin(model: Any) -> Conversion:
     """Describe timm's Swin, or Swin V2.
 
-    Windows are those that the model has now, so that one that `set_input_size` changed is converted as it is.
+    Windows are the present ones of the model, so a model that `set_input_size` changed is converted as it is.
     """
     second = isinstance(model, SwinTransformerV2)
     check_kind(model, "patch_embed", PatchEmbed)
@@ -112,13 +112,13 @@ def read_twins(model: Any) -> Conversion:
 
 
 def _reduction(blocks: Any) -> int:
-    """Return by how much a stage reduces its keys; 1 where no block does."""
+    """Return the factor by which a stage reduces its keys; 1 if no block does."""
     return next((block.attn.sr_ratio for block in blocks if isinstance(block.attn, GlobalSubSampleAttn)), 1)
 
 
 @register_conversion(ConVit)
 def read_convit(model: Any) -> Conversion:
-    """Describe timm's ConViT; the gates say where its class token joins."""
+    """Describe timm's ConViT; its class token joins after the layers with gates."""
     check_kind(model, "patch_embed", PatchEmbed)
     gated = min(model.local_up_to_layer, len(model.blocks))
     for index, _ in enumerate(model.blocks):

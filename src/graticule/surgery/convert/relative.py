@@ -1,4 +1,4 @@
-"""BEiT and timm's `vit_relpos` models: transformers with a relative position bias."""
+"""Conversion of BEiT and of timm's `vit_relpos` models: transformers with a relative position bias."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graticule.surgery.convert.blocks import post_norm, pre_norm, read_blocks, v
 from graticule.surgery.convert.conversion import Conversion, check_kind, refuse, register_conversion
 from graticule.surgery.convert.vit import read_trunk, table
 
-#: How timm resamples tables at other sizes: linear between knots in a geometric series.
+#: Resampler that timm uses for tables at other sizes: linear between knots in a geometric series.
 _RESAMPLER = "geometric(mode='linear')"
 
 
@@ -41,14 +41,14 @@ def read_beit(model: Any) -> Conversion:
 def read_relpos(model: Any) -> Conversion:
     """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network.
 
-    The network's dropout in training is left out.
+    The network's dropout in training is omitted.
     """
     kinds = {RelPosBlock: pre_norm(RelPosAttention), ResPostRelPosBlock: post_norm(RelPosAttention)}
     arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
     if model.shared_rel_pos is not None:
         check_kind(model, "shared_rel_pos", RelPosMlp, RelPosBias)
         if any(block.attn.rel_pos is not None for block in model.blocks):
-            raise refuse(model, "blocks", "a bias of their own", "must have none beside a shared one")
+            raise refuse(model, "blocks", "biases per layer", "must have none in addition to a shared bias")
         return Conversion(VisionTransformer, arguments, f"shared_{_read_bias(model.shared_rel_pos)}")
     found = []
     for index, block in enumerate(model.blocks):
@@ -60,7 +60,7 @@ def read_relpos(model: Any) -> Conversion:
 
 
 def _read_bias(bias: Any) -> Spec:
-    """Return the encoding that a module of timm is."""
+    """Return the encoding of a bias module of timm."""
     if isinstance(bias, RelPosBias):
         rows = {"prefix_rows": True} if bias.prefix_tokens else {}
         return Spec("relative_bias", {**rows, "resampler": _RESAMPLER})

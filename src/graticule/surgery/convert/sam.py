@@ -1,4 +1,4 @@
-"""The image encoder of Segment Anything, timm's `samvit` models."""
+"""Conversion of timm's `samvit` models, the image encoder of Segment Anything."""
 
 from __future__ import annotations
 

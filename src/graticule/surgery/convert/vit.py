@@ -1,4 +1,4 @@
-"""ViT, DeiT, DeiT III, AugReg, CLIP, SigLIP and DINOv2: what timm builds from its `VisionTransformer`."""
+"""Conversion of timm's `VisionTransformer`: ViT, DeiT, DeiT III, AugReg, CLIP, SigLIP and DINOv2."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def table(model: Any) -> str:
 
 
 def read_trunk(model: Any) -> dict[str, Any]:
-    """Return all but the blocks and the position as arguments of our ViT.
+    """Return everything except the blocks and the position as arguments of our ViT.
 
     Raises:
-        ValueError: for what our ViT has not.
+        ValueError: for a part that our ViT lacks.
     """
     check_kind(model, "patch_embed", PatchEmbed)
     patches = model.patch_embed
@@ -59,7 +59,7 @@ def read_trunk(model: Any) -> dict[str, Any]:
     norms = [name for name in ("norm_pre", "norm", "fc_norm") if hasattr(model, name)]
     ends = [norm_text(model, name) is not None for name in ("norm", "fc_norm")]
     if all(ends):
-        raise refuse(model, "fc_norm", model.fc_norm, "must be Identity beside a norm before pooling")
+        raise refuse(model, "fc_norm", model.fc_norm, "must be Identity if there is a norm before pooling")
     registers = getattr(model, "reg_token", None)
     return {
         **trunk_arguments(model, patches),
@@ -77,7 +77,7 @@ def read_trunk(model: Any) -> dict[str, Any]:
 
 
 def _read_pool(model: Any) -> dict[str, Any]:
-    """Return how tokens are pooled."""
+    """Return the arguments for the pooling of tokens."""
     found = {"global_pool": model.global_pool, "pool_include_prefix": getattr(model, "pool_include_prefix", False)}
     pool = getattr(model, "attn_pool", None)
     if pool is None:

@@ -1,6 +1,6 @@
-"""How the parameters of a new position are chosen so that a model stays near to what it was.
+"""Fits of the parameters of a new position, so that the outputs of a model change little.
 
-One file per group of fits; `registry.py` has the one table of which new kind is fitted to which old kind.
+One file per group of fits; `registry.py` has the table of old and new kinds with their fits.
 """
 
 from graticule.surgery.fits import biases, conditional, joinings, rotary, tables

@@ -1,4 +1,4 @@
-"""Tables of a bias fitted to any bias, or to the logits that an absolute table makes."""
+"""Fits of bias tables to any bias, or to the logits of an absolute table."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from graticule.surgery.fits.registry import Before, register_fit
 @register_fit(BiasPosition, SharedBiasPosition)
 @register_fit(SharedBiasPosition, SharedBiasPosition)
 def project_bias(old: Any, new: Any, before: Before) -> bool | str:
-    """Set each table of displacements to the mean over the pairs of patches of each displacement: least squares.
+    """Set each table of displacements to the mean over the pairs of patches of each displacement (least squares).
 
-    A bias that is shared gets the mean over its layers. Exact where the old bias depends on the displacement alone.
+    A shared bias gets the mean over its layers. It is exact if the old bias depends on the displacement alone.
     """
     return _project(new, before, [bias_table(layer, before.grid) for layer in before.given])
 
@@ -37,7 +37,7 @@ def project_bias(old: Any, new: Any, before: Before) -> bool | str:
 @register_fit(JoinedPosition, BiasPosition)
 @register_fit(JoinedPosition, SharedBiasPosition)
 def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
-    """Set each table of displacements to the mean of what an absolute table adds to the logits of a layer.
+    """Set each table of displacements to the mean of the logits that an absolute table adds in a layer.
 
     The means are over the pairs of patches of each displacement (`table_logits`), which is least squares.
     """
@@ -49,7 +49,7 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
 @register_fit(NoPosition, BiasPosition)
 @register_fit(NoPosition, SharedBiasPosition)
 def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
-    """Set tables of displacements to zero, which changes nothing."""
+    """Set tables of displacements to zero, so that they have no effect."""
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
     tables = [encoding for encoding in encodings if isinstance(encoding, RelativeBias)]
     for encoding in tables:
@@ -61,7 +61,7 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
     groups = [list(new.joined)] if isinstance(new, SharedBiasPosition) else [[layer] for layer in new.joined]
     if not any(parameter.requires_grad for parameter in new.parameters()):
-        return "as it has nothing to choose"
+        return "as it has no parameters to fit"
     fitted = True
     for encoding, layers in zip(encodings, groups, strict=True):
         found = [made for layer in layers if (made := logits[layer]) is not None]
@@ -92,7 +92,7 @@ def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
 
 
 def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -> Tensor:
-    """Return what a rotation adds to the logits between patches of the mean tokens without the table, (h, N, N)."""
+    """Return the logits that a rotation adds between patches, for the mean tokens without the table, (h, N, N)."""
     attention: Any = contribution.attention
     weight = next(attention.qkv.parameters())
     projected = attention.qkv((contribution.inputs - contribution.mean).to(weight.dtype))
@@ -109,7 +109,7 @@ def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -
 
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
-    """Return the bias between the patches that a layer gets, (h, N, N), in float64; None if it depends on tokens."""
+    """Return the bias of a layer between patches, (h, N, N), in float64; None if it depends on tokens."""
     bias = layer.bias
     if isinstance(bias, LowRank):
         bias = bias.table()
@@ -120,17 +120,17 @@ def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
 
 
 def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None:
-    r"""Return what a table adds to the logits between patches in a layer, (h, N, N), up to a constant per query.
+    r"""Return the logits that a table adds between patches in a layer, (h, N, N), up to a constant per query.
 
     .. math:: b_{h, ij} = (W_Q \bar x_i)_h \cdot (W_K \bar d_j)_h / \sqrt d
 
-    where :math:`\bar x` is what the layer gets on average, and :math:`\bar d` what the table contributes to it. None
-    for attention that does more than that with queries and keys.
+    where :math:`\bar x` is the mean input of the layer, and :math:`\bar d` the mean contribution of the table to it.
+    It is None for attention that changes queries and keys further.
     """
     attention = None if contribution is None else contribution.attention
     if contribution is None or not isinstance(attention, Attention) or not _is_plain(attention):
         return None
-    if isinstance(attention, WindowAttention):  # of some pairs alone
+    if isinstance(attention, WindowAttention):  # it attends to some pairs only
         return None
     weight = next(attention.qkv.parameters())
     x, without = (each.to(weight.dtype) for each in (contribution.inputs, contribution.inputs - contribution.mean))
@@ -145,6 +145,6 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
 
 
 def _is_plain(attention: Attention) -> bool:
-    """Return whether logits are products of queries and keys as they are projected."""
+    """Return True if logits are products of the projected queries and keys, without further changes."""
     norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)

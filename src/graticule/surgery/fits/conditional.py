@@ -1,4 +1,4 @@
-"""Convolutions between blocks that start as if they were absent."""
+"""Initialization of convolutions between blocks as if they were absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table that is added once contributes to each layer of a model."""
+"""Contributions of a table that is added once to each layer of a model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from graticule.backbones.gfnet import FilterBlock
 from graticule.backbones.mixer import MixerBlock
 from graticule.layers import Block
 
-#: Images that are computed at once.
+#: Batch size.
 _BATCH = 8
 
 
 @dataclass(frozen=True)
 class Contribution:
-    r"""What a table w in the residual stream contributes to the input of a layer, over images.
+    r"""Contribution of a table w in the residual stream to the input of a layer, over images.
 
-    The layer gets :math:`LN(x)` with x = x' + w. Without w in the stream it would get :math:`LN(x - w)`, so w
+    The layer gets :math:`LN(x)` with x = x' + w. Without w in the residual stream it would get :math:`LN(x - w)`, so w
     contributes
 
     .. math:: d = LN(x) - LN(x - w)
 
-    which is the exact difference, not its linear part. The constant c of each token that comes nearest to d over the
-    images, in the sense of least squares, is its mean. A joining that adds c after the norm, with w out of the stream,
-    so gives the layer what it got, up to the share of d that varies from image to image.
+    which is the exact difference, not its linear part. The constant c per token with the least squared distance from d
+    over the images is its mean. So a joining that adds c after the norm, with w removed from the residual stream, gives
+    the layer the same input, up to the share of d that varies between images.
 
     mean: the mean of d, (N, D).
     square: the mean of the squared norm of d over all tokens and channels.
@@ -45,7 +45,7 @@ class Contribution:
     attention: nn.Module
 
     def kept(self, constant: Tensor) -> float:
-        """Return which share of d is left if the layer gets `constant`, (N, D), instead."""
+        """Return the share of d that is kept if the layer gets `constant`, (N, D), instead."""
         if not self.square:
             return float(not constant.any())
         lost = self.square - 2 * (self.mean * constant).sum() + constant.square().sum()
@@ -53,10 +53,10 @@ class Contribution:
 
 
 def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | None]:
-    """Measure what the table of each stage contributes to its layers; None where nothing is added before the stage.
+    """Measure the contributions of each stage's table to its layers; None if nothing is added before the stage.
 
     Args:
-        model: with the joining 'default'.
+        model: a model with the joining 'default'.
         images: (B, C, height, width), of the size that the model is built for.
     """
     given = model.position(model.grid)
@@ -82,20 +82,20 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
 
 
 def entered_blocks(model: Backbone) -> list[list[Any]]:
-    """Return the blocks of each stage of the position: those that tokens of one grid enter."""
+    """Return the blocks of each stage of the position: those whose input tokens have the same grid."""
     blocks = [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
     entered = model.entered_stages()
     return [[block for at, block in zip(entered, blocks, strict=True) if at == stage] for stage in sorted(set(entered))]
 
 
 def is_pre_norm(block: nn.Module) -> bool:
-    """Return whether a block adds its position after a norm of the residual stream."""
+    """Return True if a block adds its position after a norm of the residual stream."""
     known: Sequence[Callable[..., Any]] = (Block.forward, MixerBlock.forward, FilterBlock.forward)
     return getattr(type(block), "forward", None) in known
 
 
 class _Sums:
-    """Sums over the images of what a layer gets."""
+    """Sums, over the images, of the inputs and contributions of a layer."""
 
     def __init__(self, table: Tensor, block: Any) -> None:
         self.table, self.block = table, block

@@ -1,4 +1,4 @@
-"""The network of FIRE fitted to the logits of a layer."""
+"""Fit of the network of FIRE to the logits of a layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from graticule.encodings.fire import Fire
 
 
 def fit_fire(fire: Fire, logits: Tensor) -> bool:
-    """Choose the network of FIRE by least squares over all pairs of patches, logits: (h, N, N); returns whether it did.
+    """Fit the network of FIRE to logits (h, N, N) by least squares over all pairs of patches; return True on success.
 
-    Of 'distance', the hidden units are the ramps that begin at the distances of the grid, and together with a constant
-    they make every function of the distance, as far as there are enough units; else they begin at distances evenly
-    spread over the pairs. Of 'axes' the hidden units stay as they were drawn. The last layer is solved for. Scale and
-    threshold stay as they are.
+    With 'distance', the hidden units are ramps that begin at the distances of the grid. With enough units, they and a
+    constant represent every function of the distance; otherwise the ramps begin at quantiles of the distances over the
+    pairs. With 'axes', the hidden units keep their random initialization. The last layer is solved for. Scale and
+    threshold are unchanged.
     """
     if fire.causal:
         return False
@@ -31,7 +31,7 @@ def fit_fire(fire: Fire, logits: Tensor) -> bool:
     weight, bias = first.weight.double(), first.bias.double()
     hidden = (shares @ weight.T + bias).relu()
     design = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1)
-    root = count.double().sqrt()[:, None]  # each mean stands for its pairs
+    root = count.double().sqrt()[:, None]  # each mean has the weight of its pairs
     driver = "gelsd" if design.device.type == "cpu" else None
     solution = torch.linalg.lstsq(root * design, root * means, driver=driver).solution  # (units + 1, h)
     last.weight.copy_(solution[:-1].T)
@@ -40,7 +40,7 @@ def fit_fire(fire: Fire, logits: Tensor) -> bool:
 
 
 def _starts(shares: Tensor, count: Tensor, units: int) -> Tensor:
-    """Return where the ramps of the hidden units begin, of sorted distances with their numbers of pairs."""
+    """Return the distances where the ramps of the hidden units begin, from sorted distances and their pair counts."""
     if len(shares) <= units:
         return torch.cat([shares, shares[-1:].expand(units - len(shares))])
     quantiles = torch.linspace(0, float(count.sum()), units + 1, dtype=torch.float64)[:-1]

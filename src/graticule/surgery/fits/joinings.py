@@ -1,4 +1,4 @@
-"""Joinings fitted to 'default': each says which tables it wants, and chooses its own parameters."""
+"""Fits of joinings to 'default': each determines the target tables, and its own parameters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from graticule.surgery.fits.tables import target_of
 
 @register_fit(JoinedPosition, JoinedPosition)
 def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool | str:
-    """Fit the tables to those that the new joining wants, then the parameters of the joining."""
+    """Fit the tables to the targets of the new joining, then the parameters of the joining."""
     if not len(new.encodings) or not len(old.encodings):
-        return False  # a later stage of a pyramid, whose table is that of the stage before
+        return False  # a later stage of a pyramid, which uses the table of the previous stage
     encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
     was, now = old.joining, new.joining
     same = type(now) is type(was) and now.joined == was.joined
@@ -51,7 +51,7 @@ def keep(old: Default, new: Joining, before: Before) -> list[Tensor]:
 
 @register_fit(LapeSharing, Default)
 def into_stream(old: LapeSharing, new: Joining, before: Before) -> list[Tensor] | str:
-    """Put the table into the residual stream that stands best for what attention got after its norms (`Streams`)."""
+    """Return the table in the residual stream that best replaces the one after the norms of attention (`Streams`)."""
     table = None if before.streams is None else before.streams.fit()
     return "as its layers have no LayerNorm before attention" if table is None else [table.to(target_of(before).dtype)]
 
@@ -69,30 +69,30 @@ def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
 
 @register_fit(Default, Unshared)
 def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
-    """Give the first layer the table and the others zeros, which is exact if the first layer is joined."""
+    """Return the table for the first layer and zeros for the others, which is exact if the first layer is joined."""
     table = target_of(before)
     return [table if layer == 0 else torch.zeros_like(table) for layer in new.joined]
 
 
 @register_fit(Default, QueriesKeys)
 def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor]:
-    """Give all layers the mean of what the table contributed to them, the least squares for one table."""
+    """Return the mean of the table's contributions to the layers, the least squares for one table."""
     table, found = target_of(before), contributions_of(new, before)
     return [table if found is None else torch.stack([one.mean for one in found]).mean(0).to(table.dtype)]
 
 
 def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
-    """Return what the table contributed to the joined layers; None if it was not measured in all."""
+    """Return the contributions of the table to the joined layers; None if they were not measured in all."""
     found = [before.contributions[layer] for layer in joining.joined]
     return None if any(one is None for one in found) else cast("list[Contribution]", found)
 
 
 def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) -> bool:
-    r"""Choose the norms of LaPE so that each layer gets what the table contributed, by least squares.
+    r"""Fit the norms of LaPE so that each layer gets the contribution of the table, by least squares.
 
-    With d_l the contribution of the table to layer l (`Contribution`) and :math:`\hat w_l` the normalized table that
-    enters the norm of the layer, weight and bias of channel k are the regression of :math:`\bar d_{l,k}` on
-    :math:`\hat w_{l,k}` over the tokens. In the progressive form each norm takes what the one before it returns.
+    With d_l the contribution of the table to layer l (`Contribution`) and :math:`\hat w_l` the normalized table in
+    the norm of the layer, weight and bias of channel k are the regression of :math:`\bar d_{l,k}` on
+    :math:`\hat w_{l,k}` over the tokens. In the progressive form the input of each norm is the output of the previous.
     """
     found = contributions_of(joining, before)
     if found is None:
@@ -109,7 +109,7 @@ def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) ->
 
 
 def fit_norm(norm: nn.Module, table: Tensor, target: Tensor) -> None:
-    """Choose the parameters of a norm, or of what replaces it, so that the table gives the target, both (N, D)."""
+    """Fit the parameters of a norm, or of its replacement, so that it maps the table to the target, both (N, D)."""
     scale = norm
     if isinstance(norm, nn.Sequential):
         table, scale = norm[0](table), norm[1]
@@ -122,7 +122,7 @@ def fit_norm(norm: nn.Module, table: Tensor, target: Tensor) -> None:
 
 
 def _regress(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Set weight and bias to the regression of y on x, (N, D), of each channel or, with one weight, of all."""
+    """Set weight and bias to the regression of y on x, (N, D), per channel or, with one weight, over all."""
     if len(weight) == 1:
         x, y = x.reshape(-1, 1), y.reshape(-1, 1)
     center_x, center_y = (x.mean(0), y.mean(0)) if bias is not None else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Which share of the old position of each layer is left in the new one."""
+"""Measurement of the share of each layer's old position that the new one keeps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from graticule.surgery.fits.registry import Before
 
 
 class Share(NamedTuple):
-    """Says how much of a term of the old position a layer still gets.
+    """Share of a term of the old position that a layer keeps.
 
-    layer: index of the layer, stages counted through.
-    term: what the old position gave it, and in which form the new one gives it.
-    kept: 1 - |old - new|^2 / |old|^2: 1 if nothing is lost, 0 if nothing is left, less if the new one is farther
-        from the old one than nothing is. None if the two cannot be compared.
+    layer: index of the layer, counted through all stages.
+    term: the term of the old position, and its form in the new one.
+    kept: 1 - |old - new|^2 / |old|^2: 1 if nothing is lost, 0 if nothing is left, negative if the new term is farther
+        from the old one than zero is. None if the two cannot be compared.
     """
 
     layer: int
@@ -29,16 +29,17 @@ class Share(NamedTuple):
 
 
 def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> list[Share]:
-    """Compare what each layer of a stage gets with what it got.
+    """Compare the new position of each layer of a stage with the old one.
 
-    A table in the residual stream is compared with what the stream has by then, or, if it is added after norms or to
-    queries and keys, with what it contributed there (`Contribution`), over the images; or, if there is a bias instead,
-    or a rotation, with what it added to the logits (`table_logits`). Biases and logits are compared without the mean
-    over the keys of each query, which a softmax does not see.
+    An old table in the residual stream is compared with the sum of the new tables in it up to the layer. If the new one
+    is added after norms or to queries and keys, the comparison is with the contribution of the old table there
+    (`Contribution`), over the images; for a bias or a rotation, with the logits that the old table added
+    (`table_logits`). Biases and logits are compared without the mean over the keys of each query, to which a softmax is
+    invariant.
 
     Args:
-        before: what the stage had.
-        after: what its layers get now.
+        before: the state of the stage with the old position.
+        after: the new positions of its layers.
         first: index of the first layer of the stage.
     """
     shares = []
@@ -72,7 +73,7 @@ def measure(before: Before, after: Sequence[LayerPosition], first: int = 0) -> l
 def _of_table(
     table: Tensor, stream: Tensor | None, new: LayerPosition, before: Before, index: int
 ) -> tuple[str, float | None]:
-    """Return the form in which a layer gets an old table, and its share."""
+    """Return the form of an old table in the new position of a layer, and the share that is kept."""
     contribution = before.contributions[index]
     if stream is not None:
         return "table in the stream", _kept(table, stream) if stream.shape == table.shape else None
@@ -91,7 +92,7 @@ def _of_table(
 
 
 def _of_rotation(old: LayerPosition, new: LayerPosition) -> float | None:
-    """Return the share of sines and cosines, if both rotate the same pairs."""
+    """Return the kept share of sines and cosines; None if the two rotate different pairs."""
     a, b = old.rotary, new.rotary
     if b is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""The one table of fits: old kind, new kind -> the function that chooses the parameters of the new one."""
+"""The table of fits: old kind, new kind -> the function that fits the parameters of the new one."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Function = TypeVar("Function", bound=FitFunction)
 
 @dataclass(frozen=True)
 class Before:
-    """What a stage had before its position was replaced.
+    """State of a stage before its position was replaced.
 
-    grid: of the stage, with its windows.
-    given: what each layer got.
-    contributions: what the table contributed to each layer; None where that was not measured.
+    grid: the grid of the stage, with its windows.
+    given: the position of each layer.
+    contributions: the contribution of the table to each layer; None if it was not measured.
     target: the table that a new encoding is fitted to, (N, D); for fits of tables.
-    streams: what the stage had in the residual stream, where its joining adds after norms.
+    streams: the residual streams of the stage, if its joining adds after norms.
     """
 
     grid: Grid
@@ -51,12 +51,12 @@ class Before:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a part of the new position was chosen.
+    """Report of the fit of a part of the new position.
 
     stage: index of the stage.
-    old, new: what it was and what it is.
-    fitted: whether it was fitted to the old one; else it has its fresh initialization, or what both have by name.
-    why: why nothing could be fitted; empty if there is no more to say.
+    old, new: names of the old and the new part.
+    fitted: whether it was fitted to the old one; if not, it has its initial values, or the old ones of the same name.
+    why: reason for which nothing could be fitted; may be empty.
     """
 
     stage: int
@@ -67,8 +67,8 @@ class Fit:
 
 
 #: (old class, new class) -> function of the old module, the new one, and `Before`. For encodings and positions it sets
-#: the parameters of the new one, and returns whether it could, or why nobody can; for joinings it returns the tables to
-#: be joined, or why there are none.
+#: the parameters of the new one, and returns True or False for success, or a text with the reason for which no fit
+#: exists; for joinings it returns the tables to be joined, or the reason for which there are none.
 FITS: dict[tuple[type[nn.Module], type[nn.Module]], FitFunction] = {}
 
 
@@ -83,7 +83,7 @@ def register_fit(old: type[nn.Module], new: type[nn.Module]) -> Callable[[Functi
 
 
 def find_fit(old: type[nn.Module], new: type[nn.Module]) -> FitFunction | None:
-    """Return the fit that is registered for two classes, or for classes that they extend, the new one's first."""
+    """Return the fit that is registered for two classes or their base classes; those of the new one have priority."""
     pairs = ((before, after) for after in new.__mro__ for before in old.__mro__)
     return next((FITS[pair] for pair in pairs if pair in FITS), None)
 
@@ -92,9 +92,9 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
     """Fit the position of a model to the one that it had, stage by stage.
 
     Args:
-        model: with the new position.
-        old: the position before.
-        before: what each stage had.
+        model: the model with the new position.
+        old: the old position.
+        before: the state of each stage with the old position.
     """
     found = []
     for stage, was, now, state in _states(old, model.position, before):
@@ -110,7 +110,7 @@ def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> li
 
 
 def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[tuple[int, Position, Position, Before]]:
-    """Go through the positions of all grids: the index of the stage, the old one, the new one, what there was."""
+    """Yield, for all grids, the index of the stage, the old position, the new one, and the state before."""
     pairs: Iterable[tuple[Any, Any]] = [(old, new)]
     if isinstance(old, PyramidPosition) and isinstance(new, PyramidPosition):
         pairs = zip(cast("Any", old).stages, cast("Any", new).stages, strict=True)
@@ -127,7 +127,7 @@ def _states(old: Position, new: Position, before: Sequence[Before]) -> Iterator[
 
 
 def _of_pairs(position: Position, grid: Grid) -> Before:
-    """Return what a position for pairs of tokens gave layers, to which no table contributed."""
+    """Return the state of layers with a position for pairs of tokens, without contributions of a table."""
     given = position(grid)
     return Before(grid, given, [None] * len(given))
 
@@ -139,7 +139,7 @@ def _parts(position: Position) -> list[Position]:
 
 
 def _same(old: Position, new: Position) -> bool:
-    """Return whether two parts hold the same, as `transfer` leaves a part that stays."""
+    """Return True if two parts have equal parameters, as after `transfer` of an unchanged part."""
     before, after = old.state_dict(), new.state_dict()
     same = type(old) is type(new) and before.keys() == after.keys() and bool(before)
     return same and all(torch.equal(value, after[name]) for name, value in before.items())
@@ -149,7 +149,7 @@ _BIASES = (BiasPosition, SharedBiasPosition)
 
 
 def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position]) -> Position | None:
-    """Return the old part that a new one stands for: of the same kind, or a table that becomes a bias or a rotation."""
+    """Return the old part that a new one replaces: of the same kind, or a table that becomes a bias or a rotation."""
     kept = any(isinstance(other, JoinedPosition) for other in new)
     kinds: tuple[tuple[type[Position], ...], ...] = ((JoinedPosition,), _BIASES, (RotaryPosition,))
     for kind in kinds:

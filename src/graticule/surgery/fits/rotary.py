@@ -1,4 +1,4 @@
-"""Rotary encodings with learned directions, fitted to those of a formula."""
+"""Fits of rotary encodings with learned directions to those of a formula."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from graticule.surgery.fits.registry import Before, register_fit
 
 @register_fit(JoinedPosition, RotaryPosition)
 def refuse_table(old: Any, new: Any, before: Before) -> str:
-    """Describe why nothing of a rotation can stand for a table.
+    """Return the reason for which a rotation cannot replace a table.
 
-    It multiplies queries and keys, so it adds to the logits only what their content, and the biases of their
-    projections, make of it. The report measures that for the mean tokens.
+    It multiplies queries and keys, so its effect on the logits depends on their content and on the biases of their
+    projections. The report measures it for the mean tokens.
     """
-    return "as a rotation has no term of its own in the logits"
+    return "as a rotation adds no term to the logits"
 
 
 @register_fit(RotaryPosition, RotaryPosition)
 def copy_directions(old: Any, new: Any, before: Before) -> bool:
-    """Give each layer and head of 'rope_mixed' the frequency vectors of the old encoding, which is exact.
+    """Set the frequency vectors of 'rope_mixed' in each layer and head to those of the old encoding, which is exact.
 
     Both must rotate the same pairs of channels by the same coordinates.
     """

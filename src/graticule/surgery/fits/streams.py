@@ -1,4 +1,4 @@
-"""A table in the residual stream that stands for what layers get after their norms, such as from LaPE."""
+"""Fit of a table in the residual stream to the tables that layers get after their norms, such as from LaPE."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from graticule.backbones import Backbone
 from graticule.layer_position import LayerPosition
 from graticule.surgery.fits.contributions import entered_blocks, is_pre_norm
 
-#: Images that are kept, at most: each layer keeps their tokens.
+#: Maximum number of images, as their tokens are stored for each layer.
 _IMAGES = 8
-#: Steps of Gauss and Newton, of conjugate gradients within each, and halvings of a step that goes too far.
+#: Gauss-Newton steps, steps of conjugate gradients within each, and halvings of a step that is too long.
 _STEPS, _PRODUCTS, _HALVINGS = 60, 200, 12
-#: What is left of a sum of squares where a table is said to give it exactly.
+#: Remaining share of a sum of squares up to which a fit counts as exact.
 _EXACT = 1e-16
 
 
 @dataclass(frozen=True)
 class Stream:
-    r"""What a layer has in the residual stream on some images, and what it gets after its norm.
+    r"""Residual stream before the norm of a layer on some images, and the table that is added after the norm.
 
     tokens: x, (B, N, D), in float64.
     norm: LN, the norm before attention.
-    inner: c, (N, D): the layer gets LN(x) + c; zeros where it gets nothing.
+    inner: c, (N, D): the layer gets LN(x) + c; zeros if nothing is added.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class Stream:
 
     @property
     def scale(self) -> Tensor | float:
-        """The scale of the norm, (D,)."""
+        """Return the scale of the norm, (D,)."""
         return self.norm.weight.double() if self.norm.elementwise_affine else 1.0
 
     def residual(self, table: Tensor | float) -> Tensor:
@@ -51,7 +51,7 @@ class Stream:
         return self.scale * (self.normalized(table)[0] - self.normalized()[0]) - self.inner
 
     def kept(self, table: Tensor) -> float:
-        """Return which share of c the layer gets from a table in the stream, over the images."""
+        """Return the share of c that a table in the residual stream gives the layer, over the images."""
         whole = float(self.inner.square().sum()) * len(self.tokens)
         lost = float(self.residual(table).square().sum())
         return float(not lost) if not whole else 1 - lost / whole
@@ -59,21 +59,21 @@ class Stream:
 
 @dataclass(frozen=True)
 class Streams:
-    """What has to be known of a stage to put a table into its residual stream.
+    """Residual streams of a stage, for fitting a table that is added to them.
 
-    attention: the stream before the attention of each layer; None where there is no LayerNorm.
-    others: the streams before what gets nothing after its norm, and would see the table too: the MLPs.
+    attention: the stream before the attention of each layer; None if there is no LayerNorm.
+    others: the streams before the MLPs, which get nothing after their norms, but would also get the table.
     """
 
     attention: list[Stream | None]
     others: list[Stream]
 
     def fit(self) -> Tensor | None:
-        """Return the table (N, D) that stands best for what attention gets after its norms; None if none can be fitted.
+        """Return the table (N, D) that best replaces the tables after the norms; None if none can be fitted.
 
-        If there is one that gives each attention what it got, it is that one. Otherwise it is the best for attention
-        and MLPs together, of which the latter got nothing: for attention alone, the best can be a table without bounds,
-        beside which the image does not matter.
+        If a table gives each attention its old input exactly, it is that one. Otherwise it is the best for attention
+        and MLPs together, where the MLPs got no table: for attention alone, the best table can be unbounded, so that
+        the image does not matter.
         """
         known = [one for one in self.attention if one is not None]
         if not known or len(known) < len(self.attention):
@@ -86,12 +86,12 @@ class Streams:
 
 
 def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition]) -> list[Streams | None]:
-    """Record the streams of each stage of a model that gives layers `inner`; None of a stage that does not.
+    """Record the residual streams of each stage of a model whose layers get `inner`; None for a stage without it.
 
     Args:
-        model: in evaluation mode.
-        images: (B, C, height, width); the first ones are taken.
-        given: what each layer gets.
+        model: a model in evaluation mode.
+        images: (B, C, height, width); only the first ones are used.
+        given: the position of each layer.
     """
     found: list[Streams | None] = []
     handles, first = [], 0
@@ -133,16 +133,16 @@ def _record(
 
 
 def fit_stream(streams: Sequence[Stream]) -> Tensor:
-    r"""Return the table w, (N, D), that gives layers what they got after their norms, by least squares.
+    r"""Fit the table w, (N, D), in the residual stream that replaces the tables after the norms, by least squares.
 
     .. math:: \min_w \sum_l \sum_x |LN_l(x + w) - LN_l(x) - c_l|^2
 
-    over layers and images, for each token alone: Gauss-Newton steps, halved until they help, whose normal equations
-    are solved by conjugate gradients. A norm sees neither the mean of w nor, alone, the scale of x + w; so the mean is
-    zero, and the layers together decide the scale.
+    over layers and images, separately for each token: Gauss-Newton steps, halved until they help, whose normal
+    equations are solved by conjugate gradients. A norm is invariant to the mean of w and to the scale of x + w; so the
+    mean is set to zero, and the layers together determine the scale.
     """
     top = bottom = torch.zeros_like(streams[0].inner)
-    for one in streams:  # as if the roots of the variances stayed
+    for one in streams:  # as if the roots of the variances did not change
         slope = one.scale / one.normalized()[1]
         top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
     table = top / bottom.clamp(min=1e-30)
@@ -187,12 +187,12 @@ def _step(streams: Sequence[Stream], table: Tensor) -> Tensor:
 
 
 def _centered(v: Tensor) -> Tensor:
-    """Return v without its mean over the channels, which no norm sees; rounding would let it grow."""
+    """Return v without its mean over the channels, to which norms are invariant; rounding would let it grow."""
     return v - v.mean(-1, keepdim=True)
 
 
 def _tangent(v: Tensor, z: Tensor) -> Tensor:
-    """Return the part of v that changes a normalized z, but for the division: v without its mean and its part in z."""
+    """Return the part of v that changes a normalized z, up to the division: v without its mean and its part along z."""
     return v - v.mean(-1, keepdim=True) - z * (z * v).mean(-1, keepdim=True)
 
 

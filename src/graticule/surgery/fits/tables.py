@@ -1,4 +1,4 @@
-"""Tables fitted to a given table: copied, factorized, or by the last layer of an MLP of coordinates."""
+"""Fits of absolute encodings to a given table: by copy, by factorization, or by the last layer of an MLP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graticule.surgery.fits.registry import Before, register_fit
 
 @register_fit(AbsoluteEncoding, Learnable)
 def copy_table(old: AbsoluteEncoding, new: Learnable, before: Before) -> bool:
-    """Copy the table: exact."""
+    """Copy the table, which is exact."""
     target = target_of(before)
     if new.pos_embed.shape[1:] != target.shape:
         return False
@@ -28,10 +28,10 @@ def copy_table(old: AbsoluteEncoding, new: Learnable, before: Before) -> bool:
 
 @register_fit(AbsoluteEncoding, Factorized)
 def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
-    r"""Choose the tables of rows and columns by least squares.
+    r"""Fit the tables of rows and columns by least squares.
 
-    Of a sum, :math:`Y_y = \bar w_{y \cdot} - \bar w / 2` and :math:`X_x = \bar w_{\cdot x} - \bar w / 2`; of a product,
-    the first singular vectors of each channel.
+    For a sum, :math:`Y_y = \bar w_{y \cdot} - \bar w / 2` and :math:`X_x = \bar w_{\cdot x} - \bar w / 2`; for a
+    product, the first singular vectors of each channel.
     """
     table = patches_of(target_of(before), before.grid).unflatten(0, before.grid.shape)  # (H, W, D)
     if new.grid.shape != before.grid.shape:
@@ -50,21 +50,21 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
 
 @register_fit(AbsoluteEncoding, Fourier)
 def fit_fourier(old: AbsoluteEncoding, new: Fourier, before: Before) -> bool:
-    """Choose the last layer of the MLP by least squares; directions and hidden layer stay as they were drawn."""
+    """Fit the last layer of the MLP by least squares; directions and hidden layer keep their random initialization."""
     features = new.features(before.grid).to(new.directions.dtype)
     return fit_last(new.mlp, features, patches_of(target_of(before), before.grid))
 
 
 @register_fit(AbsoluteEncoding, CoordinateMlp)
 def fit_coordinates(old: AbsoluteEncoding, new: CoordinateMlp, before: Before) -> bool:
-    """Choose the last layer of the MLP by least squares, for coordinates without augmentation."""
+    """Fit the last layer of the MLP by least squares, for coordinates without augmentation."""
     weight = next(new.mlp.parameters())
     places = new.coordinates(before.grid, weight.device, new.grid).to(weight.dtype)
     return fit_last(new.mlp, places, patches_of(target_of(before), before.grid))
 
 
 def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor) -> bool:
-    """Choose the last linear layer of an MLP so that inputs (N, F) give the target (N, D), by least squares."""
+    """Fit the last linear layer of an MLP to map inputs (N, F) to the target (N, D), by least squares."""
     hidden = mlp[:-1](inputs).double()
     last = cast("nn.Linear", mlp[-1])
     design = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1)
@@ -76,7 +76,7 @@ def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor) -> bool:
 
 
 def target_of(before: Before) -> Tensor:
-    """Return the table that is fitted, (N, D)."""
+    """Return the table to fit, (N, D)."""
     assert before.target is not None
     return before.target
 
