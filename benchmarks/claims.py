@@ -1,10 +1,10 @@
-"""What we know: the claims of the five papers, our test of each, and what the kept data say.
+"""Claims of the five papers, our test of each, and the verdict of the stored data.
 
     python benchmarks/claims.py
 
 It reads the tables in docs/data and writes docs/claims.md. A claim is tested by a contrast: a weighted sum of scores of
-the same seed, such as a choice less another one, whose mean over seeds is tested against zero. p is adjusted by Holm's
-method for all claims of the page that are tested: the page is read as a whole. Where there are no data, the verdict is
+the same seed, such as the difference of two choices, whose mean over seeds is tested against zero. p is adjusted by
+Holm's method for all tests of the page, since the page is read as a whole. Where there are no data, the verdict is
 "not run", with the command.
 """
 
@@ -28,14 +28,14 @@ from graticule.studies.study_table import read_table
 from graticule.studies.tables import markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
-#: Metrics that a claim needs not name: those of tasks, of which a study has one.
+#: Metrics that a claim need not name: the metrics of tasks; a study has one task.
 SCORES = {metric.key for metric in METRICS}
 #: (choice, variant, at) -> seed -> score.
 Scores = dict[tuple[str, str, str], dict[int, float]]
 
 
 def scores_of(name: str, folder: Path = DOCS / "data") -> Scores:
-    """Read the kept scores of a study, or those of the extrapolation benchmark or the gym, which have other columns."""
+    """Read the stored scores of a study, or of the extrapolation benchmark or the gym, which have other columns."""
     found: Scores = {}
     if name == "extrapolation":
         path = folder / "extrapolation.csv"
@@ -67,14 +67,14 @@ def contrasts(claim: Claim, scores: Scores) -> list[float]:
 
 
 def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, seeds: int, tests: int) -> str:
-    """Say what the data say of a claim.
+    """Return the verdict of the data on a claim.
 
     Args:
-        claim: of a paper.
-        test: of its contrast.
+        claim: claim of a paper.
+        test: test of its contrast.
         adjusted: p of the test, adjusted for all tests of the page.
-        seeds: that the contrast has.
-        tests: of the page.
+        seeds: number of seeds of the contrast.
+        tests: number of tests on the page.
     """
     if claim.verdict or not seeds:
         return claim.verdict or "not run"
@@ -91,14 +91,14 @@ def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, seeds
 
 
 def made(tests: Sequence[PairedTest | None]) -> int:
-    """Return how many tests could be made."""
+    """Count the tests that could be run."""
     return sum(test is not None for test in tests)
 
 
 def tests_of(
     claims: Sequence[Claim], tables: Mapping[str, Scores]
 ) -> tuple[list[list[float]], list[PairedTest | None]]:
-    """Return the contrasts of every claim, and their tests against zero."""
+    """Return the contrasts of every claim and their tests against zero."""
     values = [contrasts(claim, tables.get(claim.data, {})) for claim in claims]
     return values, [paired_test(found, [0.0] * len(found)) if found else None for found in values]
 
@@ -132,36 +132,38 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
     return "\n\n".join(
         [
             "# What we know",
-            "The claims of the five papers, one line each, and what our own small tests say of them. A test is "
-            "a contrast of scores of the same seed, top-1 in percent unless it says otherwise: its mean over "
-            "seeds, the 95 % interval of a paired t-test, and p adjusted by Holm's method for all tests of this "
-            "page. A verdict is about models and data of this size: small models, digits, minutes of training. "
-            "'Not seen' does not mean that there is no effect. 'Exact' means that a test of the code proves it.",
+            "This page lists the claims of the five papers, with the results of our own small tests. A test is a "
+            "contrast of scores of the same seed, top-1 in percent unless stated otherwise. Its result is the mean "
+            "over seeds, the 95 % interval of a paired t-test, and p adjusted by Holm's method for all tests of this "
+            "page. A verdict applies only to models and data of this size: small models, digits, minutes of training. "
+            "'Not seen' does not mean that there is no effect. 'Exact' means that a test of the code proves the claim.",
             correction(count),
             f"{len(claims)} claims: {summary}.",
             markdown(rows),
-            "Scores at 'zoom 40' and 'canvas 40' are those of weights trained on images of 20 x 20 pixels without "
-            "crops, tested on four times as many tokens: zoomed, where digits are twice as large as in training, and "
-            "on a larger canvas, where they keep their size. CPVT trains with crops of many scales (`cpvt_sizes`). "
-            "Scores of `graticule gym` are the share of the way from chance to a perfect answer, in percent.",
+            "Scores at 'zoom 40' are those of larger images with larger digits, and at 'canvas 40' of more room "
+            "around digits of the same size. The weights were trained on images of 20 x 20 pixels without crops, "
+            "except in `cpvt_sizes`: there on 28 x 28, with crops of many scales, as in CPVT. "
+            "The rows of `lape_zoom` at the end of training were added when its scores were known: the endpoint of "
+            "that study, fixed before its runs, is the change at 'zoom 40'. "
+            "Scores of `graticule gym` are scaled from 0 for chance to 100 for a perfect answer.",
             "Written by `python benchmarks/claims.py` from docs/data; see [results](results.md) for the studies.",
         ]
     )
 
 
 def correction(tests: int) -> str:
-    """Say for which tests p is adjusted, why for these, and what that leaves of few seeds."""
+    """Explain for which tests p is adjusted and why, and the smallest p that can be significant."""
     if not tests:
         return "No claim is tested yet."
     least = LEVEL / tests
     errors = {seeds: f"{stats.t.isf(least / 2, seeds - 1):.1f}" for seeds in (3, 5)}
     return (
-        f"The {tests} tests are one family, not one per paper, since the page is read as a whole: of all verdicts "
-        "'supported' and 'the opposite' together, the chance that any is an accident of the seeds is at most 5 %. The "
-        "tables of the studies adjust for the tests of one study, so a difference may be beyond chance there and not "
-        "here. The intervals are not adjusted. 'No difference within error' is said where the interval contains zero, "
-        "'not significant after correction' where it does not and p is nevertheless 0.05 or more. With few seeds that "
-        f"is common: the smallest p of the page must be below {least:.5f} before it is adjusted, so the mean must be "
+        f"The {tests} tests are one family, not one per paper, since the page is read as a whole: the chance that any "
+        "of the verdicts 'supported' and 'the opposite' is due to the random seeds alone is at most 5 %. The tables of "
+        "the studies adjust for the tests of one study, so a difference may be beyond chance there and not here. The "
+        "intervals are not adjusted. 'No difference within error' means that the interval contains zero, 'not "
+        "significant after correction' that it excludes zero but the adjusted p is 0.05 or more. This is common with "
+        f"few seeds: the smallest p of the page must be below {least:.5f} before it is adjusted, so the mean must be "
         f"{errors[3]} standard errors from zero with 3 seeds, and {errors[5]} with 5."
     )
 

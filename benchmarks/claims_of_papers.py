@@ -1,4 +1,4 @@
-"""The claims of the five papers, each with what tests it."""
+"""Claims of the five papers, each with its test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graticule.studies.study import TRAINED
 
 LAPE, FIRST = "LaPE (2023)", "LaPE, first version (2022)"
 CPVT, POSMLP, NOTES = "CPVT (2023)", "PosMLP (2022)", "Introduction to Transformers (2023)"
-#: A weighted score: its weight, the choice, and at what it is measured.
+#: A weighted score: its weight, the choice, and the measurement ("trained", "zoom 40", ...).
 Term = tuple[float, str, str]
 
 
@@ -16,14 +16,14 @@ Term = tuple[float, str, str]
 class Claim:
     """A claim of a paper and our test of it.
 
-    paper, where, text: who says it, where, and what.
-    command: runs the test.
-    data: the study whose table has the scores, or 'extrapolation' or 'gym'; empty where no scores test it.
-    contrast: the weighted scores of a seed; the claim is that their mean is above zero.
-    variant: of the study.
-    equal: the claim is that the mean is zero.
-    test: what is measured; described by the contrast if it is empty.
-    verdict: where no scores test it, what there is instead.
+    paper, where, text: paper, place in the paper, and the claim in words.
+    command: command that runs the test.
+    data: study whose table has the scores, or 'extrapolation' or 'gym'; empty if no scores test the claim.
+    contrast: weighted scores of a seed; the claim is that their mean is above zero.
+    variant: variant of the study.
+    equal: whether the claim is that the mean is zero.
+    test: description of the measurement; if empty, it is made from the contrast.
+    verdict: verdict on a claim that no scores test.
     """
 
     paper: str
@@ -39,29 +39,29 @@ class Claim:
 
     @property
     def tested(self) -> str:
-        """What is measured, in words."""
+        """Describe the measurement in words."""
         parts = [f"{'-' if weight < 0 else '+'} {choice} ({at})" for weight, choice, at in self.contrast]
         said = self.test or " ".join(parts).removeprefix("+ ")
         return f"{said}, {self.variant}" if self.variant else said
 
 
 def difference(choice: str, reference: str, at: str = TRAINED) -> tuple[Term, ...]:
-    """Return the contrast of two choices."""
+    """Return the contrast between two choices."""
     return ((1.0, choice, at), (-1.0, reference, at))
 
 
 def gain(choice: str, reference: str, at: str) -> tuple[Term, ...]:
-    """Return the contrast of what a choice gains from the size of the training to `at`, and what another one does."""
+    """Return the contrast between the changes of two choices from the training size to `at`."""
     return ((1.0, choice, at), (-1.0, choice, TRAINED), (-1.0, reference, at), (1.0, reference, TRAINED))
 
 
 def change(choice: str, at: str) -> tuple[Term, ...]:
-    """Return the contrast of a choice at a size and at the size of the training."""
+    """Return the contrast between a choice at a size and at the training size."""
     return ((1.0, choice, at), (-1.0, choice, TRAINED))
 
 
 def change_of(choice: str, at: str, minus: str) -> tuple[Term, ...]:
-    """Return the contrast of two measures of a choice."""
+    """Return the contrast between two measures of a choice."""
     return ((1.0, choice, at), (-1.0, choice, minus))
 
 
@@ -89,30 +89,70 @@ CLAIMS = [
     Claim(
         LAPE,
         "Table 7",
-        "... of 1-D sinusoids",
+        "LaPE beats the default joining of 1-D sinusoids",
         contrast=difference("sinusoidal 1-D, LaPE", "sinusoidal 1-D"),
         **JOININGS,
     ),
     Claim(
         LAPE,
         "Table 7",
-        "... of 2-D sinusoids",
+        "LaPE beats the default joining of 2-D sinusoids",
         contrast=difference("sinusoidal 2-D, LaPE", "sinusoidal 2-D"),
         **JOININGS,
     ),
     Claim(
         LAPE,
         "our control",
-        "... of a learnable table that starts with the amplitude of a norm",
+        "LaPE beats a table with the initial amplitude of a norm",
         contrast=difference("learnable, LaPE", "learnable, std 1"),
         **JOININGS,
     ),
     Claim(
         LAPE,
         "our control",
-        "... whichever amplitude the table of LaPE starts with",
+        "LaPE of a table with the initial amplitude of a norm beats the same table without LaPE",
         contrast=difference("learnable, std 1, LaPE", "learnable, std 1"),
         **JOININGS,
+    ),
+    Claim(
+        LAPE,
+        "Tables 1, 7",
+        "LaPE beats the default joining of a learnable table, tested again with eight other seeds",
+        contrast=difference("LaPE", "std 0.02"),
+        **of_study("lape_zoom"),
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "LaPE beats a table with the initial amplitude of a norm, tested again with eight other seeds",
+        contrast=difference("LaPE", "std 1"),
+        **of_study("lape_zoom"),
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "LaPE beats a table with the initial amplitude of a norm by more on zoomed images than at the training size",
+        contrast=gain("LaPE", "std 1", "zoom 40"),
+        **of_study("lape_zoom"),
+    ),
+    *(
+        Claim(
+            LAPE,
+            where,
+            text.format(epochs=epochs),
+            variant=f"{epochs} epochs",
+            contrast=difference("learnable, LaPE", other),
+            **of_study("lape_epochs"),
+        )
+        for epochs in (40, 100)
+        for where, text, other in (
+            ("Tables 1, 7", "after {epochs} epochs LaPE beats the default joining of a learnable table", "learnable"),
+            (
+                "our control",
+                "after {epochs} epochs LaPE beats a table with the initial amplitude of a norm",
+                "learnable, std 1",
+            ),
+        )
     ),
     Claim(
         LAPE,
@@ -124,14 +164,14 @@ CLAIMS = [
     Claim(
         LAPE,
         "Table 7",
-        "LaPE beats a table of its own in every layer",
+        "LaPE beats a separate table in every layer",
         contrast=difference("learnable, LaPE", "learnable, unshared"),
         **JOININGS,
     ),
     Claim(
         LAPE,
         "Table 7, section 3.3",
-        "passing the embedding on beats sharing it",
+        "passing the embedding from layer to layer beats sharing it",
         contrast=difference("learnable, LaPE", "learnable, LaPE sharing"),
         **JOININGS,
     ),
@@ -145,21 +185,21 @@ CLAIMS = [
     Claim(
         LAPE,
         "Table 7",
-        "LaPE shrinks the gap between learnable and 1-D sinusoidal embeddings",
+        "LaPE reduces the gap between learnable and 1-D sinusoidal embeddings",
         contrast=(*difference("learnable", "sinusoidal 1-D"), *difference("sinusoidal 1-D, LaPE", "learnable, LaPE")),
         **JOININGS,
     ),
     Claim(
         LAPE,
         "Table 8",
-        "an independent normalization is what helps: Norm(w) beats the default",
+        "the independent normalization helps: Norm(w) beats the default",
         contrast=difference("Norm(w)", "default"),
         **DECOMPOSITIONS,
     ),
     Claim(
         LAPE,
         "Table 8",
-        "an un-normalized table in every layer is worse than the default",
+        "an unnormalized table in every layer is worse than the default",
         contrast=difference("default", "w"),
         **DECOMPOSITIONS,
     ),
@@ -173,16 +213,16 @@ CLAIMS = [
     Claim(
         LAPE,
         "our control",
-        "... and than an un-normalized table of the amplitude of a norm",
+        "the whole LayerNorm is better than an unnormalized table with the initial amplitude of a norm",
         contrast=difference("LN(w)", "w, std 1"),
         **DECOMPOSITIONS,
     ),
     Claim(
         LAPE,
         "Eq. 6, 7",
-        "with the default joining a deeper layer gets less position",
+        "with the default joining, deeper layers receive less position",
         contrast=((1.0, "std 0.02", "lambda_position, layer 1"), (-1.0, "std 0.02", "lambda_position, layer 4")),
-        test="lambda_2 in layer 1 - in layer 4, a learnable table",
+        test="lambda_2 in layer 1 - lambda_2 in layer 4, a learnable table",
         **of_study("lape_coefficients"),
     ),
     Claim(
@@ -212,7 +252,7 @@ CLAIMS = [
     Claim(
         LAPE,
         "Table 2",
-        "... ViT-Lite with a tenth of the images",
+        "LaPE helps ViT-Lite on a tenth of CIFAR-10",
         variant="5,000 images",
         contrast=difference("LaPE", "default"),
         **of_study("cifar10"),
@@ -220,15 +260,31 @@ CLAIMS = [
     Claim(
         LAPE,
         "our control",
-        "... by more than a table that starts with the amplitude of a norm",
+        "LaPE beats a table with the initial amplitude of a norm on a tenth of CIFAR-10",
         variant="5,000 images",
         contrast=difference("LaPE", "default, std 1"),
         **of_study("cifar10"),
     ),
     Claim(
         LAPE,
+        "Table 1, on other data",
+        "LaPE helps a small ViT on Fashion-MNIST",
+        variant="3,000 images",
+        contrast=difference("LaPE", "default"),
+        **of_study("fashion_mnist"),
+    ),
+    Claim(
+        LAPE,
         "our control",
-        "a learnable table that starts larger is better",
+        "LaPE beats a table with the initial amplitude of a norm on Fashion-MNIST",
+        variant="3,000 images",
+        contrast=difference("LaPE", "default, std 1"),
+        **of_study("fashion_mnist"),
+    ),
+    Claim(
+        LAPE,
+        "our control",
+        "a learnable table is better with a larger initial amplitude",
         contrast=difference("std 1", "std 0.02"),
         **of_study("amplitude"),
     ),
@@ -243,7 +299,7 @@ CLAIMS = [
         )
         for text, other in (
             ("in a deep model LaPE beats sharing", "LaPE sharing"),
-            ("... and the default with the amplitude of a norm", "default, std 1"),
+            ("in a deep model LaPE beats a table with the initial amplitude of a norm", "default, std 1"),
         )
     ),
     *(
@@ -272,14 +328,14 @@ CLAIMS = [
         LAPE,
         "Tables 3, 4",
         "LaPE helps detection on COCO and segmentation on ADE20K",
-        test="needs those data and pretraining on ImageNet",
+        test="needs COCO, ADE20K and pretraining on ImageNet",
         verdict=NEVER,
     ),
     *(
         Claim(
             LAPE,
             "Table 4, on other data",
-            f"LaPE helps a small {model} for segmentation on CamVid (mIoU)",
+            f"LaPE helps a small {model} in segmentation on CamVid (mIoU)",
             variant=model,
             contrast=difference("learnable, LaPE", "learnable"),
             **of_study("camvid"),
@@ -304,7 +360,7 @@ CLAIMS = [
     Claim(
         LAPE,
         "conclusion",
-        "LaPE may help Transformers of other modalities: texts",
+        "LaPE may help transformers in other modalities: text",
         "graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape --seeds 1 2 3 4 5",
         test="bits per byte of a small language model",
         verdict=BEFORE,
@@ -312,28 +368,28 @@ CLAIMS = [
     Claim(
         FIRST,
         "Table 6",
-        "the position embedding in more layers than the first helps",
+        "adding the position embedding in more layers than the first helps",
         contrast=difference("first 4", "first 1"),
         **of_study("lape_eta"),
     ),
     Claim(
         FIRST,
         "section 3.4",
-        "in inference LaPE can be computed beforehand",
+        "LaPE can be precomputed for inference",
         test="tests/surgery/test_fold.py",
         verdict="exact",
     ),
     Claim(
         CPVT,
         "Table 1",
-        "without position encodings accuracy falls",
+        "accuracy is lower without position encodings",
         contrast=difference("learnable", "none"),
         **EXTRAPOLATION,
     ),
     Claim(
         CPVT,
         "Tables 1, 7",
-        "sinusoids are on a par with a learnable table",
+        "sinusoids are as good as a learnable table",
         contrast=difference("sinusoidal_2d", "learnable"),
         equal=True,
         **EXTRAPOLATION,
@@ -348,45 +404,80 @@ CLAIMS = [
     Claim(
         CPVT,
         "Tables 2, 7",
-        "one PEG beats a learnable table at the size of the training",
+        "one PEG beats a learnable table at the training size",
         contrast=difference("peg", "learnable"),
         **EXTRAPOLATION,
     ),
-    Claim(CPVT, "Table 2", "PEG gains at larger images: zoomed", contrast=change("peg", "zoom 40"), **EXTRAPOLATION),
-    Claim(CPVT, "Table 2", "... on a larger canvas", contrast=change("peg", "canvas 40"), **EXTRAPOLATION),
+    Claim(CPVT, "Table 2", "PEG gains on zoomed images", contrast=change("peg", "zoom 40"), **EXTRAPOLATION),
+    Claim(CPVT, "Table 2", "PEG gains on a larger canvas", contrast=change("peg", "canvas 40"), **EXTRAPOLATION),
     Claim(
         CPVT,
         "Table 2",
-        "PEG changes for the better from there than a learnable table: zoomed",
+        "PEG gains more, or loses less, than a learnable table: zoomed images",
         contrast=gain("peg", "learnable", "zoom 40"),
         **EXTRAPOLATION,
     ),
-    Claim(CPVT, "Table 2", "... on a larger canvas", contrast=gain("peg", "learnable", "canvas 40"), **EXTRAPOLATION),
+    Claim(
+        CPVT,
+        "Table 2",
+        "PEG gains more, or loses less, than a learnable table: larger canvas",
+        contrast=gain("peg", "learnable", "canvas 40"),
+        **EXTRAPOLATION,
+    ),
     Claim(
         CPVT,
         "our control",
-        "... than a learnable table with LaPE, on a larger canvas",
+        "PEG gains more, or loses less, than a learnable table with LaPE: larger canvas",
         contrast=gain("peg", "learnable, lape", "canvas 40"),
         **EXTRAPOLATION,
     ),
     Claim(
         CPVT,
         "Table 2",
-        "sinusoids lose more than a learnable table: zoomed",
+        "sinusoids lose more than a learnable table on zoomed images",
         contrast=gain("learnable", "sinusoidal_2d", "zoom 40"),
         **EXTRAPOLATION,
     ),
     Claim(
         CPVT,
         "Table 2",
-        "with training on crops of many scales PEG gains on a larger canvas",
+        "after training with crops of many scales PEG gains on a larger canvas",
         contrast=change("PEG at 0", "canvas 40"),
         **of_study("cpvt_sizes"),
     ),
     Claim(
         CPVT,
         "Table 2",
-        "five PEGs beat one at the size of the training",
+        "after training with crops of many scales PEG gains on zoomed images",
+        contrast=change("PEG at 0", "zoom 40"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "after training with crops of many scales PEG gains more, or loses less, than a learnable table: larger canvas",
+        contrast=gain("PEG at 0", "learnable", "canvas 40"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "after training with crops of many scales PEG gains more, or loses less, than a learnable table: zoomed images",
+        contrast=gain("PEG at 0", "learnable", "zoom 40"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "our control",
+        "after training with crops of many scales PEG gains more, or loses less, than a learnable table with LaPE: "
+        "larger canvas",
+        contrast=gain("PEG at 0", "learnable, LaPE", "canvas 40"),
+        **of_study("cpvt_sizes"),
+    ),
+    Claim(
+        CPVT,
+        "Table 2",
+        "five PEGs beat one at the training size",
         contrast=difference("PEG at 0 to 4", "PEG at 0"),
         **of_study("cpvt_sizes"),
     ),
@@ -400,22 +491,28 @@ CLAIMS = [
     *(
         Claim(CPVT, where, text, contrast=difference(choice, reference), equal=equal, **of_study("cpvt_forms"))
         for where, text, choice, reference, equal in (
-            ("Table 5", "a PEG that stays random helps", "PEG, fixed", "none", False),
-            ("Table 5", "as many parameters without neighbors help less", "PEG at 0", "four 1 x 1 layers", False),
-            ("section 5.1", "a PEG for queries and keys alone helps", "PEG for queries and keys", "none", False),
-            ("Table 6", "position 0 is better than -1", "PEG at 0", "PEG at -1", False),
-            ("Table 6", "... and than a late one", "PEG at 0", "PEG at 3", False),
-            ("Table 6", "a kernel of the whole grid mends position -1", "PEG at -1, 9 x 9", "PEG at -1", False),
-            ("Table 7", "a learnable table adds to one PEG", "PEG and learnable", "PEG at 0", False),
+            ("Table 5", "a PEG with fixed random weights helps", "PEG, fixed", "none", False),
+            (
+                "Table 5",
+                "as many parameters that do not read neighbors help less",
+                "PEG at 0",
+                "four 1 x 1 layers",
+                False,
+            ),
+            ("section 5.1", "a PEG for only queries and keys helps", "PEG for queries and keys", "none", False),
+            ("Table 6", "insert position 0 is better than -1", "PEG at 0", "PEG at -1", False),
+            ("Table 6", "insert position 0 is better than a late one", "PEG at 0", "PEG at 3", False),
+            ("Table 6", "a kernel of the whole grid fixes insert position -1", "PEG at -1, 9 x 9", "PEG at -1", False),
+            ("Table 7", "a learnable table improves one PEG", "PEG and learnable", "PEG at 0", False),
             ("Tables 7, 12", "PEGs in more layers are better than one", "PEG at 0 to 3", "PEG at 0", False),
             ("Table 11", "zero padding matters", "PEG at 0", "PEG, no padding", False),
-            ("our control", "... against a padding without a border", "PEG at 0", "PEG, circular", False),
+            ("our control", "zero padding is better than padding without a border", "PEG at 0", "PEG, circular", False),
         )
     ),
     Claim(
         CPVT,
         "sections 3.2, B.3",
-        "zero padding tells a PEG absolute places, which no position does not",
+        "with zero padding a PEG encodes absolute position, which a model without encoding lacks",
         variant="place",
         contrast=difference("encoding=peg", "encoding=none"),
         **GYM,
@@ -423,7 +520,7 @@ CLAIMS = [
     Claim(
         CPVT,
         "Table 2",
-        "PEG keeps places on more tokens better than a learnable table",
+        "with more tokens PEG keeps absolute position better than a learnable table",
         variant="place",
         contrast=gain("encoding=peg", "encoding=learnable", "9 cells"),
         **GYM,
@@ -431,7 +528,7 @@ CLAIMS = [
     Claim(
         CPVT,
         "Table 2",
-        "... and the border of the image",
+        "with more tokens PEG keeps the border of the image better than a learnable table",
         variant="border",
         contrast=gain("encoding=peg", "encoding=learnable", "9 cells"),
         **GYM,
@@ -441,7 +538,7 @@ CLAIMS = [
         "Table 4",
         "PEG costs 1.4 % of the throughput",
         "python benchmarks/peg.py",
-        test="CPVT-Ti over DeiT-Ti on a CPU",
+        test="CPVT-Ti relative to DeiT-Ti on a CPU",
         verdict=BEFORE,
     ),
     Claim(
@@ -455,7 +552,7 @@ CLAIMS = [
     Claim(
         CPVT,
         "Tables 13, 15",
-        "PEG helps PVT and Swin, in detection and segmentation too",
+        "PEG helps PVT and Swin, also in detection and segmentation",
         test="needs ImageNet, COCO and ADE20K",
         verdict=NEVER,
     ),
@@ -489,13 +586,13 @@ CLAIMS = [
     *(
         Claim(POSMLP, where, text, contrast=contrast, **of_study("posmlp_forms"))
         for where, text, contrast in (
-            ("Table 4", "more groups in later stages beat few", difference("GGQPE", "4 groups in both stages")),
-            ("Table 6", "Gaussians of any direction beat round ones", difference("GGQPE", "alpha I")),
+            ("Table 4", "more groups in later stages help", difference("GGQPE", "4 groups in both stages")),
+            ("Table 6", "Gaussians of any direction beat isotropic ones", difference("GGQPE", "alpha I")),
             ("Table 6", "a learned center beats a fixed one", difference("GGQPE", "fixed center")),
             ("Table 7", "the bias helps", difference("GGQPE", "no bias")),
             (
                 "Table 7",
-                "a learnable table helps without the bias more than with it",
+                "a learnable table helps more without the bias than with it",
                 (*difference("no bias, table", "no bias"), *difference("GGQPE", "table")),
             ),
         )
@@ -503,15 +600,15 @@ CLAIMS = [
     *(
         Claim(POSMLP, "Table 10", text, contrast=difference(choice, reference), **of_study("posmlp_downsampling"))
         for text, choice, reference in (
-            ("a gMLP of stages beats one of a single grid", "linear, linear", "one stage"),
+            ("a gMLP with several stages beats one with a single stage", "linear, linear", "one stage"),
             ("a convolution before the first stage helps", "conv, linear", "linear, linear"),
-            ("... between the stages", "linear, conv", "linear, linear"),
+            ("a convolution between the stages helps", "linear, conv", "linear, linear"),
         )
     ),
     Claim(
         POSMLP,
         "Figure 1 (f)",
-        "with few data mixing by position helps",
+        "with little data mixing by position helps",
         variant="500 digits",
         contrast=difference("GGQPE", "SGU"),
         **of_study("posmlp_share"),
@@ -519,14 +616,14 @@ CLAIMS = [
     Claim(
         POSMLP,
         "Table 1",
-        "mixing by position takes O(N) or O(1) parameters instead of O(N^2)",
+        "mixing by position needs O(N) or O(1) parameters instead of O(N^2)",
         test="tests/backbones/test_parameter_counts.py",
         verdict="exact",
     ),
     Claim(
         POSMLP,
         "Tables 2, 8, 9",
-        "PosMLP beats its peers on ImageNet and in detection",
+        "PosMLP beats comparable models on ImageNet and in detection",
         test="needs ImageNet and COCO",
         verdict=NEVER,
     ),
