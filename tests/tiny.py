@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import graticule
+from graticule.backbones import MODELS
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.joining import JOININGS
 from graticule.specs import Spec
@@ -24,6 +25,11 @@ SIZE: dict[str, Any] = {
     "num_classes": 5,
 }
 TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
+
+#: The name of the smallest model of every class.
+SMALLEST = list(
+    {size.kind: name for name, size in sorted(MODELS.items(), key=lambda item: -item[1].parameters)}.values()
+)
 
 #: The encodings that attention, or a convolution between blocks, can use: all but those of gated MLPs.
 ENCODERS = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from graticule.backbones import MODELS, Backbone, list_models, register_backbone
-from tiny import full_size
+from tiny import SMALLEST, full_size
 
-#: The smallest model of every class.
-SMALLEST = {size.kind: name for name, size in sorted(MODELS.items(), key=lambda item: -item[1].parameters)}
-names = pytest.mark.parametrize("named", [list(SMALLEST.values()), pytest.param(list_models(), marks=pytest.mark.slow)])
+names = pytest.mark.parametrize("named", [SMALLEST, pytest.param(list_models(), marks=pytest.mark.slow)])
 
 
 @names
