@@ -350,6 +350,21 @@ def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
     assert float((model(x) - before).norm()) < without
 
 
+@pytest.mark.parametrize("family", ["Swin", "MViTv2"])
+@torch.no_grad()
+def test_on_one_image_the_table_in_the_stream_is_finite(family):
+    """Without a limit the best table of this Swin has elements of 1e55, and the layers get nan."""
+    model = build(family, "learnable", "lape").double().eval()
+    streams = graticule.surgery.position._before(model, torch.zeros(1, 3, *model.img_size).double())[0].streams
+    change_position(model, "learnable")
+    table, fits = model.position(model.grid)[0].pre, model.certificate.fits
+    largest = max(float(one.tokens.norm(dim=-1).max()) for one in streams.attention)
+    assert fits[0].fitted and 0 < float(table.norm(dim=-1).max()) < 11 * largest
+    shares = [share.kept for share in model.certificate.shares if share.term == "inner, from the stream"]
+    assert len(shares) == (2 if family == "Swin" else 3) and all(0.2 < share < 1 for share in shares)
+    assert model(torch.randn(2, 3, *model.img_size).double()).isfinite().all()
+
+
 @torch.no_grad()
 def test_lape_stays_where_layers_have_no_layer_norm(x):
     model = tiny("learnable", "lape", img_size=(24, 40), norm_layer="rmsnorm").double().eval()

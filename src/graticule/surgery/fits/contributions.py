@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from graticule.backbones import Backbone
 from graticule.backbones.gfnet import FilterBlock
 from graticule.backbones.mixer import MixerBlock
+from graticule.backbones.mvit_block import PoolingBlock
 from graticule.layers import Block
 
 #: Batch size.
@@ -90,7 +90,7 @@ def entered_blocks(model: Backbone) -> list[list[Any]]:
 
 def is_pre_norm(block: nn.Module) -> bool:
     """Return True if a block adds its position after a norm of the residual stream."""
-    known: Sequence[Callable[..., Any]] = (Block.forward, MixerBlock.forward, FilterBlock.forward)
+    known = (Block.forward, MixerBlock.forward, FilterBlock.forward, PoolingBlock.forward)
     return getattr(type(block), "forward", None) in known
 
 

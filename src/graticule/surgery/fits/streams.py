@@ -17,6 +17,9 @@ from graticule.surgery.fits.contributions import entered_blocks, is_pre_norm
 _IMAGES = 8
 #: Gauss-Newton steps, steps of conjugate gradients within each, and halvings of a step that is too long.
 _STEPS, _PRODUCTS, _HALVINGS = 60, 200, 12
+#: Maximum norm of a fitted table, as a multiple of the norm of the tokens: 1 % of the variance of x + w is then that of
+#: x. Without a limit the best table can be infinite, as on one image.
+_LARGEST = 10.0
 #: Remaining share of a sum of squares up to which a fit counts as exact.
 _EXACT = 1e-16
 
@@ -72,8 +75,8 @@ class Streams:
         """Return the table (N, D) that best replaces the tables after the norms; None if none can be fitted.
 
         If a table gives each attention its old input exactly, it is that one. Otherwise it is the best for attention
-        and MLPs together, where the MLPs got no table: for attention alone, the best table can be unbounded, so that
-        the image does not matter.
+        and MLPs together, where the MLPs got no table, within `_LARGEST`: for attention alone, the best table can be
+        unbounded, so that the image does not matter.
         """
         known = [one for one in self.attention if one is not None]
         if not known or len(known) < len(self.attention):
@@ -82,7 +85,7 @@ class Streams:
         whole = sum(float(one.inner.square().sum()) for one in known)
         if float(_loss(known, table).sum()) <= _EXACT * max(whole, 1e-300):
             return table
-        return fit_stream([*known, *self.others])
+        return fit_stream([*known, *self.others], _LARGEST)
 
 
 def inner_streams(model: Backbone, images: Tensor, given: Sequence[LayerPosition]) -> list[Streams | None]:
@@ -126,39 +129,42 @@ def _record(
     streams: Streams, layer: int | None, inner: Tensor, norm: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor
 ) -> None:
     stream = Stream(args[0][:, -len(inner) :].double(), norm, inner.double())
-    if layer is None:
-        streams.others.append(stream)
-    else:
+    if layer is not None:
         streams.attention[layer] = stream
+    elif stream.tokens.shape[1:] == inner.shape:  # not after attention that changed the grid or the channels
+        streams.others.append(stream)
 
 
-def fit_stream(streams: Sequence[Stream]) -> Tensor:
+def fit_stream(streams: Sequence[Stream], largest: float = float("inf")) -> Tensor:
     r"""Fit the table w, (N, D), in the residual stream that replaces the tables after the norms, by least squares.
 
     .. math:: \min_w \sum_l \sum_x |LN_l(x + w) - LN_l(x) - c_l|^2
 
     over layers and images, separately for each token: Gauss-Newton steps, halved until they help, whose normal
     equations are solved by conjugate gradients. A norm is invariant to the mean of w and to the scale of x + w; so the
-    mean is set to zero, and the layers together determine the scale.
+    mean is set to zero, and the layers together determine the scale, up to `largest` times the norm of the tokens.
     """
+    sizes = torch.stack([one.normalized()[1].square().mean(0) for one in streams]).mean(0)
+    limit = largest * (sizes * streams[0].inner.shape[-1]).sqrt()
     top = bottom = torch.zeros_like(streams[0].inner)
     for one in streams:  # as if the roots of the variances did not change
         slope = one.scale / one.normalized()[1]
         top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
     table = top / bottom.clamp(min=1e-30)
-    table = _centered(table)
+    table = _within(_centered(table), limit)
     loss = _loss(streams, table)
     for _ in range(_STEPS):
         step = _step(streams, table)
         share = torch.ones_like(loss)
         for _ in range(_HALVINGS):
-            tried = _loss(streams, table + share * step)
+            tried = _loss(streams, _within(table + share * step, limit))
             worse = tried > loss
             if not worse.any():
                 break
             share = torch.where(worse, share / 2, share)
-        better = _loss(streams, table + share * step) < loss
-        table = torch.where(better, table + share * step, table)
+        stepped = _within(table + share * step, limit)
+        better = _loss(streams, stepped) < loss
+        table = torch.where(better, stepped, table)
         before, loss = loss, _loss(streams, table)
         if float((before - loss).max()) <= 1e-15 * float(before.max()) or not better.any():
             break
@@ -189,6 +195,12 @@ def _step(streams: Sequence[Stream], table: Tensor) -> Tensor:
 def _centered(v: Tensor) -> Tensor:
     """Return v without its mean over the channels, to which norms are invariant; rounding would let it grow."""
     return v - v.mean(-1, keepdim=True)
+
+
+def _within(v: Tensor, limit: Tensor) -> Tensor:
+    """Shorten each token's row to at most its limit, (N, 1)."""
+    share: Tensor = limit / v.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return v * share.clamp(max=1)
 
 
 def _tangent(v: Tensor, z: Tensor) -> Tensor:
