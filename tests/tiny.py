@@ -1,6 +1,6 @@
 """Small models for tests: images of 32 pixels, patches of 8, 24 channels, 3 layers of 3 heads, 5 classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -175,6 +175,12 @@ def images(height: int = 32, width: int = 32, batch: int = 2, dtype: torch.dtype
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     """Return the gradient of every trainable parameter by name."""
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def holds(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Return whether a model has these tensors, bit for bit; it may have others."""
+    own = model.state_dict()
+    return all(torch.equal(own[name], value) for name, value in state.items())
 
 
 def count(model: nn.Module) -> int:

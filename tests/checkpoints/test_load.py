@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
 from graticule.checkpoints import read_checkpoint, save_weights
-from tiny import COVER, SIZE, draw, images, tiny
+from tiny import COVER, SIZE, draw, holds, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
@@ -530,9 +530,7 @@ def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_sh
     second = tiny(encoding, joining, img_size=here).eval()
     transfer(second, stored(first, how, tmp_path))
     first.set_input_size(here)
-    for name, value in first.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
-        assert torch.equal(second.state_dict()[name], value), name
+    assert holds(model, first.state_dict()) and holds(second, first.state_dict())
 
 
 @pytest.mark.parametrize("how", [*SAVED, "safetensors"])
@@ -543,7 +541,7 @@ def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(h
         save_file(first.state_dict(), tmp_path / "a.safetensors")
     path = tmp_path / "a.safetensors" if how == "safetensors" else stored(first, how, tmp_path)
     model = load_checkpoint(tiny(encoding, joining, img_size=(16, 64)), path)
-    assert all(torch.equal(value, first.state_dict()[name]) for name, value in model.state_dict().items())
+    assert holds(first, model.state_dict())
 
 
 def test_a_state_dict_says_what_grid_its_tables_are_for():

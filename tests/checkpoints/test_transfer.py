@@ -14,7 +14,7 @@ from timm.models._manipulate import adapt_input_conv
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
 from graticule.checkpoints import Transferred
-from tiny import COVER, DEPTH, SIZE, draw, images, tiny
+from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 
 #: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.
 FAMILIES = {
@@ -187,7 +187,7 @@ def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_load
         state = trained(*other)
         found = reported(model, state)
         assert outside <= with_status(found, "loaded")
-        assert all(torch.equal(model.state_dict()[name], state[name]) for name in outside)
+        assert holds(model, {name: state[name] for name in outside})
         if "learnable" in encoding and "learnable" in other[0]:
             tables = {name for name in start if name.endswith("pos_embed")}
             assert tables <= with_status(found, "loaded", "copied")
@@ -801,4 +801,4 @@ def test_an_image_of_one_row_takes_a_square_table_as_a_square(encoding, name):
     transfer(row, square.state_dict())
     square.set_input_size((4, 28))
     expected = {key: value for key, value in square.state_dict().items() if name in key}
-    assert expected and all(torch.equal(row.state_dict()[key], value) for key, value in expected.items())
+    assert expected and holds(row, expected)

@@ -14,6 +14,7 @@ from graticule.dense.region_sampler import RegionSampler
 from graticule.tasks import DetectionRecipe
 from graticule.tasks.detection import image_seed
 from graticule.training import task_of
+from tiny import holds
 
 IMAGES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(n)) for n in range(2)]
 SMALL = {
@@ -207,4 +208,4 @@ def test_weights_of_mmdetection_that_do_not_fit_leave_the_model_as_it_was(mask_r
     del weights["roi_head.mask_head.upsample.bias"]
     with pytest.raises(ValueError, match=r"conv5_mask\.bias"):
         load_published(mask_rcnn, weights)
-    assert all(torch.equal(mask_rcnn.state_dict()[name], value) for name, value in before.items())
+    assert holds(mask_rcnn, before)

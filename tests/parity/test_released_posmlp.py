@@ -16,7 +16,7 @@ from graticule import load_checkpoint, published_state_dict, transfer
 from graticule.encodings import DenseMixing, LearnableMixing, MixingPosition, QuadraticMixing
 from graticule.factory import build_position
 from graticule.grid import Grid
-from tiny import count, draw, without_memory
+from tiny import count, draw, holds, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNTS = json.loads((GOLDEN / "posmlp_counts.json").read_text())
@@ -177,7 +177,7 @@ def test_released_names_and_layout_go_round(encoding, combine):
     state = published_state_dict(model)
     assert not [name for name in state if name.startswith(("blocks.", "downsamples.", "position."))]
     other.load_state_dict(state, strict=True)
-    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    assert holds(other, model.state_dict())
 
 
 def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
@@ -188,7 +188,7 @@ def test_tables_of_a_released_checkpoint_are_resampled_for_other_windows():
     state = published_state_dict(draw(small))
     large.load_state_dict(state, strict=True)
     small.set_input_size(windows=(8, 4))
-    assert all(torch.equal(value, large.state_dict()[name]) for name, value in small.state_dict().items())
+    assert holds(large, small.state_dict())
 
 
 def test_a_released_weight_of_a_wrong_shape_is_refused_by_name(tmp_path):

@@ -5,7 +5,7 @@ import timm
 import torch
 
 import graticule
-from tiny import SIZE, draw, images
+from tiny import SIZE, draw, holds, images
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def test_the_way_back_is_equal_in_every_bit(vit):
     back = graticule.to_timm(graticule.convert(vit))
     assert type(back) is type(vit)
     assert back.state_dict().keys() == vit.state_dict().keys()
-    assert all(torch.equal(value, back.state_dict()[name]) for name, value in vit.state_dict().items())
+    assert holds(back, vit.state_dict())
     x = images(24, 40, dtype=torch.float64)
     assert torch.equal(back(x), vit(x))
 

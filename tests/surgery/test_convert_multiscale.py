@@ -10,7 +10,7 @@ from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm_models import assert_same_bits, difference, in_float64, randomize
 
 import graticule
-from tiny import without_memory
+from tiny import holds, without_memory
 
 #: Arguments of a small model of each form.
 FORMS = {
@@ -116,7 +116,7 @@ def test_weights_under_the_names_of_the_released_code_are_taken():
     fresh.load_state_dict(
         graticule.checkpoints.own_state(fresh, graticule.checkpoints.read_state({"model_state": released}))
     )
-    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in fresh.state_dict().items())
+    assert holds(ours, fresh.state_dict())
 
 
 def test_what_cannot_be_converted_is_named():

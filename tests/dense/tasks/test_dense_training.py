@@ -15,6 +15,7 @@ from graticule.tasks.dense import freeze_batchnorm
 from graticule.tasks.segmentation import pixel_losses
 from graticule.training import Run, build_model, train
 from graticule.training.module import TrainingModule
+from tiny import holds
 
 PLAIN = {"precision": "64-true", "optimizer": "sgd", "lr": 0.02}
 
@@ -152,7 +153,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_scales():
     before = {name: value.clone() for name, value in model.state_dict().items() if name[0] != "0"}
     model(x).sum().backward()
     torch.testing.assert_close(model(x), expected)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert holds(model, before)
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
 
 
