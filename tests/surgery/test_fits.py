@@ -365,6 +365,13 @@ def test_on_one_image_the_table_in_the_stream_is_finite(family):
     assert model(torch.randn(2, 3, *model.img_size).double()).isfinite().all()
 
 
+@pytest.mark.parametrize("encoding", ["rope", "relative_bias"])
+def test_a_table_is_not_compared_with_logits_between_pooled_tokens(encoding):
+    model = change_position(build("MViTv2", "learnable").eval(), encoding)
+    assert not any(fit.fitted for fit in model.certificate.fits if fit.old != "nothing")
+    assert [(share.term, share.kept) for share in model.certificate.shares] == [("table", None)] * 3
+
+
 @torch.no_grad()
 def test_lape_stays_where_layers_have_no_layer_norm(x):
     model = tiny("learnable", "lape", img_size=(24, 40), norm_layer="rmsnorm").double().eval()

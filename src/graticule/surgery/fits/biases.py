@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.backbones.mvit_block import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
 from graticule.encodings.fire import Fire
@@ -130,7 +131,7 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     attention = None if contribution is None else contribution.attention
     if contribution is None or not isinstance(attention, Attention) or not _is_plain(attention):
         return None
-    if isinstance(attention, WindowAttention):  # it attends to some pairs only
+    if isinstance(attention, WindowAttention | PoolingAttention):  # it attends to some pairs only, or to pooled tokens
         return None
     weight = next(attention.qkv.parameters())
     x, without = (each.to(weight.dtype) for each in (contribution.inputs, contribution.inputs - contribution.mean))
