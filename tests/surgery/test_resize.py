@@ -110,11 +110,10 @@ def test_a_resampler_that_was_chosen_is_published(tmp_path):
     resize(attached, 48, "area")
     assert attached.graticule.created["encoding"] == "learnable(resampler='area')"
     mixed = built("gmlp_s16_224", "lrpe_m", img_size=32, patch_size=8, embed_dim=8, num_blocks=1)
-    for resampler, words in (
-        ("area", "lrpe_m(resampler='area')"),
-        ("geometric", "lrpe_m"),
-    ):
-        assert resize(copy.deepcopy(mixed), 40, resampler).created["arguments"]["encoding"] == words
+    with pytest.raises(ValueError, match="one for tables of displacements and positions, as lrpe_m has both, got geom"):
+        resize(mixed, 40, "geometric")
+    assert mixed.img_size == (32, 32) and mixed.created["arguments"]["encoding"] == "lrpe_m"
+    assert resize(mixed, 40, "area").created["arguments"]["encoding"] == "lrpe_m(resampler='area')"
 
 
 def test_windows_are_resized():

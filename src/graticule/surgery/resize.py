@@ -163,12 +163,21 @@ def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | 
 
 
 def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]:
-    """Return `words` with `resampler` as an option of each encoding if it suits all tables of the encoding."""
+    """Return `words` with `resampler` as an option of each encoding that it suits.
+
+    Raises:
+        ValueError: if it suits one of the tables of an encoding and not the other, which has one option for both.
+    """
     takes = set(RESAMPLERS[resampler.name].takes)
     specs = []
     for spec in ENCODINGS.specs(words["encoding"]):
         tables = set(table_of(ENCODINGS[spec.name]).split(", "))
-        resampled = "resampler" in ENCODINGS.options(spec.name) and tables <= takes
+        resampled = "resampler" in ENCODINGS.options(spec.name) and tables & takes
+        if resampled and tables - takes:
+            raise ValueError(
+                f"`resampler` must be one for tables of {' and '.join(sorted(tables))}, as {spec.name} has both, got "
+                f"{resampler}, which is for {' and '.join(takes)}."
+            )
         specs.append(Spec(spec.name, {**spec.options, "resampler": str(resampler)}) if resampled else spec)
     return {**words, "encoding": " + ".join(map(str, specs))}
 
