@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from graticule.checks import checked
+from graticule.decompositions import DECOMPOSITIONS
 from graticule.encodings import ENCODINGS, CombinedPosition, Position, Site
 from graticule.grid import Grid
-from graticule.joining import DECOMPOSITIONS, JOININGS, build_joining, joined_layers
+from graticule.joined_layers import joined_layers
+from graticule.joining import JOININGS, build_joining
 from graticule.specs import Spec
 
 

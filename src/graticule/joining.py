@@ -1,79 +1,24 @@
-"""Joinings, which pass a table to the layers, and the decompositions of LaPE."""
+"""Joinings, which pass a table to the layers."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from graticule.checks import checked
+from graticule.decompositions import DECOMPOSITIONS, Decomposition, layer_norm
+from graticule.decompositions import Scale as Scale
+from graticule.joined_layers import Layers as Layers
+from graticule.joined_layers import PerLayer, chosen_heads, joined_layers, spread, spread_heads
 from graticule.layer_position import LayerPosition
 from graticule.names import known_name
 from graticule.registries import Registry, options_of
 from graticule.specs import Spec
-
-#: The joined layers: an int for the first ones, indices for any, None for all.
-Layers = int | Sequence[int] | None
-Decomposition = Literal["w", "scalar_w", "channel_w", "affine_w", "norm", "scalar_norm", "channel_norm", "layer_norm"]
-
-
-def joined_layers(depth: int, layers: Layers) -> tuple[int, ...]:
-    """Return the indices of the layers that are joined, in order.
-
-    Raises:
-        ValueError: if a layer does not exist, or is named twice.
-    """
-    if layers is None or isinstance(layers, int):
-        count = depth if layers is None else layers
-        if not 1 <= count <= depth:
-            raise ValueError(f"`layers` must be from 1 to the depth of the model, {depth}, got {layers}.")
-        return tuple(range(count))
-    if not layers or len(set(layers)) < len(layers) or min(layers) < 0 or max(layers) >= depth:
-        raise ValueError(
-            f"`layers` must be a number of layers, or different layers from 0 to {depth - 1}, at least one, got "
-            f"{list(layers)}."
-        )
-    return tuple(sorted(layers))
-
-
-def spread(given: Iterable[LayerPosition], layers: Sequence[int], depth: int) -> list[LayerPosition]:
-    """Assign positions to the joined layers, in order, and empty ones to the others."""
-    found = [LayerPosition()] * depth
-    for layer, position in zip(layers, given, strict=False):
-        found[layer] = position
-    return found
-
-
-def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the chosen heads, in order.
-
-    Raises:
-        ValueError: if a head does not exist, or is named twice.
-    """
-    if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= num_heads:
-        raise ValueError(f"`heads` must be different heads from 0 to {num_heads - 1}, at least one, got {list(heads)}.")
-    return tuple(sorted(heads))
-
-
-def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
-    """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
-    shape = list(values.shape)
-    shape[dim] = num_heads
-    index = torch.tensor(heads, device=values.device)
-    return torch.full(shape, rest, dtype=values.dtype, device=values.device).index_copy(dim, index, values)
-
-
-class PerLayer(nn.ModuleList):
-    """One module per joined layer, under the index of the layer: `norms.4` belongs to layer 4."""
-
-    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[int]) -> None:
-        super().__init__()
-        for layer, module in zip(layers, modules, strict=True):
-            self.add_module(str(layer), module)
 
 
 class Joining(nn.Module, ABC):
@@ -436,40 +381,3 @@ def _variance(table: Tensor) -> Tensor:
 def _eps(norm: nn.Module) -> float | None:
     """Return the eps that a norm adds to the variance of a row; None for a module that does not normalize."""
     return next((module.eps for module in norm.modules() if isinstance(module, nn.LayerNorm)), None)
-
-
-class Scale(nn.Module):
-    """gamma * w, with one gamma (`channels=1`) or one per channel; `shift` adds beta."""
-
-    @checked
-    def __init__(self, channels: int, shift: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels)) if shift else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale x: (N, D) to (N, D)."""
-        return x * self.weight if self.bias is None else torch.addcmul(self.bias, x, self.weight)
-
-
-def layer_norm(dim: int) -> nn.Module:
-    """gamma * norm(w) + beta: the complete LayerNorm, with eps 1e-6 as in DeiT."""
-    return nn.LayerNorm(dim, 1e-6)
-
-
-def _norm(dim: int) -> nn.Module:
-    return nn.LayerNorm(dim, 1e-6, elementwise_affine=False)
-
-
-#: Modules that can replace LN_l: LaPE (2023), Table 8; the first version (2022), Table 5.
-#: Parameters per layer, in this order: 0, 1, D, 2D, 0, 1, D, 2D.
-DECOMPOSITIONS: dict[str, Callable[[int], nn.Module]] = {
-    "w": lambda dim: nn.Identity(),
-    "scalar_w": lambda dim: Scale(1),
-    "channel_w": lambda dim: Scale(dim),
-    "affine_w": lambda dim: Scale(dim, shift=True),
-    "norm": _norm,
-    "scalar_norm": lambda dim: nn.Sequential(_norm(dim), Scale(1)),
-    "channel_norm": lambda dim: nn.Sequential(_norm(dim), Scale(dim)),
-    "layer_norm": layer_norm,
-}

@@ -18,9 +18,9 @@ from graticule.analysis.similarity import Array, cosine_similarity, mean_distanc
 from graticule.analysis.view import evaluating
 from graticule.backbones import LanguageModel
 from graticule.checks import checked
+from graticule.decompositions import Scale
 from graticule.encodings import AbsoluteEncoding
 from graticule.grid import Grid
-from graticule.joining import Scale
 from graticule.layer_position import LayerPosition
 
 #: Maximum number of positions that the locality of an untrained model is averaged over.

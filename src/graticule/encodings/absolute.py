@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import ENCODINGS, Encoding, NoPosition, Position, Site
 from graticule.grid import Grid
-from graticule.joining import JOININGS, Joining, PerLayer
+from graticule.joined_layers import PerLayer
+from graticule.joining import JOININGS, Joining
 from graticule.layer_position import LayerPosition
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition, SomeHeads
 from graticule.grid import Grid, resize_map
-from graticule.joining import Joining, chosen_heads
+from graticule.joined_layers import chosen_heads
+from graticule.joining import Joining
 from graticule.layer_position import LowRank
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.joining import Layers, PerLayer, joined_layers, spread, spread_heads
+from graticule.joined_layers import Layers, PerLayer, joined_layers, spread, spread_heads
 from graticule.layer_position import BiasFunction, LayerPosition, LowRank
 from graticule.symbolic import holds
 

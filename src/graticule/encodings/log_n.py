@@ -13,7 +13,8 @@ from torch import Tensor
 from graticule.checks import checked
 from graticule.encodings.base import Encoding, Position, Site, register_encoding
 from graticule.grid import Grid
-from graticule.joining import Joining, joined_layers, spread
+from graticule.joined_layers import joined_layers, spread
+from graticule.joining import Joining
 from graticule.layer_position import LayerPosition
 from graticule.symbolic import as_tensor
 from graticule.typed import Count

@@ -12,7 +12,7 @@ from graticule.displacement import LARGE
 from graticule.encodings.base import Position
 from graticule.encodings.mixing import MixingEncoding
 from graticule.grid import Grid, resize_map
-from graticule.joining import PerLayer, joined_layers, spread
+from graticule.joined_layers import PerLayer, joined_layers, spread
 from graticule.layer_position import LayerPosition, Mixing
 from graticule.symbolic import holds
 

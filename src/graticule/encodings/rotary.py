@@ -15,7 +15,8 @@ from graticule.encodings.base import FROM_SITE, Encoding, Position, Site
 from graticule.encodings.coordinates import Coordinates, Noise
 from graticule.encodings.scaling import Scaling
 from graticule.grid import Grid
-from graticule.joining import Joining, Layers, joined_layers, spread
+from graticule.joined_layers import Layers, joined_layers, spread
+from graticule.joining import Joining
 from graticule.layer_position import LayerPosition
 from graticule.names import known_name
 from graticule.registries import Option, options_of

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.decompositions import Scale
 from graticule.encodings import AbsoluteEncoding, JoinedPosition
-from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Scale, Shared, Unshared
+from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Shared, Unshared
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
 from graticule.surgery.fits.tables import target_of
