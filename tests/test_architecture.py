@@ -14,6 +14,7 @@ FLOORS = [
     {"checks", "recipe_registry", "run_folder", "specs"},
     {"registries"},
     {"resampling"},
+    {"axis"},
     {"grid"},
     {"typed"},
     {"displacement", "rotation", "token_mlp"},

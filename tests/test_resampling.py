@@ -15,7 +15,7 @@ from torch.export import export
 
 import graticule
 from graticule import plugins
-from graticule.grid import Grid, resize_map
+from graticule.grid import Grid
 from graticule.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
 from graticule.testing import check_resampler
 
@@ -259,7 +259,7 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         patches = model.grid.to_map(table[None])[0]
         expected = patches.repeat_interleave(2, -1).repeat_interleave(2, -2)
         assert torch.equal(Grid(14, 14, model.grid.prefix).to_map(twice[None])[0], expected)
-        torch.testing.assert_close(resize_map(patches, (14, 14), Nearest()), expected)
+        torch.testing.assert_close(Nearest()(patches, (14, 14)), expected)
     finally:
         del RESAMPLERS._classes["own_nearest"]
 

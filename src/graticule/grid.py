@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graticule.axis import Axis, axis_of, pairs, sampled
 from graticule.memory import check_memory
-from graticule.resampling import Bicubic, Resampler
+from graticule.resampling import BICUBIC, Resampler
 from graticule.symbolic import ceiling, holds
 
-#: The default resampling of tables for another grid: as in timm.
-BICUBIC = Bicubic()
 #: Maximum number of tokens: no machine can hold the pairs of more.
 _MOST = 2**24
 #: Tolerance of a crop at the border of the whole image, in patches: boxes computed from pixels are rounded.
@@ -70,7 +69,7 @@ class Crop:
     def axes(self, shape: tuple[int, int]) -> tuple[Axis, Axis]:
         """Return the coordinates of the patches of a crop of `shape` patches on both axes of the whole image."""
         top, left, height, width = self.box
-        return _axis(top, height, shape[0]), _axis(left, width, shape[1])
+        return axis_of(top, height, shape[0]), axis_of(left, width, shape[1])
 
     def halved(self) -> Crop:
         """Return the same rectangle on the grid of half the sides.
@@ -82,55 +81,6 @@ class Crop:
             raise ValueError(f"`whole` must have even sides to merge patches, got {self.whole[0]} x {self.whole[1]}.")
         top, left, height, width = self.box
         return Crop((self.whole[0] // 2, self.whole[1] // 2), (top / 2, left / 2, height / 2, width / 2))
-
-
-class Axis(NamedTuple):
-    """Equally spaced coordinates: first, first + step, ...; whole numbers are ints."""
-
-    first: float = 0
-    step: float = 1
-
-    @property
-    def whole(self) -> bool:
-        """Return whether all coordinates are whole numbers."""
-        return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
-
-    def displacements(self, count: int) -> Axis:
-        """Return the displacements between `count` coordinates, from the lowest to the highest."""
-        return Axis((1 - count) * self.step, self.step)
-
-    def coordinates(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Return the first `count` coordinates, int64 if they are whole numbers, else float64."""
-        index = torch.arange(count, device=device)
-        return (index if self.whole else index.double()) * self.step + self.first
-
-    def sample(self, values: Tensor, count: int) -> Tensor:
-        """Return values (..., n) at `count` coordinates, (..., count), interpolated by cubic convolution.
-
-        Beyond the ends the values at the ends are repeated. Within them, quadratic functions are interpolated exactly.
-        """
-        if self.whole:
-            return values[..., self.first : self.first + self.step * (count - 1) + 1 : self.step]
-        last = values.shape[-1] - 1
-        center = self.coordinates(count, values.device)[:, None]  # (count, 1), float64
-        index = center.floor() + torch.arange(-1, 3, device=values.device)  # (count, 4)
-        entries = torch.arange(last + 1, device=values.device)
-        chosen = index.clamp(0, last)[..., None] == entries  # (count, 4, n)
-        weights = (BICUBIC.filter((center - index).abs(), antialias=True)[..., None] * chosen).sum(1)
-        wide = values.to(torch.promote_types(values.dtype, torch.float32))
-        return (wide @ weights.to(wide.dtype).T).to(values.dtype)
-
-
-def _axis(start: float, size: float, count: int) -> Axis:
-    """Return the centers of `count` patches that cover `size` from `start` on."""
-    if size == count:
-        return Axis(_int_if_whole(start), 1)
-    step = size / count
-    return Axis(_int_if_whole(start + (step - 1) / 2), _int_if_whole(step))
-
-
-def _int_if_whole(number: float) -> float:
-    return number if isinstance(number, int) or not number.is_integer() else int(number)
 
 
 @dataclass(frozen=True)
@@ -330,7 +280,7 @@ class Grid:
         int64; float64 if they are not whole numbers, such as in a crop that begins between two patches or is scaled.
         """
         y, x = (axis.coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
-        return _pairs(y, x)
+        return pairs(y, x)
 
     def order(self, device: torch.device | str | None = None) -> Tensor:
         """Return the index of every patch in the whole image, row by row, (H * W,), int64.
@@ -360,7 +310,7 @@ class Grid:
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
         y, x = (Axis(0, axis.step).coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
-        patch = _pairs(y, x)
+        patch = pairs(y, x)
         check_memory("grid", f"the values of all pairs of its {self.patches} patches", 16 * self.patches**2)
         return patch[:, None] - patch[None, :]
 
@@ -399,7 +349,7 @@ class Grid:
     def resize(self, table: Tensor, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
         """Resample a table of this grid, (N, D), for another one, (N', D); a crop takes its part of the table.
 
-        The rows of the patches are resampled by `resize_map`; prefix rows are unchanged.
+        The rows of the patches are resampled by `resampler`; prefix rows are unchanged.
 
         Raises:
             ValueError: if the grids differ in their number of prefix tokens.
@@ -409,12 +359,12 @@ class Grid:
         if new == self:
             return table
         prefix, patches = self.split(table)
-        whole = resize_map(patches.T.unflatten(-1, self.shape), new.whole.shape, resampler)
+        whole = resampler(patches.T.unflatten(-1, self.shape), new.whole.shape)
         return torch.cat([prefix, new.cut(whole).flatten(1).T])
 
     def cut(self, image: Tensor) -> Tensor:
         """Return the part of a map of the whole image, (..., H', W'), that this grid covers, (..., H, W)."""
-        return image if self.crop is None else _sampled(image, self.axes, self.shape)
+        return image if self.crop is None else sampled(image, self.axes, self.shape)
 
     def cut_displacements(self, image: Tensor) -> Tensor:
         """Return from a map of the displacements of the whole image, (..., 2H'-1, 2W'-1), those in this grid.
@@ -425,18 +375,7 @@ class Grid:
             return image
         each = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
         rows, columns = (Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True))
-        return _sampled(image, (rows, columns), (2 * self.height - 1, 2 * self.width - 1))
-
-
-def _pairs(y: Tensor, x: Tensor) -> Tensor:
-    """Return all pairs (y, x), row by row, (H * W, 2)."""
-    dtype = torch.promote_types(y.dtype, x.dtype)
-    return torch.stack(torch.meshgrid(y.to(dtype), x.to(dtype), indexing="ij"), -1).flatten(0, 1)
-
-
-def _sampled(image: Tensor, axes: tuple[Axis, Axis], shape: tuple[int, int]) -> Tensor:
-    """Return a map (..., H', W') at the coordinates of `axes`, (..., *shape)."""
-    return axes[1].sample(axes[0].sample(image.mT, shape[0]).mT, shape[1])
+        return sampled(image, (rows, columns), (2 * self.height - 1, 2 * self.width - 1))
 
 
 class Tile(NamedTuple):
@@ -506,8 +445,3 @@ def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
         (slice(end, side), slice(0, side - end)),
     ]
     return [(at, part) for at, part in cuts if at.stop > at.start]
-
-
-def resize_map(image: Tensor, size: tuple[int, int], resampler: Resampler = BICUBIC) -> Tensor:
-    """Resample (C, H, W) to (C, H', W') by `resampler`; bicubic with antialias, as timm does it, by default."""
-    return resampler(image, size)

@@ -182,6 +182,10 @@ class Bicubic(_Filter):
         return near.where(t <= 1, far.where(t < 2, 0.0))
 
 
+#: The default resampling of tables for another grid: as in timm.
+BICUBIC = Bicubic()
+
+
 @register_resampler("bilinear")
 class Bilinear(_Filter):
     """Linear interpolation per axis; with antialias, a triangle as wide as two new entries."""

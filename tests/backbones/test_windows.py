@@ -9,8 +9,8 @@ import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
 from graticule.encodings import FoldedPosition, MixingPosition
 from graticule.encodings.sgu import resize_pairs
-from graticule.grid import resize_map
 from graticule.layers import mix_tokens
+from graticule.resampling import BICUBIC
 from tiny import count, draw, spec, without_memory
 
 SIZES = {
@@ -297,13 +297,13 @@ def test_tables_matrices_and_biases_are_resampled_as_maps():
     for stage, layer in ((0, 0), (0, 1), (1, 0)):
         name = f"position.stages.{stage}.encodings.{layer}"
         table = before[f"{name}.second.relative_position_table"].unflatten(1, (7, 7))
-        resized = resize_map(table, (15, 15)).flatten(1) / 4  # rows keep their sum
+        resized = BICUBIC(table, (15, 15)).flatten(1) / 4  # rows keep their sum
         assert torch.equal(found[f"{name}.second.relative_position_table"], resized)
         matrix = before[f"{name}.first.weight"]
         resized = found[f"{name}.first.weight"]
         assert torch.equal(resized, resize_pairs(matrix, own, new))
         bias = f"position.stages.{stage}.biases.{layer}"
-        assert torch.equal(found[bias], resize_map(before[bias].view(1, 4, 4), (8, 8)).flatten())
+        assert torch.equal(found[bias], BICUBIC(before[bias].view(1, 4, 4), (8, 8)).flatten())
     unchanged = [name for name in before if not name.startswith(("position.stages.0", "position.stages.1"))]
     assert [name for name in unchanged if not torch.equal(found[name], before[name])] == []
 

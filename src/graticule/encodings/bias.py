@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition, SomeHeads
-from graticule.grid import Grid, resize_map
+from graticule.grid import Grid
 from graticule.joined_layers import chosen_heads
 from graticule.joining import Joining
 from graticule.layer_position import LowRank
+from graticule.resampling import BICUBIC
 
 
 class BiasEncoding(LayerBias, Encoding):
@@ -163,12 +164,12 @@ class NormalizedBias(_NormalizedBias):
         old = self.grid.alike(value.shape[0], shape)
         if old is None or old.shape == self.grid.shape:
             return value
-        return resize_map(value.view(1, *old.shape), self.grid.shape).flatten()
+        return BICUBIC(value.view(1, *old.shape), self.grid.shape).flatten()
 
     def _map_at(self, values: Tensor, grid: Grid) -> Tensor:
         if grid.has_shape(self.grid.shape):
             return values
-        return resize_map(values.view(1, *self.grid.shape), grid.shape).flatten()
+        return BICUBIC(values.view(1, *self.grid.shape), grid.shape).flatten()
 
 
 class HeadNormalizedBias(_NormalizedBias):

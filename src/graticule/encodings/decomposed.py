@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.axis import Axis
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Axis, Grid, resize_map
+from graticule.grid import Grid
 from graticule.resampling import build_resampler
 from graticule.symbolic import ceiling
 
@@ -144,7 +145,7 @@ class Decomposed(BiasEncoding):
 
     def _resampled(self, table: Tensor, rows: int) -> Tensor:
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
-        return resize_map(table.T[:, None], (1, rows), self.resampler)[:, 0].T
+        return self.resampler(table.T[:, None], (1, rows))[:, 0].T
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"

@@ -11,8 +11,8 @@ from graticule.displacement import Displacements
 from graticule.encodings.base import register_encoding
 from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import BICUBIC, Grid, resize_map
-from graticule.resampling import Resampler, build_resampler
+from graticule.grid import Grid
+from graticule.resampling import BICUBIC, Resampler, build_resampler
 
 
 class LearnableMixing(MixingEncoding):
@@ -84,7 +84,7 @@ class LearnableMixing(MixingEncoding):
 def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
     """Resample tables of displacements, (groups, (2H - 1)(2W - 1)), and scale them so that a row keeps its sum."""
     maps = table.unflatten(1, (2 * old.height - 1, 2 * old.width - 1))
-    resized = resize_map(maps, (2 * new.height - 1, 2 * new.width - 1), resampler).flatten(1)
+    resized = resampler(maps, (2 * new.height - 1, 2 * new.width - 1)).flatten(1)
     return resized * (old.patches / new.patches)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from graticule.checks import checked
 from graticule.displacement import Displacements
-from graticule.grid import Grid, resize_map
+from graticule.grid import Grid
 from graticule.resampling import Resampler
 from graticule.token_mlp import TokenMlp
 
@@ -60,4 +60,4 @@ class MixingEncoding(nn.Module, ABC):
 
 def resize_rows(rows: Tensor, old: Grid, new: Grid, resampler: Resampler) -> Tensor:
     """Resample maps of patches, (T, N) -> (T, N')."""
-    return resize_map(rows.unflatten(1, old.shape), new.shape, resampler).flatten(1)
+    return resampler(rows.unflatten(1, old.shape), new.shape).flatten(1)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from graticule.displacement import LARGE
 from graticule.encodings.base import Position
 from graticule.encodings.mixing import MixingEncoding
-from graticule.grid import Grid, resize_map
+from graticule.grid import Grid
 from graticule.joined_layers import PerLayer, joined_layers, spread
 from graticule.layer_position import LayerPosition, Mixing
+from graticule.resampling import BICUBIC
 from graticule.symbolic import holds
 
 #: The way to mix tokens: by the matrix of all pairs, or by a convolution over displacements without that matrix.
@@ -160,5 +161,5 @@ class _Biases(nn.Module):
 
 def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:
     """Resample one number per patch, (N,) or (groups, N), as maps."""
-    resized = resize_map(bias.reshape(-1, *old.shape), new.shape)
+    resized = BICUBIC(bias.reshape(-1, *old.shape), new.shape)
     return resized.reshape(*bias.shape[:-1], new.patches)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import PatchBias
-from graticule.grid import Grid, resize_map
+from graticule.grid import Grid
 from graticule.resampling import build_resampler
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
@@ -125,7 +125,7 @@ class RelativeBias(PatchBias):
 
     def _resampled(self, rows: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
         """Resample rows of offsets, (offsets, heads)."""
-        return resize_map(rows.T.unflatten(1, old), new, self.resampler).flatten(1).T
+        return self.resampler(rows.T.unflatten(1, old), new).flatten(1).T
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, prefix_rows={self.prefix_rows}"

@@ -12,8 +12,8 @@ from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.mixing import MixingEncoding, resize_rows
 from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import BICUBIC, Grid
-from graticule.resampling import Resampler, build_resampler
+from graticule.grid import Grid
+from graticule.resampling import BICUBIC, Resampler, build_resampler
 
 
 class DenseMixing(MixingEncoding):
