@@ -17,7 +17,7 @@ from graticule.commands.options import (
     output_folder,
     parse,
     parse_checkpoint,
-    parse_sizes,
+    parse_size,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
     folder = output_folder(options.output, opened[0].folder)
     for one, label in zip(opened, labels_of(opened), strict=True):
         data = test_data(one, options)
-        size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else size_of(one)
+        size = parse_size(options.img_size) or size_of(one)
         view = view_of(one.model).sized(size)
         grids = view.grids(size)
         depth = len(grids)

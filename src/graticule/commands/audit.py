@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -25,6 +25,7 @@ from graticule.commands.options import (
     output_folder,
     parse,
     parse_checkpoint,
+    parse_size,
     parse_sizes,
 )
 
@@ -85,16 +86,14 @@ def run(arguments: list[str]) -> int:
     if not options.images.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which does not exist.")
     check_inputs([options.model], "audit")
-    opened = open_model(options.model, options, checkpoint)
-    if opened.run is not None:
-        opened = with_own_data(opened)
+    opened = with_own_data(open_model(options.model, options, checkpoint))
     import torch
 
     from graticule.analysis import audit, audit_json, audit_page, view_of
     from graticule.data.pictures import Pictures
     from graticule.files import write_json
 
-    size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else size_of(opened)
+    size = parse_size(options.img_size) or size_of(opened)
     view = view_of(opened.model).sized(size)
     if others:
         for other in others:
@@ -146,7 +145,7 @@ def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
     return [other]
 
 
-def _about(opened: Opened, options: Any, device: str) -> dict[str, str]:
+def _about(opened: Opened, options: Audit, device: str) -> dict[str, str]:
     """Return the description of the audit, as the rows of a table."""
     from datetime import UTC, datetime
 

@@ -19,7 +19,7 @@ from graticule.commands.options import (
     output_folder,
     parse,
     parse_checkpoint,
-    parse_sizes,
+    parse_size,
 )
 
 
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     from graticule.analysis.position_maps import position_maps
 
     limits = limits_of(options.scale)
-    size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
+    size = parse_size(options.img_size)
     folder = output_folder(options.output, opened.folder)
     # everything is computed before a file is written
     stages = position_maps(opened.model, size, options.untrained)

@@ -46,7 +46,7 @@ class Evaluate(Figures, NamedData):
 
 def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, by their task."""
-    options = parse(options_class(), "evaluate", arguments)
+    options: Any = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
     check_targets(options.models, options, "evaluate")
     from graticule.files import write_json

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
 
     found = []
     for one, label in zip(opened, labels_of(opened), strict=True):
-        known = with_own_data(one) if one.run is not None else one
+        known = with_own_data(one)
         assert known.info is not None
         images = [_read(known, given, size) for size in sizes or [size_of(one)]]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
@@ -123,7 +123,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
 
     assert opened.info is not None
     transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
-    found: list[Any] = []
+    found: list[Tensor] = []
     for one in given:
         if isinstance(one, int):
             found.append(opened.own_data.test_images(size, [one])[0][0])

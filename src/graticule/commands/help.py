@@ -23,6 +23,7 @@ from tyro.constructors import (
     PrimitiveConstructorSpec,
     PrimitiveTypeInfo,
     StructConstructorSpec,
+    StructFieldSpec,
     StructTypeInfo,
 )
 
@@ -122,7 +123,7 @@ class Option:
         return value if self.required else f"[{value}]"
 
 
-def options_of(kind: Any, prefix: str = "", default: Any = MISSING_NONPROP, recipe: bool = False) -> list[Option]:
+def options_of(kind: type, prefix: str = "", default: Any = MISSING_NONPROP, recipe: bool = False) -> list[Option]:
     """List the options of a dataclass, in its order, with those of a nested recipe last."""
     with value_registry():
         spec = ConstructorRegistry.get_struct_spec(StructTypeInfo.make(kind, default, False))
@@ -141,7 +142,7 @@ def options_of(kind: Any, prefix: str = "", default: Any = MISSING_NONPROP, reci
     return found + last
 
 
-def help_page(kind: Any, name: str, *, every: bool = False) -> str:
+def help_page(kind: type, name: str, *, every: bool = False) -> str:
     """Return the help of the command `name`, whose options are the fields of the dataclass `kind`."""
     width = min(shutil.get_terminal_size().columns, 100) if sys.stdout.isatty() else 80
     options = options_of(kind)
@@ -195,7 +196,7 @@ def _text(option: Option) -> str:
     return f"{option.about}{choices}{f' ({option.default})' if option.default else ''}"
 
 
-def _option(field: Any, prefix: str, rare: bool) -> Option:
+def _option(field: StructFieldSpec, prefix: str, rare: bool) -> Option:
     """Describe a field of a dataclass as an option."""
     name = prefix + (_renamed(field) or field.name).replace("_", "-")
     about = " ".join(((field.helptext() if callable(field.helptext) else field.helptext) or "").split())
@@ -246,7 +247,7 @@ def _leaves(kind: Any) -> list[Any]:
     return [leaf for one in inner for leaf in _leaves(one)] if inner else [kind]
 
 
-def _renamed(field: Any) -> str | None:
+def _renamed(field: StructFieldSpec) -> str | None:
     """Return the name of a field on the command line, if it differs."""
     for one in getattr(field.type, "__metadata__", ()):
         if (name := getattr(one, "name", None)) is not None:
@@ -254,13 +255,13 @@ def _renamed(field: Any) -> str | None:
     return None
 
 
-def _rare_in_recipe(kind: Any, name: str, prefix: str) -> bool:
+def _rare_in_recipe(kind: type, name: str, prefix: str) -> bool:
     """Return whether an option of a recipe is rare, as all except a few of the library's are."""
     owner = next(one for one in kind.__mro__ if name in inspect.get_annotations(one))
     return owner.__module__.startswith("graticule.") and (bool(prefix) or name not in USUAL)
 
 
-def _described(kind: Any) -> tuple[list[str], list[str]]:
+def _described(kind: type) -> tuple[list[str], list[str]]:
     """Return the examples in a docstring, a paragraph of lines that begin with graticule, and its other paragraphs."""
     examples, text = [], []
     for paragraph in re.split(r"\n\s*\n", (kind.__doc__ or "").strip()):

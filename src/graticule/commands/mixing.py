@@ -17,7 +17,7 @@ from graticule.commands.options import (
     output_folder,
     parse,
     parse_checkpoint,
-    parse_sizes,
+    parse_size,
     run_labels,
 )
 
@@ -76,12 +76,12 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`layers` and `groups` must count from 1, got {options.layers} and {options.groups}.")
     layers, groups = ([index - 1 for index in given] or None for given in (options.layers, options.groups))
     query = parse_query(options.query) if options.query else None
-    size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else None
+    size = parse_size(options.img_size)
     maps = {}
     parts = {}
     figures: dict[str, Any] = {}
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True), start=1):
-        model = run.model(checkpoint=parse_checkpoint(options.checkpoint))
+        model: Any = run.model(checkpoint=parse_checkpoint(options.checkpoint))
         if size:
             check_sizes(model, [size])
         depth = sum(model.depths) if hasattr(model, "depths") else 0

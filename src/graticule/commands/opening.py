@@ -192,12 +192,13 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
 
 
 def with_own_data(opened: Opened) -> Opened:
-    """Return an opened run with its data.
+    """Return an opened run with its data; a model without a run is unchanged.
 
     Raises:
         ValueError, FileNotFoundError: if they do not exist, or differ from those of the run.
     """
-    assert opened.run is not None
+    if opened.run is None:
+        return opened
     data = opened.run.data()
     return replace(opened, own_data=data, info=getattr(data, "info", None))
 

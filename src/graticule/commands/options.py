@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
 
 import tyro
 
@@ -26,8 +26,13 @@ from graticule.plugins import named_plugins
 from graticule.run_folder import RunFolder
 from graticule.terminal import red
 
+if TYPE_CHECKING:
+    from graticule.training import Run
 
-def parse(kind: Any, name: str, arguments: list[str]) -> Any:
+T = TypeVar("T")
+
+
+def parse(kind: type[T], name: str, arguments: list[str]) -> T:
     """Parse typed options; the error for an unknown one names the nearest.
 
     Raises:
@@ -60,7 +65,7 @@ def _refuse(reason: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _one_line(text: str, kind: Any, name: str) -> str:
+def _one_line(text: str, kind: type, name: str) -> str:
     """Return the text of a box of tyro as one line."""
     said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # boxes differ in a terminal without UTF-8
     if found := re.search(r"Missing value for argument '([^']+)'", said):
@@ -90,7 +95,7 @@ def _check_known(option: str, known: Sequence[str], name: str) -> None:
     raise ValueError(f"unknown option {option!r}; {hint}{every}")
 
 
-def _check_order(kind: Any, name: str, arguments: Sequence[str]) -> None:
+def _check_order(kind: type, name: str, arguments: Sequence[str]) -> None:
     """Check that an option of several values did not consume the positional arguments.
 
     Raises:
@@ -159,6 +164,11 @@ def parse_part(given: str | None) -> tuple[int, int] | None:
     return int(number), int(parts)
 
 
+def parse_size(given: str | None) -> tuple[int, int] | None:
+    """Parse the size of images; None if it is not given."""
+    return parse_sizes([given], "img_size")[0] if given else None
+
+
 def choose_device(given: str) -> str:
     """Resolve auto to cuda if there is a GPU, otherwise to cpu.
 
@@ -179,7 +189,7 @@ def choose_device(given: str) -> str:
     return given
 
 
-def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
+def open_runs(folders: Sequence[Path], command: str) -> list[Run]:
     """Open runs, at least one and all different; a folder without a run is an error before PyTorch is imported."""
     if not folders:
         raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
@@ -191,7 +201,7 @@ def open_runs(folders: Sequence[Path], command: str) -> list[Any]:
     return [Run(one.folder) for one in found]
 
 
-def run_labels(runs: Sequence[Any]) -> list[str]:
+def run_labels(runs: Sequence[Run]) -> list[str]:
     """Return distinct labels of runs from their folders."""
     folders = [run.folder.resolve() for run in runs]
     if len(folders) == 1:
@@ -252,13 +262,13 @@ class Output:
         """Print the names of written files, with --json on stderr."""
         print_written(*paths, file=sys.stderr if self.json else None)
 
-    def give(self, values: Any) -> None:
+    def give(self, values: object) -> None:
         """Print the results of a command for programs; NaN and infinity are null."""
         if self.json:
             print(json.dumps(_finite(values), indent=2, allow_nan=False, default=str))
 
 
-def _value(cell: str) -> Any:
+def _value(cell: str) -> float | str | None:
     """Return a cell of a table as a number if it is one, or None if it is a dash."""
     if cell == "-":
         return None
@@ -268,7 +278,7 @@ def _value(cell: str) -> Any:
     return cell
 
 
-def _finite(values: Any) -> Any:
+def _finite(values: object) -> object:
     """Return values for JSON, with None for numbers that are not finite."""
     if isinstance(values, dict):
         return {str(key): _finite(value) for key, value in values.items()}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from graticule.checks import printable
 from graticule.commands.figures import Figures
 from graticule.commands.options import Output, choose_device, open_runs, output_folder, parse, parse_checkpoint
+
+if TYPE_CHECKING:
+    from graticule.training import Run
 
 
 @dataclass
@@ -64,7 +67,7 @@ def run(arguments: list[str]) -> int:
     return _predict(run, options, checkpoint, device, folder)
 
 
-def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: Path) -> int:
+def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
     """Write a picture of each image, and the predictions as JSON."""
     import torch
 
@@ -102,7 +105,7 @@ def _predict(run: Any, options: Predict, checkpoint: Any, device: str, folder: P
     return 0
 
 
-def _report(run: Any, options: Predict, checkpoint: Any, device: str, folder: Path) -> int:
+def _report(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
     """Write report.html on held-out images."""
     from graticule.studies.dense_report import dense_report
 

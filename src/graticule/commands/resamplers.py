@@ -63,9 +63,7 @@ def run(arguments: list[str]) -> int:
     checkpoint = parse_checkpoint(options.checkpoint)
     check_targets([options.model], options, "resamplers")
     check_inputs([options.model], "resamplers")
-    opened = open_model(options.model, options, checkpoint)
-    if opened.run is not None:
-        opened = with_own_data(opened)
+    opened = with_own_data(open_model(options.model, options, checkpoint))
     assert opened.info is not None
     from graticule.data.pictures import Pictures
     from graticule.studies import try_resamplers

@@ -105,7 +105,7 @@ def run(arguments: list[str]) -> int:
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work
-    given = {"quick": options.quick, "data_root": options.data_root}
+    given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
     if options.dry_run and options.on.startswith("slurm"):
         print(slurm_script(options.on, folder))
     if options.list_runs or options.dry_run:

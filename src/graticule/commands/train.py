@@ -153,7 +153,7 @@ def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
     return parse(options_class(loaded), command, arguments)
 
 
-def options_class(loaded: Any) -> type:
+def options_class(loaded: object) -> type:
     """Return the options of the command with the values of a recipe as defaults."""
     kind = type(loaded)
 

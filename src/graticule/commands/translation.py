@@ -17,7 +17,7 @@ from graticule.commands.options import (
     output_folder,
     parse,
     parse_checkpoint,
-    parse_sizes,
+    parse_size,
 )
 
 
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
     models = []
     for one in opened:
         data = test_data(one, options)
-        size = parse_sizes([options.img_size], "img_size")[0] if options.img_size else size_of(one)
+        size = parse_size(options.img_size) or size_of(one)
         model = view_of(one.model).sized(size).model
         whole_patches(model, size)
         models.append((one, data, model, size))

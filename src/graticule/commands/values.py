@@ -70,7 +70,7 @@ def _named(field: Any) -> Any:
         return field
     read, choices = spec.instance_from_str, spec.choices
 
-    def checked(texts: list[str]) -> Any:
+    def checked(texts: list[str]) -> object:
         try:
             for text in texts if choices else ():
                 known_name(field.name, text, choices or ())
