@@ -91,7 +91,7 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     return write_whole(Path(path), lambda temporary: temporary.write_bytes(data))
 
 
-def write_json(path: Path, values: Any) -> Path:
+def write_json(path: Path, values: object) -> Path:
     """Write `values` as JSON to `path`, completely or not at all; returns `path`."""
     return write_text(path, json.dumps(values, indent=2) + "\n")
 

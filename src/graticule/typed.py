@@ -40,7 +40,7 @@ _LARGEST, _DEEPEST = 4 << 20, 32
 _WORDS = {"greater than or equal to": "at least", "less than or equal to": "at most", "Input should ": "must "}
 
 
-def check_fields(instance: Any, prefix: str = "") -> None:
+def check_fields(instance: object, prefix: str = "") -> None:
     """Check every field of a frozen dataclass against its annotation; lists become tuples, and mappings dataclasses.
 
     Args:
@@ -60,7 +60,7 @@ def check_fields(instance: Any, prefix: str = "") -> None:
         object.__setattr__(instance, name, value)
 
 
-def check_value(kind: Any, value: Any, where: str) -> Any:
+def check_value(kind: object, value: object, where: str) -> Any:
     """Return `value` as `kind`; `where` begins the error message if it cannot be.
 
     Raises:
@@ -72,7 +72,7 @@ def check_value(kind: Any, value: Any, where: str) -> Any:
         raise ValueError(f"{where}: {_complaint(error, kind)}.") from None
 
 
-def read_typed(path: Path, kind: Any) -> Any:
+def read_typed(path: Path, kind: object) -> Any:
     """Read a JSON file as `kind`.
 
     Raises:
@@ -115,7 +115,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _complaint(error: ValidationError, kind: Any, prefix: str = "") -> str:
+def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
     """Describe the error of the first invalid value."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":  # the complete message of a nested dataclass

@@ -84,7 +84,7 @@ def _effect_record(one: Effect) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return numbers and arrays as plain values; NaN and infinities become None."""
     if isinstance(value, np.ndarray):
         return [_plain(one) for one in value]

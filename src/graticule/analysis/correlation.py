@@ -132,7 +132,7 @@ def positions_of(
 
 
 def _seen(
-    model: Any, positions: list[LayerPosition], grid: Grid, stage: int, like: Tensor
+    model: nn.Module, positions: list[LayerPosition], grid: Grid, stage: int, like: Tensor
 ) -> tuple[Grid, list[dict[str, Tensor]]]:
     """Return the grid of a stage, and the position that each of its layers sees, (H * W, D), by its source.
 
@@ -228,7 +228,7 @@ def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable
         before = stage
 
 
-def seen_in(model: Any, grid: Grid, stage: int) -> Grid:
+def seen_in(model: nn.Module, grid: Grid, stage: int) -> Grid:
     """Return the grid within which tokens of a stage see each other: the largest one if it differs between layers."""
     return max((at.within for at, index, _, _ in layers_of(model, grid) if index == stage), key=lambda at: at.patches)
 

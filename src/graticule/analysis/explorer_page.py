@@ -124,6 +124,6 @@ def _plot(name: str, is_image: bool) -> Any:
     return plot
 
 
-def _safe(value: Any) -> str:
+def _safe(value: object) -> str:
     """Return JSON that is safe in a script element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -75,7 +75,7 @@ def placed(position: LayerPosition, places: Places, own: LayerPosition | None = 
     def function(kept: Any, moved: Callable[[Any], Any]) -> Any:
         return None if kept is None else moved(kept) if moves else kept
 
-    def bias(given: Any, kept: Any) -> Any:
+    def bias(given: object, kept: Any) -> Any:
         if isinstance(given, Tensor):
             return rows(rows(given), -1)
         if isinstance(given, LowRank):

@@ -49,7 +49,7 @@ def rotary_similarity(
     return correlations_of(layers, where)
 
 
-def _pools(block: Any, grid: Grid) -> bool:
+def _pools(block: nn.Module, grid: Grid) -> bool:
     """Return whether the queries or keys of a layer are not the tokens of `grid`."""
     seen_grids = getattr(getattr(block, "attn", None), "seen_grids", None)
     return bool(seen_grids is not None and seen_grids(grid) != (grid, grid))

@@ -271,7 +271,7 @@ class Peg(Part):
             x, *others = args
             return (x[:, permutation(x.shape[1], seed).argsort().to(x.device)], *others)
 
-        def after(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        def after(module: nn.Module, args: object, output: Tensor) -> Tensor:
             return output[:, permutation(output.shape[1], seed).to(output.device)]
 
         holder = self.at(model)
@@ -305,7 +305,7 @@ def _mlp(holder: Any) -> nn.Module:
     return mlp
 
 
-def _bias_tensors(holder: Any) -> list[Tensor]:
+def _bias_tensors(holder: nn.Module) -> list[Tensor]:
     table = getattr(holder, "relative_position_bias_table", None)
     if isinstance(table, Tensor):
         return [table]
@@ -313,7 +313,7 @@ def _bias_tensors(holder: Any) -> list[Tensor]:
     return list(mlp.parameters()) if isinstance(mlp, nn.Module) else []
 
 
-def _is_grid(rows: int, model: Any) -> bool:
+def _is_grid(rows: int, model: nn.Module) -> bool:
     """Return whether a table of `rows` rows has rows of patches only."""
     patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
     return rows == patches if patches is not None else not getattr(model, "num_prefix_tokens", 0)

@@ -274,7 +274,7 @@ def _tokens_last(x: Tensor, module: nn.Module) -> bool:
     return not sizes or (x.shape[-1] in sizes and x.shape[1] not in sizes)
 
 
-def _has_channels(module: Any) -> bool:
+def _has_channels(module: nn.Module) -> bool:
     norm = isinstance(module, nn.LayerNorm | nn.BatchNorm2d | nn.GroupNorm | nn.Conv2d)
     return norm and isinstance(module.weight, Tensor)
 
@@ -293,7 +293,7 @@ def _grid_of(tokens: int, size: Size, prefix: int) -> Grid:
     raise Unavailable(f"{tokens} tokens are not a grid of an image of {size[0]} x {size[1]} pixels")
 
 
-def _own_size(model: Any) -> Size | None:
+def _own_size(model: nn.Module) -> Size | None:
     stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
     configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
     for given in (getattr(stem, "img_size", None), getattr(model, "img_size", None), configured and configured[1:]):
@@ -309,7 +309,7 @@ def _attention(block: nn.Module) -> Any:
     return next((one for one in block.modules() if isinstance(getattr(one, "attn_drop", None), nn.Module)), None)
 
 
-def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: Any) -> AttentionMap:
+def _map(layer: int, weights: Tensor, grid: Grid, attention: Any, block: nn.Module) -> AttentionMap:
     """Infer the grids of queries and keys from the shape of the weights, (B * windows, heads, n, m)."""
     queries, keys = weights.shape[-2:]
     window = getattr(attention, "window_size", None) or getattr(attention, "ws", None)

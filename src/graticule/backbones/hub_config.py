@@ -76,11 +76,11 @@ def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuples(value) for name, value in given.items()}
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     return all(map(_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)
 
 
-def tuples(value: Any) -> Any:
+def tuples(value: object) -> Any:
     """Return a value with tuples instead of lists, at any depth."""
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 

@@ -72,7 +72,7 @@ class Size:
         assert self.backbone is not None
         return self.backbone
 
-    def argument(self, name: str, default: Any = None) -> Any:
+    def argument(self, name: str, default: object = None) -> Any:
         """Return the value of an argument of the backbone: that of the model, or else the default of the backbone."""
         return self.arguments.get(name, argument_defaults(self.kind).get(name, default))
 

@@ -141,14 +141,14 @@ def read_grids(state: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[in
     return valid_grids(metadata.get(prefix.removesuffix(".")) if isinstance(metadata, Mapping) else None)
 
 
-def valid_grids(local_metadata: Any) -> dict[str, tuple[int, int]]:
+def valid_grids(local_metadata: object) -> dict[str, tuple[int, int]]:
     """Return the well-formed grids in the metadata of a checkpoint, whose author may be unknown."""
     given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
     shapes = given.items() if isinstance(given, Mapping) else ()
     return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
 
 
-def _is_shape(found: Any) -> bool:
+def _is_shape(found: object) -> bool:
     return isinstance(found, list | tuple) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
 
 

@@ -172,7 +172,7 @@ def _spell(token: bytes) -> str:
     return "".join(_ALPHABET[byte] for byte in token)
 
 
-def _pairs(values: Any, path: Path) -> list[tuple[int, int]]:
+def _pairs(values: object, path: Path) -> list[tuple[int, int]]:
     """Check that `values` of a file are pairs of whole numbers."""
     if not isinstance(values, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(type(token) is int for token in pair) for pair in values

@@ -52,7 +52,7 @@ def _check_sizes(content: bytes) -> None:
         raise ValueError(f"it must have at most {_MOST_TUPLES:,} tuples, got {tuples:,}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, _Array):
         return value.array
     if isinstance(value, list):
@@ -102,7 +102,7 @@ class _Named:
                 return text.encode("latin1")
         raise ValueError(f"{self.name} of something else than bytes")
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         """Ignore the state of a dtype: single bytes have no byte order."""
 
 
@@ -121,7 +121,7 @@ class _Array:
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order=order)
         return self
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         match state:
             case (_, shape, _Named(name="u1"), fortran, bytes(content)):
                 self.fill(content, shape, "F" if fortran else "C")

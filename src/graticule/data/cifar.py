@@ -75,7 +75,7 @@ def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImage
     return ArrayImages(np.ascontiguousarray(np.concatenate(images)), label), info
 
 
-def _fit(pixels: Any, labels: Any) -> bool:
+def _fit(pixels: object, labels: object) -> bool:
     """Return whether these are images and their labels, at least one."""
     return (
         isinstance(pixels, np.ndarray)

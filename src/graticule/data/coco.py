@@ -73,7 +73,7 @@ class CocoImages(DenseImages):
             log.info("%s: %d crowds and boxes without area are not trained on", file, self.left_out)
         super().__init__(len(self.ids), skip_broken=training)
 
-    def _object(self, one: Any, label: dict[int, int]) -> tuple[int, dict[str, Any]]:
+    def _object(self, one: object, label: dict[int, int]) -> tuple[int, dict[str, Any]]:
         """Return the id of the image of an annotation, and the fields of the annotation that are used.
 
         Raises:
@@ -131,7 +131,7 @@ class CocoImages(DenseImages):
         return image, target
 
 
-def decoded_mask(segmentation: Any, size: tuple[int, int], named: str) -> np.ndarray:
+def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.ndarray:
     """Return the mask (height, width), of 0 and 1, from polygons or from run lengths, compressed or not.
 
     Raises:
@@ -232,14 +232,14 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
     )
 
 
-def _whole(one: Any, key: str, file: Path, where: str) -> int:
+def _whole(one: object, key: str, file: Path, where: str) -> int:
     value = one.get(key) if isinstance(one, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{file} must have a whole number as `{key}` of every entry of `{where}`, got {value!r}.")
     return value
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
 
 

@@ -216,6 +216,6 @@ def _between(first: int, last: int) -> int:
     return first + _below(last - first + 1)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a tensor of torchvision's kinds as a plain tensor, and anything else unchanged."""
     return value.as_subclass(Tensor) if isinstance(value, tv_tensors.TVTensor) else value

@@ -101,7 +101,7 @@ def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             raise ValueError(f"`crop` must be left out with {name}, which cannot encode a part of a larger image.")
 
 
-def _holds_a_grid(module: Any) -> bool:
+def _holds_a_grid(module: nn.Module) -> bool:
     return (
         getattr(module, "resampled", False) or hasattr(module, "pos_embed") or getattr(module, "held_for_grid", False)
     )

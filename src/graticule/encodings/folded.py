@@ -168,7 +168,7 @@ class _Constant:
     name: str
 
 
-def _is_named_tuple(value: Any) -> bool:
+def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 

@@ -296,7 +296,7 @@ def _channels(value: Tensor, table: Table) -> int:
     return value.numel() // rows
 
 
-def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
+def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
     """Find the image size, the patch size and the number of channels of a model."""
     stem = getattr(model, "patch_embed", getattr(model, "stem", None))
     configured = getattr(model, "default_cfg", None) or {}
@@ -324,7 +324,7 @@ def _sizes(model: Any, img_size: Size | None, patch_size: Size | None) -> tuple[
     return image, patch, channels
 
 
-def _pair(given: Any) -> Size | None:
+def _pair(given: object) -> Size | None:
     if isinstance(given, int):
         return given, given
     if isinstance(given, tuple | list) and len(given) == 2:

@@ -119,17 +119,17 @@ class AttachedPosition(nn.Module):
         while self._handles:
             self._handles.pop().remove()
 
-    def _keep(self, handle: Any) -> None:
+    def _keep(self, handle: object) -> None:
         self._handles.append(handle)
 
     # Hooks; the arguments after the bound ones are those of PyTorch's hooks
 
-    def _compute(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def _compute(self, module: nn.Module, args: object, output: Tensor) -> None:
         """Compute the position for the grid of patches, output: (B, D, H, W)."""
         height, width = output.shape[-2:]
         self._set(Grid(height, width, self.grid.prefix))
 
-    def _forget(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _forget(self, module: nn.Module, args: object, output: object) -> None:
         """Release the position, unless activation checkpointing may need it again in the backward pass."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             self._now = None
@@ -151,7 +151,7 @@ class AttachedPosition(nn.Module):
             return (self._leave(layer, module, args, output[0]), *output[1:])
         return self._batch_first(self._layer(layer).leave(self._batch_first(output)))
 
-    def _add_inner(self, layer: int, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def _add_inner(self, layer: int, module: nn.Module, args: object, output: Tensor) -> Tensor:
         """Add `inner` to the normalized tokens."""
         inner = self._layer(layer).inner
         return output if inner is None else output + self._rows(inner)
@@ -199,7 +199,7 @@ class AttachedPosition(nn.Module):
             return (*args[:index], mask, *args[index + 1 :]), kwargs
         return args, {**kwargs, name: mask}
 
-    def _scale_queries(self, layer: int, how: Queries, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def _scale_queries(self, layer: int, how: Queries, module: nn.Module, args: object, output: Tensor) -> Tensor:
         """Multiply the queries by `query_scale`, (N,) or (h, N)."""
         scale = self._layer(layer).query_scale
         if scale is None:

@@ -100,6 +100,6 @@ _LIBRARIES: Mapping[str, tuple[Any, tuple[str, ...], Any]] = {
 }
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     items = value if isinstance(value, list | tuple) else (value,)
     return all(isinstance(one, str | int | float | None) for one in items)

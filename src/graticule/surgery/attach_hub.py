@@ -147,7 +147,7 @@ def _channels(module: nn.Module) -> int:
     return convolution.in_channels
 
 
-def _same(found: Any, expected: Any) -> bool:
+def _same(found: object, expected: object) -> bool:
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.shape != expected.shape:
         return False
     worst = float((found.float() - expected.float()).abs().max())

@@ -166,7 +166,7 @@ class _Seen:
                         with_kwargs=True,
                     )
 
-    def _map(self, name: str, output: Any) -> None:
+    def _map(self, name: str, output: object) -> None:
         if not self.order and isinstance(output, Tensor) and output.ndim == 4:
             self.maps.append((name, output.shape))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
@@ -26,7 +24,7 @@ def check_crop(size: Size, whole: Size) -> None:
         )
 
 
-def middle(model: Any, size: Size, whole: Size) -> tuple[int, int]:
+def middle(model: nn.Module, size: Size, whole: Size) -> tuple[int, int]:
     """Return the corner (top, left), in pixels, of the middle part of `size` of an image of `whole`.
 
     It is at the corner of a patch of the model, so the patches of the part are patches of the image.
@@ -36,7 +34,7 @@ def middle(model: Any, size: Size, whole: Size) -> tuple[int, int]:
     return top, left
 
 
-def crop_of(model: Any, size: Size, whole: Size) -> Crop | None:
+def crop_of(model: nn.Module, size: Size, whole: Size) -> Crop | None:
     """Return the middle part as the model receives it; None if its encoding cannot encode a part of an image."""
     if not isinstance(model, Backbone):
         return None

@@ -51,7 +51,7 @@ class Score:
     placed: bool | None = None
 
 
-def check_sizes(model: Any, sizes: Iterable[tuple[int, int]]) -> None:
+def check_sizes(model: nn.Module, sizes: Iterable[tuple[int, int]]) -> None:
     """Check that a model accepts images of `sizes` = (height, width), in pixels.
 
     Raises:

@@ -221,7 +221,7 @@ def _check_options(
             assert not tried, f"the option `{name}` of {spec} must have an effect, {values} give the same"
 
 
-def _other_values(kind: Any, value: Any) -> Iterator[Any]:
+def _other_values(kind: object, value: object) -> Iterator[Any]:
     """Yield some values of an option's type other than `value`."""
     kinds = get_args(kind)
     if kinds and all(isinstance(one, str) for one in kinds):
@@ -302,7 +302,7 @@ def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
     return [model.where(stage, at, grids[stage]) for stage, depth in enumerate(model.depths) for at in range(depth)]
 
 
-def _check_copies(build: _Build, model: Any, images: Tensor, logits: Tensor) -> None:
+def _check_copies(build: _Build, model: nn.Module, images: Tensor, logits: Tensor) -> None:
     _assert_same(_outputs(copy.deepcopy(model), images), logits, "a copy must compute the same")
     try:
         pickled = pickle.dumps(model)
@@ -319,14 +319,14 @@ def _check_copies(build: _Build, model: Any, images: Tensor, logits: Tensor) -> 
     _assert_same(_outputs(model, images), logits, "a second model must not change the first: no process-wide state")
 
 
-def _check_folding(model: Any, images: Tensor, logits: Tensor) -> None:
+def _check_folding(model: nn.Module, images: Tensor, logits: Tensor) -> None:
     folded = fold(copy.deepcopy(model))
     _assert_same(_outputs(folded, images), logits, "a folded model must compute the same")
     _assert_same(_outputs(copy.deepcopy(folded), images), logits, "a copy of a folded model must compute the same")
     _assert_same(_outputs(unfold(folded), images), logits, "an unfolded model must compute the same")
 
 
-def _check_dtypes(model: Any, images: Tensor, expected: Tensor) -> None:
+def _check_dtypes(model: nn.Module, images: Tensor, expected: Tensor) -> None:
     scale = 1 + expected.abs().max().item()
     for dtype, rounding in ((torch.float32, 1e-3), (torch.bfloat16, 0.5)):
         for kind, each in (("", copy.deepcopy(model)), (" folded", fold(copy.deepcopy(model)))):

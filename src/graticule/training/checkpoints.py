@@ -135,7 +135,7 @@ class Checkpoints(Checkpoint):
             for number in SIGNALS:
                 signal.signal(number, self._note)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: object) -> None:
         self._signalled = number
         if self._at_once:  # nothing to save yet
             raise Preempted

@@ -65,7 +65,7 @@ def read_multiscale(model: Any) -> Conversion:
     return Conversion(backbones.MultiscaleVisionTransformer, arguments, " + ".join(parts) or "none")
 
 
-def _check_pooling(model: Any, name: str, queries: int, keys: int) -> None:
+def _check_pooling(model: nn.Module, name: str, queries: int, keys: int) -> None:
     """Check that an attention pools by convolutions of 3 x 3 with these strides."""
     attention = model.get_submodule(name)
     for part, stride in (("pool_q", queries), ("pool_k", keys), ("pool_v", keys)):

@@ -38,7 +38,7 @@ SCALING_NAMES: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def describe_scaling(block: Any) -> dict[str, Any]:
+def describe_scaling(block: nn.Module) -> dict[str, Any]:
     """Describe a block of ViT-22B.
 
     Raises:

@@ -61,7 +61,7 @@ def act_text(owner: nn.Module, attribute: str) -> str:
     raise refuse(owner, attribute, act, f"must be one of {', '.join(ACTIVATIONS)}")
 
 
-def trunk_arguments(model: Any, patches: Any) -> dict[str, Any]:
+def trunk_arguments(model: nn.Module, patches: Any) -> dict[str, Any]:
     """Read the arguments for images, classes and channels from a model and its patch embedding, timm's `PatchEmbed`."""
     return {
         "img_size": tuple(patches.img_size),

@@ -76,7 +76,7 @@ def read_trunk(model: Any) -> dict[str, Any]:
     }
 
 
-def _read_pool(model: Any) -> dict[str, Any]:
+def _read_pool(model: nn.Module) -> dict[str, Any]:
     """Return the arguments for the pooling of tokens."""
     found = {"global_pool": model.global_pool, "pool_include_prefix": getattr(model, "pool_include_prefix", False)}
     pool = getattr(model, "attn_pool", None)
