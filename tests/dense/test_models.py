@@ -294,6 +294,12 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
         assert len(found) and (found == label).all()
 
 
+def test_masks_of_another_size_than_their_image_are_refused(detectors):
+    turned = [{**one, "masks": one["masks"].mT} for one in targets()]
+    with pytest.raises(ValueError, match=r"`masks` must be \(n, 60, 90\), of the size of image 0, got \(2, 90, 60\)"):
+        detectors["mask_rcnn"].train()(IMAGES, turned)
+
+
 def test_images_are_normalized_padded_and_never_resized(detectors):
     batch = detectors["retinanet"].model.transform
     mean = torch.tensor(batch.image_mean)[:, None, None]
@@ -504,6 +510,9 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         (partial(model, image[None, :, :40], graticule.Crop((4, 4), (0, 0, 2, 4))), "multiples of 16 if `crop`"),
         (partial(trained, [image]), "one entry per image in training, got none"),
         (partial(trained, [image], [box]), "positive width and height"),
+        (partial(trained, [image], [{**box, "boxes": torch.full((1, 4), math.nan)}]), "`boxes` must be finite"),
+        (partial(trained, [image], [{"boxes": box["boxes"]}]), "got no `labels` for image 0"),
+        (partial(trained, [image], [{**some, "labels": torch.ones(2)}]), "`labels` must be whole numbers"),
         (partial(trained, [image], [some]), "`labels` must be from 1 to 2"),
         (partial(trained, [image], [{**some, "labels": torch.tensor([1])}]), "`targets` must have `boxes`"),
     ]

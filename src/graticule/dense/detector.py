@@ -81,14 +81,17 @@ class Detector(HubModel, ABC):
             raise ValueError(
                 f"`targets` must have one entry per image in training, got {given} for {len(images)} images."
             )
-        for index, target in enumerate(targets):
-            self._check(index, target)
+        for index, (image, target) in enumerate(zip(images, targets, strict=True)):
+            self._check(index, image, target)
         shifted = [{**target, "labels": target["labels"] + (self.first_class - 1)} for target in targets]
         losses: dict[str, Tensor] = self.model(list(images), shifted)
         return losses
 
-    def _check(self, index: int, target: Target) -> None:
+    def _check(self, index: int, image: Tensor, target: Target) -> None:
         """Check a target for errors that torchvision would find later, or not at all."""
+        missing = [key for key in ("boxes", "labels") if key not in target]
+        if missing:
+            raise ValueError(f"`targets` must have `boxes` and `labels`, got no `{missing[0]}` for image {index}.")
         boxes, labels = target["boxes"], target["labels"]
         if boxes.ndim != 2 or boxes.shape[-1] != 4 or len(labels) != len(boxes):
             raise ValueError(
@@ -100,17 +103,25 @@ class Detector(HubModel, ABC):
             raise ValueError(
                 f"`targets` must have one mask for each of the {len(boxes)} boxes of image {index}, got {got}."
             )
+        if self.masks and target["masks"].shape[1:] != image.shape[-2:]:
+            raise ValueError(
+                f"`masks` must be (n, {image.shape[-2]}, {image.shape[-1]}), of the size of image {index}, got "
+                f"{tuple(target['masks'].shape)}."
+            )
         if not len(boxes):
             return
+        if labels.is_floating_point():
+            raise ValueError(f"`labels` must be whole numbers, got {labels.dtype} for image {index}.")
         if labels.min() < 1 or labels.max() > self.num_classes:
             raise ValueError(
                 f"`labels` must be from 1 to {self.num_classes}, got {int(labels.min())} to {int(labels.max())} for "
                 f"image {index}."
             )
-        empty = (boxes[:, 2:] <= boxes[:, :2]).any(1)
-        if empty.any():
+        good = boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1)
+        if not good.all():
             raise ValueError(
-                f"`boxes` must have a positive width and height, got {boxes[empty][0].tolist()} for image {index}."
+                f"`boxes` must be finite, with a positive width and height, got {boxes[~good][0].tolist()} for image "
+                f"{index}."
             )
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
