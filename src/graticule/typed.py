@@ -37,7 +37,12 @@ Flag = Annotated[bool, Field(strict=True)]
 #: The maximum size of a JSON file, in bytes, and the maximum depth of its nesting.
 _LARGEST, _DEEPEST = 4 << 20, 32
 
-_WORDS = {"greater than or equal to": "at least", "less than or equal to": "at most", "Input should ": "must "}
+_WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "Input should ": "must ",
+    "a valid tuple": "a sequence",
+}
 
 
 def check_fields(instance: object, prefix: str = "") -> None:

@@ -292,7 +292,7 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
         (lambda: study(without=(("a", "pvt"),)), "`without` must be one of .*; got 'pvt'"),
         (lambda: study(seconds=0), "`seconds` must be the time of a run, more than 0, got 0"),
         (lambda: study(choices=["a", "b"]), "`choices` must be a valid dictionary"),
-        (lambda: study(sizes=(28, 40)), r"`sizes\[0\]` must be a valid tuple, got 28"),
+        (lambda: study(sizes=(28, 40)), r"`sizes\[0\]` must be a sequence, got 28"),
         (lambda: study(modes=("zom",)), r"`modes\[0\]` must be 'zoom', 'canvas' or 'crop', got 'zom'"),
         (lambda: study(tests=(("b", "a", "c"),)), r"`tests\[0\]` .*at most 2 items"),
         (lambda: study(endpoint=Endpoint(at="zoom 40")), "`endpoint` must be one of trained; got 'zoom 40'"),

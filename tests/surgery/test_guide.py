@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import graticule
+from graticule.surgery.convert.conversion import CONVERSIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "sizes.md", "export.md"))
@@ -19,6 +20,12 @@ def run(kind):
     for block in blocks:
         exec(compile(block, "docs", "exec"), names)
     return names, len(blocks)
+
+
+def test_the_table_of_conversions_has_all_classes():
+    (table,) = re.findall(r"\| class of timm \|.*?\n\n", PAGES, flags=re.DOTALL)
+    named = set(re.findall(r"^\| `(\w+)` ", table, flags=re.MULTILINE))
+    assert named == {kind.__name__ for kind in CONVERSIONS}
 
 
 @pytest.fixture
