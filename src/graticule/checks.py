@@ -133,8 +133,9 @@ def whole(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message of one line."""
-    text = printable(repr(value))
+    """Format a value for a message of one line; a module or a tensor of several lines is shown as its class."""
+    text = repr(value)
+    text = type(value).__name__ if "\n" in text else printable(text)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
@@ -144,6 +145,8 @@ def printable(text: str) -> str:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if isinstance(kind, TypeVar) and kind.__bound__ is not None:
+        kind = kind.__bound__
     union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
     return typing.get_args(kind) if union else (kind,)
 

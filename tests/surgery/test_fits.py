@@ -287,9 +287,21 @@ def test_images_of_another_size_are_refused_before_anything_changes(model):
     for wrong in (torch.zeros(2, 3, 32, 32), torch.zeros(3, 24, 40), torch.zeros(0, 3, 24, 40)):
         with pytest.raises(ValueError, match=r"`images` must be \(B, 3, 24, 40\), of the size of the model, got"):
             change_position(model, "rope", images=wrong)
+    blank = torch.zeros(2, 3, 24, 40)
+    for wrong, rule in ((blank.byte(), "preprocessed as for the model, in floating point"), (blank / 0, "finite")):
+        with pytest.raises(ValueError, match=f"`images` must be {rule}, got"):
+            change_position(model, "rope", images=wrong)
     with pytest.raises(ValueError, match="`encoding` must"):
         change_position(model, "learnable + sinusoidal_2d")
     assert model.position is position and model.certificate is None
+
+
+def test_a_model_that_is_not_a_backbone_of_the_library_is_refused_with_what_to_do():
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=1)
+    with pytest.raises(ValueError, match=r"one of our backbones, got VisionTransformer; graticule\.convert makes"):
+        change_position(theirs, "learnable", "lape")
+    with pytest.raises(ValueError, match=r"one of ours already; graticule\.surgery\.change_position gives"):
+        graticule.convert(graticule.create_model("vit_nano_patch4_28", depth=1), joining="lape")
 
 
 def test_a_fit_is_found_for_classes_that_extend_those_of_the_table():

@@ -55,6 +55,7 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int
     return model.eval()
 
 
+@checked
 def unfold(model: Model) -> Model:
     """Restore the position information that `fold` replaced, in place, and return the model."""
     for backbone in _backbones(model):

@@ -43,6 +43,11 @@ def change_position(
     Raises:
         ValueError: if the model cannot use them, or the images are of another size. The model is then unchanged.
     """
+    if not isinstance(model, Backbone):
+        raise ValueError(
+            f"`model` must be one of our backbones, got {type(model).__name__}; graticule.convert makes one of a "
+            "model of timm, with another position if you name it."
+        )
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     blank = _blank(model)
@@ -51,6 +56,10 @@ def change_position(
         raise ValueError(
             f"`images` must be (B, {channels}, {height}, {width}), of the size of the model, got {tuple(images.shape)}."
         )
+    if images is not None and not images.is_floating_point():
+        raise ValueError(f"`images` must be preprocessed as for the model, in floating point, got {images.dtype}.")
+    if images is not None and not images.isfinite().all():
+        raise ValueError("`images` must be finite, got NaN or infinity.")
     given = {"encoding": encoding, "joining": joining}
     weights, old, training = model.state_dict(), model.position, model.training
     model.eval()

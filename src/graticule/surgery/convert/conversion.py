@@ -60,7 +60,10 @@ def read(model: nn.Module) -> Conversion:
         ValueError: if there is no conversion for its class, or for a part of it.
     """
     if isinstance(model, Backbone):
-        raise ValueError(f"`model` must be a model of timm, got {type(model).__name__}, which is one of ours already.")
+        raise ValueError(
+            f"`model` must be a model of timm, got {type(model).__name__}, which is one of ours already; "
+            "graticule.surgery.change_position gives it another position."
+        )
     reader = CONVERSIONS.get(type(model))
     if reader is None:
         known = ", ".join(sorted(kind.__name__ for kind in CONVERSIONS))
