@@ -136,6 +136,22 @@ def test_a_legend_shows_bars_only_where_there_are_some():
     assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
 
 
+def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
+    scores = {"a": [1.0, 3.0], "b": [2.0], "c": [5.0, 7.0], "d": [4.0]}
+
+    def dotted(figure):
+        lines = [line for line in drawn(figure).axes[0].lines if line.get_linestyle() not in ("None", "-")]
+        return [(line.get_xdata()[0], *line.get_ydata()) for line in lines]
+
+    assert dotted(score_plot(scores, "top-1")) == [(2.0, -0.5, 3.5)]
+    grouped = score_plot(scores, "top-1", groups=[2, 2])
+    assert dotted(grouped) == [(2.0, -0.5, 1.5), (6.0, 1.5, 3.5)]
+    assert "dotted line: mean of the first choice of a group" in grouped.axes[0].get_xlabel()
+    assert "of a group" not in score_plot(scores, "top-1").axes[0].get_xlabel()
+    with pytest.raises(ValueError, match=r"`groups` must be numbers of labels with the sum 4, got \[2, 1\]"):
+        score_plot(scores, "top-1", groups=[2, 1])
+
+
 def test_lines_differ_in_grey_as_in_colour():
     looks = [_style(i) for i in range(28)]
     assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28

@@ -7,6 +7,7 @@ import math
 import shutil
 
 import pytest
+import torch
 
 from commands import run_command
 from graticule import plugins
@@ -15,10 +16,11 @@ from graticule.names import known_name
 from graticule.recipe_registry import RECIPES
 from graticule.recipes import load_recipe
 from graticule.studies import Endpoint, Study, StudyReport, list_studies, load_study, run_study, write_report
-from graticule.studies.significance import paired_test
+from graticule.studies.interim import planned_tests
+from graticule.studies.significance import format_p, paired_test
 from graticule.studies.study_runs import _at_sizes
 from graticule.studies.study_table import Row, read_table, recipe_hash, write_table
-from graticule.training import Run
+from graticule.training import Run, build_model
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -190,6 +192,73 @@ def test_a_difference_that_only_the_correction_hides_is_said_as_such():
     assert said == "not significant after correction for 2 tests" and f": {said}." in report.sentences()[0]
     assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
     assert "if one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
+
+
+def test_a_p_below_five_percent_is_not_rounded_up_to_it():
+    assert [format_p(p) for p in (0.04951, 0.04996, 0.05, 0.0504, 0.0493)] == [
+        "0.0495",
+        "0.04996",
+        "0.050",
+        "0.050",
+        "0.049",
+    ]
+
+
+def test_a_study_with_missing_runs_says_what_its_planned_tests_would_change():
+    values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [90.0, 91.1, 91.0]}
+    plan = study(variants={"10 epochs": {}, "40 epochs": {}}, seeds=(0, 1, 2), tests=(("b", "a"),))
+    text = StudyReport("x", plan, rows(values, "10 epochs")).markdown()
+    # p = 0.038 alone, and 0.076 among two tests
+    assert "This is an interim result: 9 of 18 planned runs are missing" in text
+    assert "p (Holm) is adjusted for 1 of 2 planned tests." in text
+    assert "Adjusted for all 2, these would not be beyond chance: b, 10 epochs against a." in text
+    strong = dataclasses.replace(plan, tests=(("c", "a"),))
+    assert "Adjusted for all 2, the differences beyond chance remain." in (
+        StudyReport("x", strong, rows(values, "10 epochs")).markdown()
+    )
+    seeds = dataclasses.replace(strong, variants={"10 epochs": {}}, seeds=(0, 1, 2, 3, 4))
+    text = StudyReport("x", seeds, rows(values, "10 epochs")).markdown()
+    assert "6 of 15 planned runs are missing, and findings may change when they are added." in text
+    complete = dataclasses.replace(seeds, seeds=(0, 1, 2))
+    text = StudyReport("x", complete, rows(values, "10 epochs")).markdown()
+    assert "interim" not in text and "fixed before" not in text  # which no program can know
+    left_out = dataclasses.replace(plan, without=(("b", "40 epochs"),))
+    assert planned_tests(left_out) == 1
+
+
+def test_means_and_differences_have_the_decimals_of_the_study():
+    values = {"a": [0.03, 0.04, 0.05], "b": [0.001, 0.002, 0.003]}
+    report = StudyReport("x", study(decimals=3, tests=(("b", "a"),)), rows(values))
+    assert report.means()[1][-1] == "0.040 ± 0.010"
+    assert report.findings()[1][3:5] == ("-0.038", "-0.060 to -0.016")
+    assert "-0.038, 95 % interval -0.060 to -0.016" in report.sentences()[0]
+
+
+def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_name():
+    plan = study(sizes=((40, 40),), endpoint=Endpoint(at="zoom 40", minus="trained"))
+    report = StudyReport("x", plan, rows({"a": [90.0]}))
+    assert report.endpoint == "top-1 at zoom 40 minus that after the last epoch (points)"
+    named = dataclasses.replace(plan, endpoint=dataclasses.replace(plan.endpoint, label="change (points)"))
+    assert StudyReport("x", named, rows({"a": [90.0]})).endpoint == "change (points)"
+
+
+def test_every_variant_is_a_group_of_the_figure():
+    both = study(variants={"10 epochs": {}, "40 epochs": {}})
+    kept = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]
+    report = StudyReport("x", both, kept)
+    assert list(report.figure_scores()) == ["a, 10 epochs", "b, 10 epochs", "a, 40 epochs"]
+    assert report.figure_groups() == [2, 1]
+
+
+def test_a_peg_after_the_last_layer_has_no_effect_as_its_study_says():
+    recipes = load_study("cpvt_forms").recipes()
+    without_effect = {}
+    for name in ("PEG at 0", "PEG at 3", "PEG at 0 to 3"):
+        model = build_model(recipes[name], num_classes=10).eval()
+        model(torch.rand(1, 1, *model.img_size)).sum().backward()
+        found = {key: p.grad.abs().max().item() for key, p in model.position.named_parameters() if "weight" in key}
+        without_effect[name] = [value == 0 for value in found.values()]
+    assert without_effect == {"PEG at 0": [False], "PEG at 3": [True], "PEG at 0 to 3": [False, False, False, True]}
 
 
 def test_an_endpoint_may_be_the_difference_of_two_scores_of_a_run():

@@ -126,7 +126,8 @@ def curves(cells: Sequence[Cell], across: str, value: str) -> Figure:
         ax.set_xscale("log", base=2)
     ax.set_xticks(places, [f"{place:g}" for place in places], minor=False)
     ax.set_xlabel(across)
-    ax.set_ylabel(value)
+    spread = any(error for points in rows.values() for *_, error in points)
+    ax.set_ylabel(f"{value}, mean; bars: one s.d." if spread else value)
     ax.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=8, frameon=False)
     return figure

@@ -110,8 +110,19 @@ def finding(test: PairedTest | None, adjusted: float | None, decimals: int, test
 
 
 def format_p(p: float | None) -> str:
-    """Write p with three digits, or a dash for None."""
-    return "-" if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    """Write p with three digits, or as many as distinguish it from `LEVEL` if it is below; a dash for None.
+
+    >>> [format_p(p) for p in (None, 0.0004, 0.0312, 0.0497, 0.0502)]
+    ['-', '< 0.001', '0.031', '0.0497', '0.050']
+    """
+    if p is None:
+        return "-"
+    if p < 0.001:
+        return "< 0.001"
+    digits = 3
+    while p < LEVEL <= float(f"{p:.{digits}f}"):
+        digits += 1
+    return f"{p:.{digits}f}"
 
 
 def holm_note(tests: int) -> str:

@@ -27,11 +27,13 @@ class Endpoint:
     metric: of the scores; None for that of the recipe.
     at: condition of the measurement: 'trained', or a mode and a size, such as 'canvas 40'.
     minus: condition of the score that is subtracted; None for none.
+    label: name and unit in texts and figures; empty for a description made from the other fields.
     """
 
     metric: str | None = None
     at: str = TRAINED
     minus: str | None = None
+    label: str = ""
 
     def __str__(self) -> str:
         """Return its name for a table."""
@@ -56,7 +58,8 @@ class Study:
     tests: (choice, the choice it is tested against); all against the first by default.
     described: further metrics whose means are shown and not tested.
     interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
-    endpoint: the number that is tested, fixed before the runs.
+    endpoint: the number that is tested; to be fixed before the runs, as the tests are.
+    decimals: of its means and differences in the tables.
     controls: a sentence that names the controls and their purpose.
     follows: the paper and table that it repeats on a small scale.
     limits: a sentence on the limits of the result.
@@ -83,6 +86,7 @@ class Study:
     measure: Callable[[Any], Iterable[Measured]] | None = None
     described: tuple[str, ...] = ()
     interactions: tuple[tuple[str, str, str, str], ...] = ()
+    decimals: int = 2
 
     def __post_init__(self) -> None:
         check_fields(self)

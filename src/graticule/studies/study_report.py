@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 
-from graticule.files import write_text
-from graticule.metric import METRICS
+from graticule.metric import METRICS, Metric
 from graticule.studies.comparison import format_seconds
+from graticule.studies.interim import interim_note, planned_runs
 from graticule.studies.latex import latex_table
 from graticule.studies.significance import LEVEL, PairedTest, conclusion, finding, format_p, holm, paired_test
 from graticule.studies.study import TRAINED, Study
@@ -35,6 +33,16 @@ class Tested:
     test: PairedTest | None
     adjusted: float | None
     seeds: int
+
+    @property
+    def label(self) -> str:
+        """The tested choice, with its variant."""
+        return f"{self.choice}, {self.variant}" if self.variant else self.choice
+
+    @property
+    def name(self) -> str:
+        """The two choices, with the variant."""
+        return f"{self.label} against {self.reference}"
 
     @property
     def supported(self) -> bool:
@@ -63,8 +71,14 @@ class StudyReport:
     @property
     def endpoint(self) -> str:
         """The name of the endpoint."""
-        end, name = self.study.endpoint, _title(self.metric)
-        return f"{name} {_place(end.at)}" + ("" if end.minus is None else f" minus that {_place(end.minus)}")
+        end, metric = self.study.endpoint, _metric(self.metric)
+        if end.label:
+            return end.label
+        if end.minus is None:
+            return f"{_title(self.metric)} {_place(end.at)}"
+        name, unit = (metric.label, metric.unit) if metric else (self.metric, "")
+        said = f"{name} {_place(end.at)} minus that {_place(end.minus)}"
+        return f"{said} ({'points' if unit == '%' else unit})" if unit else said
 
     @property
     def measured(self) -> str:
@@ -127,7 +141,8 @@ class StudyReport:
             if any(cells):
                 counts = sorted({len(cell) for cell in cells if cell})
                 sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
-                rows.append((choice, _range(counts), _range(sizes), *[_spread(list(cell.values())) for cell in cells]))
+                spreads = [_spread(list(cell.values()), self.study.decimals) for cell in cells]
+                rows.append((choice, _range(counts), _range(sizes), *spreads))
         return rows
 
     def findings(self) -> Rows:
@@ -136,30 +151,30 @@ class StudyReport:
             ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
         ]
         tests = self.tests()
-        count = _made(tests)
+        count, places = _made(tests), self.study.decimals
         for one in tests:
             if not one.seeds:
                 continue
-            test, name = one.test, f"{one.choice}, {one.variant}" if one.variant else one.choice
+            test, name = one.test, one.label
             if test is None or one.adjusted is None:
                 rows.append((name, one.reference, str(one.seeds), "-", "-", "-", "-", "-", "not tested"))
                 continue
             said = conclusion(test, one.adjusted, count)
-            interval = f"{test.low:+.2f} to {test.high:+.2f}"
+            interval = f"{test.low:+.{places}f} to {test.high:+.{places}f}"
             p = (format_p(test.p), format_p(one.adjusted))
             effect = "-" if test.effect is None else f"{test.effect:+.1f}"
-            values = (f"{test.difference:+.2f}", interval, effect, *p, said)
+            values = (f"{test.difference:+.{places}f}", interval, effect, *p, said)
             rows.append((name, one.reference, str(one.seeds), *values))
         return rows
 
     def sentences(self) -> list[str]:
         """Return one sentence per test about its result."""
         tests = self.tests()
-        count = _made(tests)
+        count, places = _made(tests), self.study.decimals
         return [
             f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
-            + (f"{one.test.difference:+.2f}, " if one.test else "")
-            + f"{finding(one.test, one.adjusted, 2, count)}."
+            + (f"{one.test.difference:+.{places}f}, " if one.test else "")
+            + f"{finding(one.test, one.adjusted, places, count)}."
             for one in tests
             if one.seeds
         ]
@@ -181,7 +196,7 @@ class StudyReport:
         if len(rows := self.findings()) > 1:
             tests = self.tests()
             count = _made(tests)
-            said = f"Endpoint, fixed before the runs: {self.endpoint}. " + (
+            said = f"Endpoint: {self.endpoint}. " + (
                 f"p is from a paired t-test over seeds, and p (Holm) is adjusted by Holm's method for {count} "
                 f"test{'s' * (count != 1)}."
                 if count
@@ -192,7 +207,9 @@ class StudyReport:
                     " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
                     "result is inconclusive."
                 )
-            text += [said, markdown(rows)]
+            runs = len({row.cell for row in self.rows})
+            note = interim_note(study, runs, [(one.name, one.test.p if one.test else None) for one in tests])
+            text += [f"{said} {note}".rstrip(), markdown(rows)]
         if figure:
             text.append(f"![{self.endpoint} of every choice and seed]({figure})")
         if study.limits:
@@ -215,7 +232,7 @@ class StudyReport:
                 lambda row: f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}",
             )
         )
-        wanted = len(self.study.cells) * len(self.study.seeds)
+        wanted = planned_runs(self.study)
         there = len(runs) if len(runs) >= wanted else f"{len(runs)} of {wanted}"
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         took = format_seconds(fmean(row.seconds for row in runs.values()))
@@ -240,29 +257,11 @@ class StudyReport:
         values = self.endpoints()
         return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
 
-
-def markers(name: str) -> tuple[str, str]:
-    """Return the markers in a page that enclose the text of a study."""
-    return f"<!-- study {name} -->", f"<!-- end of study {name} -->"
-
-
-def has_markers(page: Path, name: str) -> bool:
-    """Return whether a page has the markers of a study."""
-    return _between(name).search(page.read_text(encoding="utf-8")) is not None
-
-
-def insert(page: Path, name: str, text: str) -> None:
-    """Replace the text between the `markers` of a study in a page by `text`."""
-    begin, end = markers(name)
-    found = page.read_text(encoding="utf-8")
-    replaced = _between(name).sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
-    if replaced != found:
-        write_text(page, replaced)
-
-
-def _between(name: str) -> re.Pattern[str]:
-    begin, end = map(re.escape, markers(name))
-    return re.compile(f"{begin}.*?{end}", flags=re.DOTALL)
+    def figure_groups(self) -> list[int]:
+        """Return the number of rows of each variant in the figure; each is compared with the first of its variant."""
+        values = self.endpoints()
+        shown = [variant for choice, variant in self.study.cells.values() if values.get((choice, variant))]
+        return [shown.count(variant) for variant in dict.fromkeys(shown)]
 
 
 def _made(tests: Iterable[Tested]) -> int:
@@ -275,10 +274,10 @@ def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int,
     return {seed: value - others[seed] for seed, value in values.items() if seed in others}
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], decimals: int) -> str:
     if not values:
         return ""
-    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+    return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")
 
 
 def _range(numbers: Iterable[int]) -> str:
@@ -290,5 +289,10 @@ def _place(at: str) -> str:
     return "after the last epoch" if at == TRAINED else f"at {at}"
 
 
+def _metric(key: str) -> Metric | None:
+    return next((metric for metric in METRICS if metric.key == key), None)
+
+
 def _title(key: str) -> str:
-    return next((metric.title for metric in METRICS if metric.key == key), key)
+    metric = _metric(key)
+    return key if metric is None else metric.title

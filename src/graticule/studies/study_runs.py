@@ -11,7 +11,8 @@ from graticule.files import locked, write_text
 from graticule.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.studies.execution import Submits, train_runs
 from graticule.studies.study import TRAINED, Measured, Study, place
-from graticule.studies.study_report import StudyReport, has_markers, insert, markers
+from graticule.studies.study_page import has_markers, insert, markers
+from graticule.studies.study_report import StudyReport
 from graticule.studies.study_table import Row, origin, read_table, recipe_hash, write_table
 from graticule.tasks import check_sizes, evaluate
 from graticule.training import Run
@@ -147,7 +148,7 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
     written: list[Path] = []
     shown: str | None = None
     if scores := report.figure_scores():
-        figure, place = score_plot(scores, report.endpoint), f"study_{name}"
+        figure, place = score_plot(scores, report.endpoint, groups=report.figure_groups()), f"study_{name}"
         if docs is None:
             written += save_figures(figure, folder / place)
         else:

@@ -29,7 +29,15 @@ def study() -> Study:
         question="With the default joining, what share of the normalized input of attention is position?",
         recipe="digits_small",
         choices={**choices, "sinusoidal 2-D": {"encoding": "sinusoidal_2d"}},
-        endpoint=Endpoint(metric="lambda_position", at="layer 1", minus="layer 4"),
+        endpoint=Endpoint(
+            metric="lambda_position",
+            at="layer 1",
+            minus="layer 4",
+            label="lambda_position in layer 1 minus that in layer 4",
+        ),
+        decimals=3,
+        controls="lambda_position is the standard deviation of position divided by that of the sum of tokens and "
+        "position (Eq. 7). The coefficients of tokens and position can therefore sum to more than 1.",
         follows="LaPE (Yu et al., 2023), Eq. 6 and 7",
         seconds=30,
         measure=measure,

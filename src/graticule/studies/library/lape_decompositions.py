@@ -27,5 +27,7 @@ def study() -> Study:
         controls="'w, std 1' adds the table to each layer without any norm, at the amplitude that a norm would give "
         "it.",
         follows="LaPE (Yu et al., 2023), Table 8, and its first version (2022), Table 5",
+        limits="After 10 epochs the default has not converged (see `lape_epochs`), so this measures the speed of "
+        "learning as much as the final accuracy. Only the whole norm, LN(w), is tested against the amplitude alone.",
         seconds=30,
     )

@@ -31,7 +31,7 @@ def study() -> Study:
             ("learnable, LaPE", "relative bias"),
         ),
         controls="A table with std 1 starts with the amplitude that a norm gives it; with the default joining it "
-        "shows how much of LaPE's gain is due to amplitude.",
+        "shows the gain of the amplitude alone. There is no such control for sinusoids and the relative bias.",
         follows="LaPE (Yu et al., 2023), Table 7",
         limits="With few digits and few epochs, this measures the speed of learning as much as the final accuracy.",
         seconds={"10 epochs": 30, "40 epochs": 120},

@@ -30,7 +30,7 @@ def study() -> Study:
             "relative bias": {"encoding": "relative_bias"},
             "rotary": {"encoding": "rope"},
         },
-        endpoint=Endpoint(metric="change", at="values"),
+        endpoint=Endpoint(metric="change", at="values", label="change in top-1 by the values of position (points)"),
         tests=tuple(
             (name, "none") for name in ("learnable", "learnable, LaPE", "sinusoidal 2-D", "relative bias", "rotary")
         ),
@@ -40,7 +40,7 @@ def study() -> Study:
         "as in training, bilinear resamples tables bilinearly, canvas keeps the scale of the digit, and crop tests "
         "the middle of the zoomed image alone.",
         limits="The parts depend on the order in which they are changed. Without an encoding, position has no "
-        "values, so their part is zero.",
+        "values, so their part is zero. The crops were measured with seeds 2 to 4 alone.",
         seconds=40,
         measure=measure,
     )
