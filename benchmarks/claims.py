@@ -23,7 +23,7 @@ from graticule.files import write_text
 from graticule.metric import METRICS
 from graticule.studies.gym.profile import read_profile
 from graticule.studies.significance import LEVEL, PairedTest, conclusion, format_p, holm, paired_test, uncorrected
-from graticule.studies.study import TRAINED
+from graticule.studies.study import TRAINED, list_studies, load_study
 from graticule.studies.study_table import read_table
 from graticule.studies.tables import markdown
 
@@ -61,9 +61,13 @@ def scores_of(name: str, folder: Path = DOCS / "data") -> Scores:
 
 def contrasts(claim: Claim, scores: Scores) -> list[float]:
     """Return the contrast of every seed that has all its scores."""
-    parts = [(weight, scores.get((choice, claim.variant, at), {})) for weight, choice, at in claim.contrast]
-    seeds = sorted(set.intersection(*(set(by) for _, by in parts))) if parts else []
-    return [sum(weight * by[seed] for weight, by in parts) for seed in seeds]
+    first, second = (
+        [(weight, scores.get((choice, claim.variant, at), {})) for weight, choice, at in terms]
+        for terms in (claim.contrast, claim.shrinks)
+    )
+    seeds = sorted(set.intersection(*(set(by) for _, by in [*first, *second]))) if first else []
+    sums = [[sum(weight * by[seed] for weight, by in parts) for seed in seeds] for parts in (first, second)]
+    return [abs(a) - abs(b) for a, b in zip(*sums, strict=True)] if second else sums[0]
 
 
 def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, seeds: int, tests: int) -> str:
@@ -106,17 +110,18 @@ def tests_of(
 def rows_of(claims: Sequence[Claim], tables: Mapping[str, Scores]) -> list[tuple[str, ...]]:
     """Return a header and a row per claim."""
     values, tests = tests_of(claims, tables)
+    known = set(list_studies())
+    decimals = {name: load_study(name).decimals for name in tables if name in known}
     adjusted = holm([None if test is None else test.p for test in tests])
     count = made(tests)
     rows: list[tuple[str, ...]] = [("paper", "claim", "our test", "result", "verdict", "command")]
     for claim, found, test, p in zip(claims, values, tests, adjusted, strict=True):
-        result = ""
+        result, places = "", decimals.get(claim.data, 2)
         if test is not None:
-            result = (
-                f"{test.difference:+.2f} ({test.low:+.2f} to {test.high:+.2f}), {len(found)} seeds, p {format_p(p)}"
-            )
+            mean, low, high = (f"{value:+.{places}f}" for value in (test.difference, test.low, test.high))
+            result = f"{mean} ({low} to {high}), {len(found)} seeds, p {format_p(p)}"
         elif found:
-            result = f"{sum(found) / len(found):+.2f}, {len(found)} seed{'s' * (len(found) > 1)}"
+            result = f"{sum(found) / len(found):+.{places}f}, {len(found)} seed{'s' * (len(found) > 1)}"
         said = verdict(claim, test, p, len(found), count)
         command = f"`{claim.command}`" if claim.command else ""
         rows.append((f"{claim.paper}, {claim.where}", claim.text, claim.tested, result, said, command))
@@ -135,9 +140,16 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             "This page lists the claims of the five papers, with the results of our own small tests. A test is a "
             "contrast of scores of the same seed, top-1 in percent unless stated otherwise. Its result is the mean "
             "over seeds, the 95 % interval of a paired t-test, and p adjusted by Holm's method for all tests of this "
-            "page. A verdict applies only to models and data of this size: small models, digits, minutes of training. "
-            "'Not seen' does not mean that there is no effect. 'Exact' means that a test of the code proves the claim.",
+            "page. A verdict applies only to models and data of this size: small models, digits or few images, minutes "
+            "of training, which often measures the speed of learning. 'Not seen' does not mean that there is no "
+            "effect. 'Exact' means that a test of the code proves the claim.",
             correction(count),
+            "The seeds change the initial weights and the order of the batches, not the images, so p says nothing "
+            "about other images. A t-test assumes that the contrasts are normally distributed, which 3 to 8 seeds "
+            "cannot show. Rows on the same choices, such as those of `lape_joinings`, `lape_decompositions`, "
+            "`lape_eta` and `amplitude`, share runs, so they do not confirm each other. The list of tests was not "
+            "fixed before the runs; [results](results.md#studies) says which endpoints were. A row that compares LaPE "
+            "with another joining does not control for the initial amplitude, except rows named 'our control'.",
             f"{len(claims)} claims: {summary}.",
             markdown(rows),
             "Scores at 'zoom 40' are those of larger images with larger digits, and at 'canvas 40' of more room "

@@ -57,7 +57,7 @@ def test_every_claim_names_choices_of_its_study_and_files_that_exist():
         if claim.data in known:
             study = load_study(claim.data)
             assert claim.variant in study.variants, where
-            assert {choice for _, choice, _ in claim.contrast} <= set(study.choices), where
+            assert {choice for _, choice, _ in (*claim.contrast, *claim.shrinks)} <= set(study.choices), where
 
 
 def test_a_claim_gets_its_verdict_from_the_contrast_of_its_scores(tmp_path):
@@ -115,6 +115,28 @@ def test_a_claim_whose_interval_excludes_zero_is_not_said_to_agree_with_no_diffe
         "must be below 0.01250 before" in page and "8.9 standard errors from zero with 3 seeds, and 4.3 with 5" in page
     )
     assert claims.correction(0) == "No claim is tested yet."
+
+
+def test_a_gap_shrinks_whichever_choice_is_better(tmp_path):
+    # a - b is -5, -6, -6.5, and with the joining +1, +0.5, -1: the gap is smaller, and its sign has changed
+    scores = {"a": [90.0, 89.0, 88.5], "b": [95.0] * 3, "a, j": [96.0, 95.5, 94.0], "b, j": [95.0] * 3}
+    write_table(tmp_path / "study_x.csv", rows(scores))
+    gap = {"contrast": difference("a", "b"), "shrinks": difference("a, j", "b, j")}
+    shrinks = Claim("P", "1", "j reduces the gap", data="x", **gap)
+    table = claims.scores_of("x", tmp_path)
+    assert claims.contrasts(shrinks, table) == [4.0, 5.5, 5.5]
+    row = claims.rows_of([shrinks], {"x": table})[1]
+    assert row[2] == "abs(a (trained) - b (trained)) - abs(a, j (trained) - b, j (trained))"
+    assert row[3].startswith("+5.00 (") and row[4] == "supported at this size"
+
+
+def test_a_claim_has_the_decimals_of_its_study(tmp_path):
+    values = {"sinusoidal 1-D": [0.03, 0.04, 0.05], "sinusoidal 1-D, LaPE": [0.001, 0.002, 0.003]}
+    kept = rows(values, "DeiT", metric="two-dimensionality", at="last layer")
+    write_table(tmp_path / "study_correlations.csv", kept)
+    (asked,) = [one for one in CLAIMS if one.variant == "DeiT" and "two-dimensional" in one.text]
+    row = claims.rows_of([asked], {"correlations": claims.scores_of("correlations", tmp_path)})[1]
+    assert row[3].startswith("-0.038 (-0.060 to -0.016), 3 seeds")
 
 
 def test_scores_of_the_extrapolation_benchmark_are_those_of_the_plain_encodings(tmp_path):
