@@ -256,6 +256,7 @@ def picture(found: Scores, choices: list[str]) -> Figure:
                     column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color="w" if value < 70 else "k"
                 )
         ax.set_xticks(range(len(SIZES)), [tokens(size).replace(" (", "\n(") for size in SIZES], fontsize=8)
+        ax.set_xlabel("tokens relative to training (grid of patches)", fontsize=8)
         ax.set_yticks(range(len(choices)), choices, fontsize=8)
         ax.set_title(
             {"canvas": "larger canvas, content at its scale", "zoom": "content scaled with the image"}[mode], fontsize=9
