@@ -24,7 +24,8 @@ class Claim:
         whatever the signs of both.
     variant: variant of the study.
     equal: whether the claim is that the mean is zero.
-    test: description of the measurement; if empty, it is made from the contrast.
+    test: description of the measurement; if empty, it is made from the contrast. For the verdict 'exact', the test of
+        the code that proves the claim, FILE::FUNCTION.
     verdict: verdict on a claim that no scores test.
     """
 
@@ -356,7 +357,7 @@ CLAIMS = [
         LAPE,
         "Table 5",
         "LaPE adds 2 D parameters per layer",
-        test="tests/backbones/test_parameter_counts.py",
+        test="tests/backbones/test_parameter_counts.py::test_lape_adds_two_d_for_each_joined_layer",
         verdict="exact",
     ),
     Claim(
@@ -386,7 +387,7 @@ CLAIMS = [
         FIRST,
         "section 3.4",
         "LaPE can be precomputed for inference",
-        test="tests/surgery/test_fold.py",
+        test="tests/surgery/test_fold.py::test_a_folded_model_computes_the_same_at_every_size_and_unfolds_exactly",
         verdict="exact",
     ),
     Claim(
@@ -589,7 +590,7 @@ CLAIMS = [
         CPVT,
         "section 3.2",
         "away from the borders PEG is translation-equivariant",
-        test="tests/encodings/test_conditional.py",
+        test="tests/encodings/test_conditional.py::test_with_a_border_it_is_so_inside_and_not_at_the_border",
         verdict="exact",
     ),
     *(
@@ -646,7 +647,7 @@ CLAIMS = [
         POSMLP,
         "Table 1",
         "mixing by position needs O(N) or O(1) parameters instead of O(N^2)",
-        test="tests/backbones/test_parameter_counts.py",
+        test="tests/encodings/test_mixing.py::test_parameters_are_those_that_the_paper_counts_or_should",
         verdict="exact",
     ),
     Claim(
@@ -660,7 +661,7 @@ CLAIMS = [
         NOTES,
         "section 3",
         "without position a transformer treats its tokens as a set",
-        test="tests/backbones/test_forward.py",
+        test="tests/backbones/test_forward.py::test_without_position_the_logits_do_not_see_the_order_of_the_patches",
         verdict="exact",
     ),
     Claim(

@@ -242,6 +242,12 @@ def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_nam
     assert StudyReport("x", named, rows({"a": [90.0]})).endpoint == "change (points)"
 
 
+def test_a_mean_of_fewer_seeds_than_others_of_its_row_has_their_number():
+    both = study(variants={"10 epochs": {}, "40 epochs": {}})
+    kept = [*rows({"a": [70.0, 71.0, 72.0]}, "10 epochs"), *rows({"a": [75.0, 77.0]}, "40 epochs")]
+    assert StudyReport("x", both, kept).means()[1] == ("a", "3", "10", "71.00 ± 1.00", "76.00 ± 1.41 (n = 2)")
+
+
 def test_every_variant_is_a_group_of_the_figure():
     both = study(variants={"10 epochs": {}, "40 epochs": {}})
     kept = [*rows({"a": [70.0], "b": [71.0]}, "10 epochs"), *rows({"a": [75.0]}, "40 epochs")]

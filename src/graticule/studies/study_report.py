@@ -125,6 +125,8 @@ class StudyReport:
     def means(self, metric: str | None = None) -> Rows:
         """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
 
+        A mean of fewer seeds than others in its row is marked with their number.
+
         Args:
             metric: that of the endpoint by default.
         """
@@ -142,7 +144,9 @@ class StudyReport:
                 counts = sorted({len(cell) for cell in cells if cell})
                 sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
                 spreads = [_spread(list(cell.values()), self.study.decimals) for cell in cells]
-                rows.append((choice, _range(counts), _range(sizes), *spreads))
+                fewer = [f" (n = {len(cell)})" if 0 < len(cell) < counts[-1] else "" for cell in cells]
+                shown = [f"{spread}{mark}" for spread, mark in zip(spreads, fewer, strict=True)]
+                rows.append((choice, str(counts[-1]), _range(sizes), *shown))
         return rows
 
     def findings(self) -> Rows:
