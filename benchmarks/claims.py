@@ -152,6 +152,8 @@ def page(claims: Sequence[Claim], folder: Path = DOCS / "data") -> str:
             "with another joining does not control for the initial amplitude, except rows named 'our control'.",
             f"{len(claims)} claims: {summary}.",
             markdown(rows),
+            "A change from one size to another is in points of top-1: a choice with a higher score at the training "
+            "size can lose more, and none loses much once it is near chance, 10 %. "
             "Scores at 'zoom 40' are those of larger images with larger digits, and at 'canvas 40' of more room "
             "around digits of the same size. The weights were trained on images of 20 x 20 pixels without crops, "
             "except in `cpvt_sizes`: there on 28 x 28, with crops of many scales, as in CPVT. "

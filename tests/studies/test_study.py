@@ -447,7 +447,9 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     code, _, _ = run_command(capsys, "study", "mine.py", "--report")
     assert code == 0 and (folder / "study_mine.md").read_bytes() == before
     code, out, _ = run_command(capsys, "study", "mine.py", "--json", "--choices", "none")
-    assert code == 0 and json.loads(out)["means"][0]["choice"] == "none"
+    printed = json.loads(out)
+    assert code == 0 and printed["means"][0]["choice"] == "none"
+    assert printed["interim"].startswith("This is an interim result: 1 of 2 planned runs are missing")
     with (folder / "study_mine.csv").open(newline="") as file:
         assert [row["choice"] for row in csv.DictReader(file)] == ["none"]
 

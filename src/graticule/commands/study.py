@@ -139,6 +139,9 @@ def run(arguments: list[str]) -> int:
         if body:
             output.say("", title)
         tables[key] = output.table(header, body) if body else []
+    if interim := report.interim():
+        output.say("", interim)
+    tables["interim"] = interim
     output.wrote(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
     output.give(tables)
     return 0

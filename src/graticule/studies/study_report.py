@@ -211,14 +211,17 @@ class StudyReport:
                     " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
                     "result is inconclusive."
                 )
-            runs = len({row.cell for row in self.rows})
-            note = interim_note(study, runs, [(one.name, one.test.p if one.test else None) for one in tests])
-            text += [f"{said} {note}".rstrip(), markdown(rows)]
+            text += [f"{said} {self.interim()}".rstrip(), markdown(rows)]
         if figure:
             text.append(f"![{self.endpoint} of every choice and seed]({figure})")
         if study.limits:
             text.append(study.limits)
         return "\n\n".join(text)
+
+    def interim(self) -> str:
+        """Describe the missing runs and tests; empty if no run is missing."""
+        runs = len({row.cell for row in self.rows})
+        return interim_note(self.study, runs, [(one.name, one.test.p if one.test else None) for one in self.tests()])
 
     def latex(self) -> str:
         """Return both tables as LaTeX, for the package booktabs."""
