@@ -65,6 +65,11 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
         ("mixing --layers 1 2 RUN", "write graticule mixing RUN --layers 1 2"),
         ("compare --choices joining=lape digits_quick", "write graticule compare digits_quick --choices joining=lape"),
         ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must come before --seeds"),
+        (
+            "train digits_quick --resume RUN",
+            "`--resume` must come first, without a recipe: graticule train --resume RUN",
+        ),
+        ("train --epochs 3 --resume=RUN", "`--resume` must come first, without a recipe: graticule train --resume RUN"),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
     ],
 )

@@ -18,7 +18,7 @@ from graticule.encodings import ENCODINGS
 from graticule.studies.gym.recipe import GymRecipe
 from graticule.studies.matrix import combinations, families
 from graticule.studies.study_table import recipe_hash
-from graticule.training import Run, build_model, train
+from graticule.training import Interrupted, Run, build_model, train
 from graticule.training.task import recipe_plugins
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -51,6 +51,16 @@ def test_a_run_keeps_text_file_and_hash(run):
     images = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
         torch.testing.assert_close(graticule.fold(copy.deepcopy(model))(images), model(images))
+
+
+def test_a_stopped_run_prints_the_whole_command_that_resumes_it(tmp_path, capsys, monkeypatch):
+    def stop(*arguments, **options):
+        raise Interrupted
+
+    monkeypatch.setattr("graticule.training.train", stop)
+    folder = tmp_path / "my run"
+    code, _, err = run_command(capsys, "train", "fourier_digits", "--plugin", FILE, "--output", folder)
+    assert code == 130 and f"resume with: graticule train --resume '{folder}' --plugin {FILE}\n" in err
 
 
 def test_a_run_is_evaluated_and_drawn_from_the_command_line(run, capsys):

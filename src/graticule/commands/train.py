@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 import textwrap
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import output_folder, parse
+from graticule.commands.options import command_line, output_folder, parse
 from graticule.commands.stopping import STOPPED, requeue_code
 from graticule.run_folder import RunFolder
 
@@ -70,7 +71,7 @@ def run(arguments: list[str]) -> int:
         run = train(recipe, run.folder, resume=resume)
     except Interrupted as reason:
         rank = getattr(rank_zero_only, "rank", 0)
-        again = printable(f"graticule train --resume {run.folder}")
+        again = printable(command_line("train", ["--resume", str(run.folder)]))
         if isinstance(reason, Preempted):
             if not rank:
                 print(f"saved and stopped on a signal; resume with: {again}", file=sys.stderr)
@@ -96,7 +97,7 @@ def run(arguments: list[str]) -> int:
     written = [name for name in task.files if (run.folder / name).exists()]
     files = ["recipe.json", *written, "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
     print(f"wrote {shown}: {', '.join(files)}")
-    if next_step := task.next_step(shown):
+    if next_step := task.next_step(shlex.quote(shown)):
         print(next_step)
     return 0
 
@@ -122,6 +123,8 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
 
 def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of a run to start, and whether an existing one is resumed."""
+    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+        raise ValueError("`--resume` must come first, without a recipe: graticule train --resume RUN --option ...")
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
     from graticule.recipes import list_recipes, load_recipe
