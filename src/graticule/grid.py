@@ -311,14 +311,20 @@ class Grid:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
         y, x = (Axis(0, axis.step).coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
         patch = pairs(y, x)
-        check_memory("grid", f"the values of all pairs of its {self.patches} patches", 16 * self.patches**2)
+        self._check_pairs()
         return patch[:, None] - patch[None, :]
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
-        dy, dx = Grid(*self.shape).offsets(device).unbind(-1)
-        index: Tensor = (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
-        return index
+        self._check_pairs()
+        y, x = Grid(*self.shape).coordinates(device).unbind(-1)
+        row = y * (2 * self.width - 1) + x  # of p_i in a table; differences of it, from the middle on, are rows, too
+        middle = 2 * self.patches - self.height - self.width
+        return (row + middle)[:, None] - row
+
+    def _check_pairs(self) -> None:
+        """Check that two whole numbers for each pair of patches fit into memory."""
+        check_memory("grid", f"the values of all pairs of its {self.patches} patches", 16 * self.patches**2)
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
