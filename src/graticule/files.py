@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ def write_text(path: Path, text: str) -> Path:
 def write_bytes(path: str | Path, data: bytes) -> Path:
     """Write `data` to `path`, completely or not at all; returns `path`."""
     return write_whole(Path(path), lambda temporary: temporary.write_bytes(data))
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> Path:
+    """Write arrays to `path` as compressed .npz, completely or not at all; returns the path."""
+    import numpy as np  # not needed by commands that only read files
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return write_bytes(path, buffer.getvalue())
 
 
 def write_json(path: Path, values: object) -> Path:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graticule.files import write_bytes
+from graticule.files import write_arrays
 from graticule.grid import Grid
 
 Array = NDArray[np.float64]
@@ -123,7 +121,4 @@ class AttentionMap:
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
     """Write the weights of `maps` to `path` as .npz, one array per layer, named from `layer1`; returns the path."""
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {f"layer{one.layer + 1}": one.weights for one in maps}
-    np.savez_compressed(buffer, **arrays)
-    return write_bytes(path, buffer.getvalue())
+    return write_arrays(path, {f"layer{one.layer + 1}": one.weights for one in maps})

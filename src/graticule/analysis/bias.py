@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from graticule.analysis.correlation import layers_of, positions_of, seen_in
 from graticule.analysis.similarity import Array, mean_distance
 from graticule.backbones import LanguageModel
-from graticule.files import write_bytes
+from graticule.files import write_arrays
 from graticule.grid import Grid
 from graticule.layer_position import BiasSum, LowRank
 
@@ -90,7 +88,7 @@ class BiasMaps:
         map_of_layer = np.full(1 + max(layer for group in self.layers for layer in group), -1)
         for index, group in enumerate(self.layers):
             map_of_layer[list(group)] = index
-        arrays: dict[str, Any] = {
+        arrays = {
             "grid": np.array(self.grid.shape),
             "map_of_layer": map_of_layer,
             "bias": self.bias,
@@ -98,9 +96,7 @@ class BiasMaps:
             "locality": self.locality,
             "uniform_distance": self.uniform_distance,
         }
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return write_bytes(path, buffer.getvalue())
+        return write_arrays(path, arrays)
 
 
 @torch.no_grad()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from graticule.analysis.similarity import Array, locality, range_of, two_dimensionality
-from graticule.files import write_bytes
+from graticule.files import write_arrays
 from graticule.grid import Grid
 
 #: Columns of `Correlations.summary()`.
@@ -138,7 +136,7 @@ class Correlations:
 
     def save(self, path: str | Path) -> Path:
         """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
-        arrays: dict[str, Any] = {
+        arrays = {
             "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
             "similarity": self.similarity,
             "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
@@ -153,9 +151,7 @@ class Correlations:
         for name in ("initial", "untrained"):
             if (array := getattr(self, name)) is not None:
                 arrays[name] = array
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return write_bytes(path, buffer.getvalue())
+        return write_arrays(path, arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> Correlations:

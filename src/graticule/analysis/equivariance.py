@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.analysis.any_view import view_of
 from graticule.checks import checked
-from graticule.files import write_bytes
+from graticule.files import write_arrays
 from graticule.grid import Grid
 
 Array = NDArray[np.float64]
@@ -108,7 +106,7 @@ class Translation:
         profiles = np.full((len(self.grids), longest), np.nan)
         for layer in range(len(self.grids)):
             profiles[layer, : len(self.by_edge[layer])] = self.profile(layer)
-        arrays: dict[str, Any] = {
+        arrays = {
             "grids": np.array([[grid.height, grid.width, grid.prefix] for grid in self.grids]),
             "inside": self.inside,
             "border": self.at_border,
@@ -120,9 +118,7 @@ class Translation:
             "shifts": np.array(self.shifts),
             "images": self.images,
         }
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
-        return write_bytes(path, buffer.getvalue())
+        return write_arrays(path, arrays)
 
 
 @checked

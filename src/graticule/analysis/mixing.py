@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from graticule.checks import checked
 from graticule.encodings import Folded, MixingEncoding, MixingPosition, Position, PyramidPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe_m import MixingSum
-from graticule.files import write_bytes
+from graticule.files import write_arrays
 from graticule.grid import Grid
 from graticule.token_mlp import TokenMlp
 
@@ -279,13 +278,11 @@ def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[Mix
     `layer1_matrices` (groups, 2, 2) are those of the first layer, if it has them, and `layer1_dense` and
     `layer1_relative` (groups, N, N) those of `parts`.
     """
-    arrays: dict[str, Any] = {}
+    arrays = {}
     for one in maps:
         for name in ("weights", "logits", "bias", "centers", "matrices"):
             if (value := getattr(one, name)) is not None:
                 arrays[f"layer{one.layer + 1}_{name}"] = value
     for both in parts:
         arrays |= {f"layer{both.layer + 1}_dense": both.dense, f"layer{both.layer + 1}_relative": both.relative}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return write_bytes(path, buffer.getvalue())
+    return write_arrays(path, arrays)
