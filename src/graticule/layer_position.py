@@ -256,7 +256,7 @@ def _sum(a: Any, b: Any) -> Any:
     functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
     if not functions:
         return a + b
-    function: Any = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
+    function = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
     return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
 
 

@@ -85,7 +85,7 @@ def read_typed(path: Path, kind: object) -> Any:
         ValueError: if it is not a regular file, too large, nested too deeply, not JSON, or not a `kind`.
     """
     values = read_json(path, _LARGEST)
-    level: list[Any] = [values]
+    level = [values]
     for _ in range(_DEEPEST):
         inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
         level = [item for value in inner if isinstance(value, list) for item in value]

@@ -83,7 +83,7 @@ def position_correlations(
     positions, grid, table = positions_of(model, img_size, stage)
     # attention and MLPs have most of the weights, and are not needed
     parts = [getattr(module, name, None) for module in model.modules() for name in ("attn", "mlp")]
-    left_out: dict[int, Any] = {id(part): nn.Identity() for part in parts if isinstance(part, nn.Module)}
+    left_out = {id(part): nn.Identity() for part in parts if isinstance(part, nn.Module)}
     exact = copy.deepcopy(model, left_out).cpu().double().eval()
     here, seen = _seen(exact, positions, grid, stage, next(model.parameters()))
     absolute = any(seen) or any(

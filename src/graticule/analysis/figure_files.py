@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -15,7 +14,7 @@ from graticule.files import write_bytes
 
 DPI = 150
 #: Formats of files, and the metadata that leaves out the date, so that the same figure gives the same bytes.
-_UNDATED: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+_UNDATED = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 FORMATS = tuple(_UNDATED)
 
 

@@ -224,9 +224,8 @@ class Rotary(Part):
 
     def take(self, model: nn.Module, larger: nn.Module, grid: Grid, wide: Grid) -> None:
         """Take the rotations of the larger grid."""
-        there: Any = self.at(larger)
         with torch.no_grad():
-            table = there.get_embed(shape=list(wide.shape))
+            table = self.at(larger).get_embed(shape=list(wide.shape))
         if table.shape[-2] != wide.patches:
             raise Unavailable(f"{self.module} rotates {table.shape[-2]} of {wide.patches} patches")
         index = nearest(grid, wide).to(table.device)

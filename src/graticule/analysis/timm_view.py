@@ -118,7 +118,7 @@ class TimmView(ModelView):
         if hasattr(model, "set_input_size"):
             windows = {}
             if "window_size" in inspect.signature(model.set_input_size).parameters:
-                sides: list[Any] = [one.window_size for one in model.modules() if hasattr(one, "window_size")]
+                sides = [one.window_size for one in model.modules() if hasattr(one, "window_size")]
                 windows = {"window_size": sides[0]} if sides else {}
             try:
                 model.set_input_size(img_size, **windows)
@@ -240,7 +240,7 @@ class TimmView(ModelView):
 
 def shared_copy(model: nn.Module) -> Any:
     """Return a copy of `model` that shares its parameters and buffers."""
-    memo: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     return copy.deepcopy(model, memo)
 
 

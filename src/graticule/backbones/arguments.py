@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +64,7 @@ def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
         return None
     given = builder.keywords
     encoding, joining = given.get("encoding", "learnable"), given.get("joining", "default")
-    specs: Sequence[Any] = encoding if isinstance(encoding, tuple) else (encoding,)
+    specs = encoding if isinstance(encoding, tuple) else (encoding,)
     return {"encoding": " + ".join(map(str, specs)), "joining": str(joining) if isinstance(joining, Spec) else joining}
 
 

@@ -79,7 +79,7 @@ class Cait(LateTokenTransformer):
                 "`init_values` must be positive and `depth_token_only` at least 1, got "
                 f"{init_values} and {depth_token_only}."
             )
-        same: dict[str, Any] = {"qkv_bias": qkv_bias, "norm_layer": norm_layer, "act_layer": act_layer}
+        same = {"qkv_bias": qkv_bias, "norm_layer": norm_layer, "act_layer": act_layer}
         rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate}
         super().__init__(
             position,

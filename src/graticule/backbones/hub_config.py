@@ -57,7 +57,7 @@ def build_backbone(path: Path, described: Architecture) -> Any:
 
 def prepare(model: Any, given: Preparation) -> None:
     """Set the entries of a backbone's timm configuration that describe the preprocessing of its images."""
-    values: dict[str, Any] = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
+    values = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
 

@@ -172,8 +172,8 @@ class SamVisionTransformer(VisionTransformer):
         return taken
 
 
-_LARGE: dict[str, Any] = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "global_layers": (5, 11, 17, 23)}
-_HUGE: dict[str, Any] = {"embed_dim": 1280, "depth": 32, "num_heads": 16, "global_layers": (7, 15, 23, 31)}
+_LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "global_layers": (5, 11, 17, 23)}
+_HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16, "global_layers": (7, 15, 23, 31)}
 _CFG = {"crop_pct": 1.0}
 
 

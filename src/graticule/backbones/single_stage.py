@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from timm.layers import PatchEmbed, lecun_normal_
 from timm.layers.helpers import to_2tuple
@@ -26,10 +25,9 @@ class SingleStage(Pyramid):
         stem_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
-        norm: Any = stem_norm
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
         self.stem = PatchEmbed(
-            None, to_2tuple(patch_size), in_chans, self.embed_dim, norm_layer=norm, strict_img_size=False
+            None, to_2tuple(patch_size), in_chans, self.embed_dim, norm_layer=stem_norm, strict_img_size=False
         )
         self.blocks = nn.Sequential(*[block() for _ in range(count)])
 

@@ -31,9 +31,8 @@ def position_of(model: nn.Module) -> Position:
 
 def register_names(model: nn.Module) -> None:
     """Let `load_state_dict` of `model` accept published names and other grids, and `state_dict` record the grids."""
-    untyped: Any = model
-    untyped.register_load_state_dict_pre_hook(rename_published)
-    untyped.register_state_dict_post_hook(_keep_grids)
+    model.register_load_state_dict_pre_hook(rename_published)
+    model.register_state_dict_post_hook(_keep_grids)
 
 
 def rename_published(

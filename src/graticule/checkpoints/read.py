@@ -161,7 +161,7 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     Raises:
         ValueError: if nothing in it maps names to tensors.
     """
-    state: Any = checkpoint
+    state = checkpoint
     for key in ("state_dict_ema", "model", "state_dict", "model_state_dict", "model_state"):
         if isinstance(state.get(key), Mapping):
             state = state[key]

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -53,8 +52,7 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
         FileNotFoundError: if there is no such file.
         ValueError: if it cannot be read or does not fit. The model is then unchanged.
     """
-    dense: Any = model
-    features, backbone = getattr(dense, "features", None), getattr(dense, "backbone", None)
+    features, backbone = getattr(model, "features", None), getattr(model, "backbone", None)
     if not isinstance(features, nn.Module) or not isinstance(backbone, nn.Module):
         raise ValueError(f"`model` must be of create_detector or create_segmenter, got {type(model).__name__}.")
     where = next(f"{name}." for name, module in model.named_modules() if module is features)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +76,7 @@ def study_with(study: Study, values: CommonValues) -> Study:
                 )
     start = dataclasses.replace(load_recipe(study.recipe), **study.base)
     found = values.changed(start, f"train {study.recipe}")
-    base: Mapping[str, Any] = {**study.base, **{key: getattr(found, key) for key in keys}}
+    base = {**study.base, **{key: getattr(found, key) for key in keys}}
     return dataclasses.replace(study, base=base)
 
 

@@ -43,7 +43,7 @@ def completion(shell: str, commands: Mapping[str, str]) -> str:
 
 def command_options(name: str) -> type:
     """Return the dataclass of a command's options; for train, with the values of its smallest recipe."""
-    module: Any = import_module(f"graticule.commands.{name}")
+    module = import_module(f"graticule.commands.{name}")
     found: type
     if name == "train":
         found = module.options_class(load_recipe("digits_quick"))

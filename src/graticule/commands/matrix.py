@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import tyro
 
@@ -47,7 +46,7 @@ def run(arguments: list[str]) -> int:
         ENCODINGS.specs(encoding)
     for name in options.models:
         known_name("models", name, list_models())
-    models: dict[str, Any] = {name: create_model(name) for name in options.models} or families()
+    models = {name: create_model(name) for name in options.models} or families()
     found = combinations(models, options.encodings or None)
     output = Output(options.json)
     output.table(("encoding", *models), rows(found))

@@ -364,7 +364,7 @@ def _described(target: str, model: nn.Module, title: str) -> Opened:
     from graticule.data import Augmentation, DatasetInfo
 
     model = model.eval()
-    configured: Any = getattr(model, "pretrained_cfg", None) or {}
+    configured = getattr(model, "pretrained_cfg", None) or {}
     size = view_of(model).img_size
     channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (3,))[0])
     mean, std = (

@@ -144,7 +144,7 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
             raise ValueError(f"the polygons of {named} must be lists of at least 3 points, x and y")
         from pycocotools import mask as coco_mask
 
-        counts: Any = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))["counts"].decode("ascii")
+        counts = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))["counts"].decode("ascii")
     elif isinstance(segmentation, dict) and "counts" in segmentation:
         if segmentation.get("size") != [height, width]:
             raise ValueError(

@@ -44,7 +44,7 @@ def create_detector(
     """
     _check_classes(num_classes)
     spec = _one("head", HEADS.specs(head))
-    kind: Any = HEADS[spec.name]
+    kind = HEADS[spec.name]
     built = _backbone(backbone, arguments, tokens=False)
     plain = len(built.depths) == 1
     neck = ("simple_pyramid" if plain else "fpn") if neck is None else neck
@@ -87,7 +87,7 @@ def create_segmenter(
     """
     _check_classes(num_classes)
     spec = _one("decoder", DECODERS.specs(decoder))
-    kind: Any = DECODERS[spec.name]
+    kind = DECODERS[spec.name]
     built = _backbone(backbone, arguments, kind.tokens)
     if neck is None:
         neck = kind.neck if len(built.depths) > 1 else kind.plain_neck

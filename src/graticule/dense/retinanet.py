@@ -52,7 +52,7 @@ class RetinaNet(Detector):
         most: int = 100,
     ) -> None:
         anchors = Anchors(features.strides, [4 * 2 ** (octave / 3) for octave in range(3)], (0.5, 1.0, 2.0))
-        head: Any = RetinaNetHead(features.out_channels, 9, num_classes)
+        head = RetinaNetHead(features.out_channels, 9, num_classes)
         _keep(head, convs)
         model = TorchvisionRetinaNet(
             features,
@@ -96,7 +96,7 @@ class Fcos(Detector):
         nms: float = 0.6,
         most: int = 100,
     ) -> None:
-        head: Any = FCOSHead(features.out_channels, 1, num_classes)
+        head = FCOSHead(features.out_channels, 1, num_classes)
         _keep(head, convs)
         model = FCOS(
             features,

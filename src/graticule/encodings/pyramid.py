@@ -60,7 +60,7 @@ class PyramidPosition(Position):
         self.depths = tuple(depths)
         self.prefix = prefix
         self.merge = merge
-        within: list[dict[str, Any]] = [dict(given) for given in more or [{}] * len(depths)]
+        within = [dict(given) for given in more or [{}] * len(depths)]
         for stage, given in enumerate(within):
             if absolute_stages is not None and stage >= absolute_stages:
                 given["absolute"] = False

@@ -74,7 +74,7 @@ def build_mlp(
     Raises:
         ValueError: if there is no MLP of that name.
     """
-    more: dict[str, Any] = {} if act_layer is None else {"act_layer": act_layer}
+    more = {} if act_layer is None else {"act_layer": act_layer}
     if isinstance(given, str):
         packed = known_name("mlp_layer", given, MLPS) == "swiglu_packed"
         given, hidden = MLPS[given], hidden * 2 if packed else hidden

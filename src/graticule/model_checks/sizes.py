@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ def sizes(subject: Subject, original: Subject) -> str:
     if not bool(found.isfinite().all()):
         raise Failed(f"outputs must be finite on {by(new)} patches")
     notes = []
-    model: Any = copy.deepcopy(subject.model)
+    model = copy.deepcopy(subject.model)
     pixels = new[0] * subject.patch[0], new[1] * subject.patch[1]
     other = reached.images(1)
     try:

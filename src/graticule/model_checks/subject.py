@@ -108,7 +108,7 @@ class Subject:
         image = grid[0] * self.patch[0], grid[1] * self.patch[1]
         if image == self.image:
             return self
-        model: Any = copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model)
         other = replace(self, model=model, image=image)
         try:
             if hasattr(model, "set_input_size"):

@@ -62,7 +62,7 @@ def _transposed(subject: Subject, other: Subject) -> nn.Module:
     sources = dict(subject.model.named_modules())
     held = dict([*model.named_parameters(), *model.named_buffers()])
     for name, module in model.named_modules():
-        source: Any = sources[name]
+        source = sources[name]
         if isinstance(module, nn.Conv2d):
             module.weight.copy_(source.weight.transpose(-2, -1))
         elif isinstance(module, nn.Linear) and module.in_features == 2:  # its input is coordinates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -53,7 +52,7 @@ def host_of(module: nn.Module) -> str:
     Raises:
         ValueError: if it does not record it.
     """
-    configuration: Any = getattr(module, "pretrained_cfg", None) or {}
+    configuration = getattr(module, "pretrained_cfg", None) or {}
     name = str(configuration.get("architecture", "")).partition(".")[0]
     if not timm.is_model(name):
         raise ValueError(
@@ -94,7 +93,7 @@ def _create_timm(name: str, **options: Any) -> nn.Module:
 
 
 #: The names, the refused options and the function of each library.
-_LIBRARIES: Mapping[str, tuple[Any, tuple[str, ...], Any]] = {
+_LIBRARIES = {
     "timm": (timm.list_models, OF_TIMM, _create_timm),
     "torchvision": (_torchvision_names, _OF_TORCHVISION, _create_torchvision),
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -239,7 +238,7 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
     Raises:
         ValueError: if tracing has fixed a size that should be free.
     """
-    run: Callable[..., Any] = traced.module()
+    run = traced.module()
     try:
         with torch.no_grad():
             return list(run(images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -19,8 +19,7 @@ def quantize_linear(model: Model) -> Model:
         from torchao.utils import unwrap_tensor_subclass
 
     quantize_(model, Int8WeightOnlyConfig())
-    plain: Any = unwrap_tensor_subclass
-    plain(model)
+    unwrap_tensor_subclass(model)
     return model
 
 
@@ -32,7 +31,7 @@ def quantize_onnx(source: Path, path: Path) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model: Any = onnx.load(str(source))
+    model = onnx.load(str(source))
     del model.graph.value_info[:]  # shapes of intermediate results, which contradict those after quantization
     with errors_only(None):  # it recommends a step that the exporter has done
         quantize_dynamic(

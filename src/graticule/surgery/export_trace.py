@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +76,7 @@ def _refusal(sizes: Sizes, error: Exception) -> ValueError:
 
 def _remove_unused(traced: torch.export.ExportedProgram) -> None:
     """Remove the tensors that no operator uses, such as tables and norms that folding has replaced by constants."""
-    signature: Any = traced.graph_signature
+    signature = traced.graph_signature
     kinds = (torch.export.graph_signature.InputKind.PARAMETER, torch.export.graph_signature.InputKind.BUFFER)
     nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}
     unused = [s for s in signature.input_specs if s.kind in kinds and not nodes[s.arg.name].users]

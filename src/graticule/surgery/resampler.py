@@ -32,7 +32,7 @@ def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
 
     Parameters are shared with `model`.
     """
-    memo: dict[int, Any] = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
     changed = copy.deepcopy(model, memo)
     kind = RESAMPLERS[Spec.parse(name).name]
     able = [module for module in resampled_modules(changed) if table_of(module) in kind.takes]

@@ -67,22 +67,21 @@ def resize(
 
 
 def _resize_ours(backbone: Backbone, size: tuple[int, int], windows: int | tuple[int, ...] | None) -> None:
-    resize_to: Any = backbone.set_input_size
     grid = backbone.grid_at(size)
     given = {}
     if windows is not None:
-        given = _windows_argument(backbone, resize_to, windows)
+        given = _windows_argument(backbone, windows)
     if size != backbone.img_size or given:
-        resize_to(size, **given)
+        backbone.set_input_size(size, **given)
         grid = backbone.grid
         if not isinstance(backbone.position, Folded):  # a folded position was computed already
             with torch.no_grad():
                 backbone.position(grid)
 
 
-def _windows_argument(backbone: Backbone, resize_to: Any, windows: int | tuple[int, ...]) -> dict[str, Any]:
+def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dict[str, Any]:
     """Return `windows` under the name that the family has for it."""
-    known = inspect.signature(resize_to).parameters
+    known = inspect.signature(backbone.set_input_size).parameters
     if min((windows,) if isinstance(windows, int) else windows, default=0) < 1:
         raise ValueError(f"`windows` must be at least 1, got {windows}.")
     if "window_size" in known and isinstance(windows, int):

@@ -45,7 +45,7 @@ def build_backbone(
         ValueError: for an argument that the backbone does not have, or a combination that it refuses.
     """
     known_name("model", recipe.model.removeprefix(PREFIX), list_models())
-    given: dict[str, Any] = {"global_pool": global_pool, "num_classes": num_classes}
+    given = {"global_pool": global_pool, "num_classes": num_classes}
     if global_pool is not None and "class_token" in list_arguments(recipe.model):
         given["class_token"] = global_pool == "token"
     arguments = backbone_arguments(recipe, channels, img_size, patch_size, **given)

@@ -111,7 +111,7 @@ def check_model(
 
 def _builder(encoding: Any, joining: Any) -> _Build:
     """Return a function that builds a small model."""
-    size: dict[str, Any] = {
+    size = {
         "img_size": tuple(_PATCH * side for side in _GRIDS[0]),
         "patch_size": _PATCH,
         "num_classes": _CLASSES,

@@ -114,8 +114,8 @@ class ShardedStrategy(ModelParallelStrategy):
         check_shards(path)
         model, (optimizer,) = self.model, self.optimizers
         assert model is not None
-        state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
-        moments: dict[str, Any] = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
+        state = {"state_dict": get_model_state_dict(model)}
+        moments = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
         try:
             dcp.load(state, checkpoint_id=path, planner=_PlainValues())
             dcp.load(moments, checkpoint_id=path, planner=_PlainValues())
@@ -187,7 +187,7 @@ def read_shards(path: Path) -> dict[str, Tensor]:
     check_shards(path)
     reader = dcp.FileSystemReader(path)
     prefix = "state_dict.model."
-    found: dict[str, Any] = {
+    found = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)

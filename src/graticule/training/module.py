@@ -207,7 +207,7 @@ class TrainingModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Build timm's optimizer, without decay for parameters that the model excludes, and its schedule by step."""
         recipe = self.recipe
-        eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
+        eps = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
         optimizer = create_optimizer_v2(
             self.model,
             opt=recipe.optimizer,

@@ -215,8 +215,7 @@ T = TypeVar("T", bound="type[Task[Any, Any]]")
 
 
 def _recipe_options(task: type[Task[Any, Any]]) -> Mapping[str, Any]:
-    recipe: Callable[..., Any] = task.recipe_class
-    return options_of(recipe, frozenset())
+    return options_of(task.recipe_class, frozenset())
 
 
 _TASKS: Registry[type[Task[Any, Any]]] = Registry("task", Task, _recipe_options)

@@ -77,7 +77,7 @@ def _read_axial(rope: Any) -> dict[str, Any]:
 
 def _read_dinov3(rope: Any) -> dict[str, Any]:
     """Return frequencies and coordinates of timm's `RotaryEmbeddingDinoV3`."""
-    options: dict[str, Any] = {"coordinates": rope.normalize_coords}
+    options = {"coordinates": rope.normalize_coords}
     if rope.min_period is not None and rope.max_period is not None:
         return {"periods": (float(rope.min_period), float(rope.max_period)), **options}
     return {"base": float(rope.temperature), "turns": True, **options}

@@ -89,7 +89,7 @@ def _filled(skeleton: nn.Module, device: torch.device) -> nn.Module:
 def _resize(there: Any, model: Backbone) -> None:
     """Set the image size and the classifier of timm's model to those of ours."""
     size = getattr(there.patch_embed, "img_size", None) if hasattr(there, "patch_embed") else None
-    windows: Any = getattr(model, "windows", None)
+    windows = getattr(model, "windows", None)
     other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
     if size is not None and (tuple(size) != model.img_size or other_windows):
         if not hasattr(there, "set_input_size"):

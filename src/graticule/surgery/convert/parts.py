@@ -21,7 +21,7 @@ def norm_text(owner: nn.Module, attribute: str) -> str | None:
     Raises:
         ValueError: if it is another module.
     """
-    norm: Any = owner.get_submodule(attribute)
+    norm = owner.get_submodule(attribute)
     if isinstance(norm, nn.Identity):
         return None
     if type(norm) not in (*_LAYER_NORMS, *_RMS_NORMS) or norm.weight is None:
@@ -50,7 +50,7 @@ def act_text(owner: nn.Module, attribute: str) -> str:
     Raises:
         ValueError: if it is another module.
     """
-    act: Any = owner.get_submodule(attribute)
+    act = owner.get_submodule(attribute)
     exact = getattr(act, "approximate", "none") == "none"
     for name in ACTIVATIONS:
         kind = act_layer_of(name)

@@ -165,8 +165,7 @@ def _name(position: Position) -> str:
     """Name the encoding of a part, and its joining."""
     if isinstance(position, NoPosition):
         return "nothing"
-    untyped: Any = position
-    encodings = list(getattr(untyped, "encodings", [])) or [getattr(untyped, "encoding", untyped)]
-    joining = getattr(untyped, "joining", None)
+    encodings = list(getattr(position, "encodings", [])) or [getattr(position, "encoding", position)]
+    joining = getattr(position, "joining", None)
     name = type(encodings[0]).__name__
     return name if joining is None else f"{name}, {type(joining).__name__}"
