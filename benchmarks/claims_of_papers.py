@@ -515,9 +515,8 @@ CLAIMS = [
         CPVT,
         "Table 6",
         "insert position 0 is better than a late one",
-        'graticule compare digits_small --seeds 0 1 2 3 4 --choices encoding=peg "encoding=peg(places=[2])"',
-        test="a PEG after the third of four layers; `cpvt_forms` has one after the last layer, without an effect",
-        verdict="not run",
+        contrast=difference("PEG at 0", "PEG at 2"),
+        **of_study("cpvt_forms"),
     ),
     *(
         Claim(CPVT, where, text, contrast=difference(choice, reference), equal=equal, **of_study("cpvt_forms"))
