@@ -42,6 +42,16 @@ def test_a_tensor_has_the_size_that_was_asked_for_height_first(info, size):
             assert tensor.dtype == torch.float32
 
 
+def test_an_image_of_another_size_than_the_native_one_is_resized_to_the_size_that_was_asked_for():
+    given = picture(1, 40, 60).convert("L")  # a photo for a model of digits
+    for build in (training_transform, evaluation_transform):
+        tensors = {size: build(GREY, size, Augmentation())(given) for size in ((28, 28), (20, 44))}
+        assert {size: tuple(tensor.shape) for size, tensor in tensors.items()} == {
+            (28, 28): (1, 28, 28),
+            (20, 44): (1, 20, 44),
+        }
+
+
 def test_every_operation_of_rand_augment_keeps_a_grey_image_grey():
     transform = training_transform(GREY, (28, 28), Augmentation(rand_augment="rand-m9-n4-mstd0.5-inc1"))
     image = image_of(GREY)

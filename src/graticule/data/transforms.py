@@ -22,8 +22,8 @@ _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
     """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
-    Large images are transformed as in DeiT: the shorter side is resized to size / crop_pct, then cropped. Images of one
-    small native size are resized to `size` without a crop.
+    Large images are transformed as in DeiT: the shorter side is resized to size / crop_pct, then cropped. For a data
+    set of images of one small native size, any image is resized to `size` without a crop.
     """
     if info.size is None:
         evaluation: Transform = create_transform(
@@ -34,7 +34,7 @@ def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation:
             std=info.std,
         )
         return evaluation
-    resized: Transform = T.Compose([*_resize(info, size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
+    resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
     return resized
 
 
@@ -63,7 +63,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
             std=info.std,
         )
         return training
-    steps = _resize(info, size, augmentation)
+    steps: list[Callable[[Any], Any]] = [_resize(size, augmentation)]
     if augmentation.random_crop_padding:
         steps.append(T.RandomCrop(size, padding=augmentation.random_crop_padding))
     if augmentation.hflip:
@@ -79,7 +79,7 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     return composed
 
 
-def _resize(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> list[Callable[[Any], Any]]:
-    if info.size == size:
-        return []
-    return [T.Resize(size, _INTERPOLATION[augmentation.interpolation])]
+def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any], Any]:
+    """Return the transform to `size`; it leaves images of this size as they are."""
+    resize: Callable[[Any], Any] = T.Resize(size, _INTERPOLATION[augmentation.interpolation])
+    return resize
