@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graticule.attention_bias import BiasFunction, LowRank, bias_with_prefix, part_of, sum_of
+from graticule.attention_bias import BiasSum as BiasSum
+from graticule.attention_bias import bias_of as bias_of
 from graticule.displacement import Displacements
 from graticule.rotation import PatchRotation, Rotation
 from graticule.token_mlp import TokenMlp
 
 Function = Callable[[Tensor], Tensor]
-BiasFunction = Callable[..., Tensor]
 Mixing = Tensor | Displacements | TokenMlp
 
 
@@ -40,41 +42,6 @@ class PositionalAttention(NamedTuple):
         """Return the values mixed by the blend, from those mixed by A and the values, (B, heads, N, d) each."""
         gate = self.gate.to(values.dtype)
         return (1 - gate) * mixed + (gate * self.weights.to(values.dtype)) @ values
-
-
-class LowRank(NamedTuple):
-    """A bias in two factors: b_ij is the dot product of row i of `queries` and row j of `keys`.
-
-    Attention appends the factors to its queries and keys as r more channels, so the bias itself, (heads, N, N), is
-    never computed. The sum of two biases has the channels of both.
-
-    queries: (heads or 1, N, r), with a leading batch axis if the bias depends on the tokens.
-    keys: the same.
-    """
-
-    queries: Tensor
-    keys: Tensor
-
-    @property
-    def rank(self) -> int:
-        """The number of channels r."""
-        return self.queries.shape[-1]
-
-    def table(self) -> Tensor:
-        """Return the bias itself, (heads, N, N), in the precision of the factors, also under autocast."""
-        with torch.autocast(self.queries.device.type, enabled=False):
-            return self.queries @ self.keys.transpose(-2, -1)
-
-    def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` includes the bias.
-
-        For a part of a text (`LayerPosition.part`) the factors include those of earlier keys, which are appended
-        already.
-        """
-        more = (self.queries / scale, self.keys[..., self.keys.shape[-2] - keys.shape[-2] :, :])
-        pairs = zip((queries, keys), more, strict=True)
-        longer = (torch.cat([x, y.to(x.dtype).expand(*x.shape[:-1], -1)], -1) for x, y in pairs)
-        return next(longer), next(longer)
 
 
 class LayerPosition(NamedTuple):
@@ -149,8 +116,8 @@ class LayerPosition(NamedTuple):
         return LayerPosition(
             pre=None if self.pre is None else self.pre[start:stop],
             inner=None if self.inner is None else self.inner[start:stop],
-            bias=None if self.bias is None else _part(self.bias, start, stop),
-            token_bias=None if self.token_bias is None else _part(self.token_bias, start, stop),
+            bias=None if self.bias is None else part_of(self.bias, start, stop),
+            token_bias=None if self.token_bias is None else part_of(self.token_bias, start, stop),
             rotary=None if self.rotary is None else self.rotary.part(start, stop),
             queries_keys=None if self.queries_keys is None else self.queries_keys[start:stop],
             query_scale=None if self.query_scale is None else self.query_scale[..., start:stop],
@@ -176,7 +143,7 @@ class LayerPosition(NamedTuple):
         return LayerPosition(
             pre=None if self.pre is None else F.pad(self.pre, rows),
             inner=None if self.inner is None else F.pad(self.inner, rows),
-            bias=None if self.bias is None else _bias_with_prefix(self.bias, count),
+            bias=None if self.bias is None else bias_with_prefix(self.bias, count),
             positional=positional,
             rotary=None if self.rotary is None else PatchRotation(self.rotary, count),
             queries_keys=None if self.queries_keys is None else F.pad(self.queries_keys, rows),
@@ -198,20 +165,20 @@ class LayerPosition(NamedTuple):
             if getattr(self, field) is not None and getattr(other, field) is not None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
         merged = LayerPosition(
-            pre=_sum(self.pre, other.pre),
-            inner=_sum(self.inner, other.inner),
-            bias=_sum(self.bias, other.bias),
+            pre=sum_of(self.pre, other.pre),
+            inner=sum_of(self.inner, other.inner),
+            bias=sum_of(self.bias, other.bias),
             token_bias=self.token_bias if other.token_bias is None else other.token_bias,
-            key_bias=_sum(self.key_bias, other.key_bias),
-            value_bias=_sum(self.value_bias, other.value_bias),
+            key_bias=sum_of(self.key_bias, other.key_bias),
+            value_bias=sum_of(self.value_bias, other.value_bias),
             positional=self.positional if other.positional is None else other.positional,
             rotary=self.rotary if other.rotary is None else other.rotary,
             before=_chain(self.before, other.before),
             inputs=self.inputs if other.inputs is None else other.inputs,
             after=_chain(self.after, other.after),
             mixing=self.mixing if other.mixing is None else other.mixing,
-            spatial_bias=_sum(self.spatial_bias, other.spatial_bias),
-            queries_keys=_sum(self.queries_keys, other.queries_keys),
+            spatial_bias=sum_of(self.spatial_bias, other.spatial_bias),
+            queries_keys=sum_of(self.queries_keys, other.queries_keys),
             query_scale=_product(self.query_scale, other.query_scale),
         )
         if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):
@@ -221,83 +188,10 @@ class LayerPosition(NamedTuple):
         return merged
 
 
-class BiasSum(NamedTuple):
-    """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
-
-    constant: Tensor
-    function: BiasFunction
-
-    def __call__(self, queries: Tensor) -> Tensor:
-        """Compute the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
-        return self.constant + self.function(queries)
-
-
-def bias_of(bias: Tensor | LowRank | BiasFunction, queries: Tensor) -> Tensor:
-    """Return a bias as a tensor, computed from the scaled queries (B, h, N, d) if it depends on them."""
-    if isinstance(bias, LowRank):
-        return bias.table()
-    return bias if isinstance(bias, Tensor) else bias(queries)
-
-
 def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a * b
-
-
-def _sum(a: Any, b: Any) -> Any:
-    """Add two tensors or biases, in any form; either may be None. Two biases in factors give one in factors."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, LowRank) and isinstance(b, LowRank):
-        return LowRank(_concatenated(a.queries, b.queries), _concatenated(a.keys, b.keys))
-    a, b = (x.table() if isinstance(x, LowRank) else x for x in (a, b))
-    constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
-    functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
-    if not functions:
-        return a + b
-    function = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
-    return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
-
-
-def _concatenated(a: Tensor, b: Tensor) -> Tensor:
-    """Concatenate the channels of two factors; one of them may be shared by all heads."""
-    heads = max(len(a), len(b))
-    return torch.cat([a.expand(heads, -1, -1), b.expand(heads, -1, -1)], -1)
-
-
-def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
-    return first(queries, **part) + second(queries, **part)
-
-
-def _part(bias: Any, start: int, stop: int) -> Any:
-    """Return the rows of a bias from `start` to `stop`, and the columns up to `stop`."""
-    if isinstance(bias, Tensor):
-        return bias[:, start:stop, :stop]
-    if isinstance(bias, LowRank):
-        return LowRank(bias.queries[:, start:stop], bias.keys[:, :stop])
-    if isinstance(bias, BiasSum):
-        return BiasSum(_part(bias.constant, start, stop), _part(bias.function, start, stop))
-    return partial(_moved, bias, start, stop)
-
-
-def _moved(
-    bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
-) -> Tensor:
-    return bias(queries, start=first + start, stop=last if stop is None else stop)
-
-
-def _bias_with_prefix(bias: Any, count: int) -> Any:
-    """Prepend zero rows and columns for `count` tokens to a bias."""
-    if isinstance(bias, Tensor):
-        return F.pad(bias, (count, 0, count, 0))
-    if isinstance(bias, LowRank):
-        return LowRank(*(F.pad(factor, (0, 0, count, 0)) for factor in bias))
-    return partial(_padded, bias, count)
-
-
-def _padded(bias: BiasFunction, count: int, queries: Tensor) -> Tensor:
-    return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))
 
 
 def _of_grid(function: Function, count: int, x: Tensor) -> Tensor:

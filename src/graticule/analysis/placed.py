@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from graticule.analysis.view import Unavailable
+from graticule.attention_bias import BiasSum, LowRank
 from graticule.displacement import Displacements
 from graticule.grid import Grid
-from graticule.layer_position import BiasSum, LayerPosition, LowRank, PositionalAttention
+from graticule.layer_position import LayerPosition, PositionalAttention
 from graticule.token_mlp import TokenMlp
 
 

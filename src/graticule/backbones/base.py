@@ -16,15 +16,12 @@ from torch import Tensor, nn
 from graticule.backbones.arguments import written_words
 from graticule.backbones.hub import HubModel
 from graticule.backbones.hub_config import backbone_config
+from graticule.backbones.image_lists import Crops, Images, forward_each
 from graticule.backbones.token_model import TokenModel
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
 from graticule.layers import patch_grid
-
-#: Images (C, height, width) of any sizes, and the crop of each image.
-Images = list[Tensor] | tuple[Tensor, ...]
-Crops = list[Crop | None] | tuple[Crop | None, ...]
 
 
 class Backbone(TokenModel, HubModel):
@@ -436,35 +433,10 @@ class Backbone(TokenModel, HubModel):
             ValueError: if the encoding cannot encode a crop, or the lists cannot be combined.
         """
         if isinstance(x, (list, tuple)):
-            return self._forward_each(x, crop)
+            return forward_each(self, x, crop)
         if isinstance(crop, (list, tuple)):
             raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
         return self.forward_head(self.forward_features(x, crop))
-
-    def _forward_each(self, images: Images, crop: Crop | Crops | None) -> Any:
-        """Return the outputs for images (C, height, width) of any sizes, in their order."""
-        crops = list(crop) if isinstance(crop, (list, tuple)) else [crop] * len(images)
-        if not images or len(crops) != len(images):
-            raise ValueError(
-                f"`x` must have at least one image, and `crop` one entry per image, got {len(images)} images and "
-                f"{len(crops)} crops."
-            )
-        if wrong := [tuple(image.shape) for image in images if image.ndim != 3]:
-            raise ValueError(f"`x` must be a list of images of (channels, height, width), got one of {wrong[0]}.")
-        groups: dict[tuple[torch.Size, Crop | None], list[int]] = {}
-        for index, (image, part) in enumerate(zip(images, crops, strict=True)):
-            groups.setdefault((image.shape, part), []).append(index)
-        if not self.global_pool and len({shape for shape, _ in groups}) > 1:
-            raise ValueError(
-                "`global_pool` must not be '' for images of several sizes, whose numbers of tokens differ; pool the "
-                "tokens, or call the model once per size."
-            )
-        found = [self(torch.stack([images[i] for i in group]), part) for (_, part), group in groups.items()]
-        order = [index for group in groups.values() for index in group]
-        back = sorted(range(len(order)), key=order.__getitem__)
-        if isinstance(found[0], tuple):  # of a model with two classifiers in training
-            return tuple(torch.cat(part)[back] for part in zip(*found, strict=True))
-        return torch.cat(found)[back]
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from graticule.attention_bias import LowRank
 from graticule.checks import checked
 from graticule.encodings.base import register_encoding
 from graticule.encodings.bias import BiasEncoding, squared_distance_factors
 from graticule.grid import Grid
-from graticule.layer_position import LowRank
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
 

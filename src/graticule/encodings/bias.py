@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition, SomeHeads
 from graticule.grid import Grid
 from graticule.joined_layers import chosen_heads
 from graticule.joining import Joining
-from graticule.layer_position import LowRank
 from graticule.resampling import BICUBIC
 
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.encodings.base import Position
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 
 
 class Folded(Position):

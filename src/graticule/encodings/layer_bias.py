@@ -9,10 +9,11 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from graticule.attention_bias import BiasFunction, LowRank
 from graticule.encodings.base import Position
 from graticule.grid import Grid
 from graticule.joined_layers import Layers, PerLayer, joined_layers, spread, spread_heads
-from graticule.layer_position import BiasFunction, LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 from graticule.symbolic import holds
 
 #: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/bias.py`).

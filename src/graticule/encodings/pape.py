@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.checks import checked
 from graticule.encodings.base import Position, Site, register_encoding
 from graticule.encodings.bias import BiasEncoding
 from graticule.grid import Grid
 from graticule.joining import Joining
-from graticule.layer_position import LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 
 
 @register_encoding("pape")

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from graticule.attention_bias import BiasFunction, BiasSum, LowRank
 from graticule.encodings.base import CombinedPosition, NoPosition, Position, PositionBuilder
 from graticule.encodings.layer_bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.log_n import LogNPosition
 from graticule.encodings.pyramid import PyramidPosition
 from graticule.encodings.rotary import RotaryPosition
 from graticule.grid import Grid
-from graticule.layer_position import BiasFunction, BiasSum, LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 from graticule.rotation import PooledRotation
 
 #: Fields for pairs of tokens; the other fields are for the tokens that enter the layer.

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank, bias_of
 from graticule.checks import checked
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, LowRank, bias_of
+from graticule.layer_position import LayerPosition
 
 
 class Attention(nn.Module):

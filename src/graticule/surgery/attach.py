@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.checks import checked
 from graticule.encodings import Position
 from graticule.factory import build_position
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 from graticule.specs import Spec
 from graticule.surgery.attach_attention import Ways, find_ways
 from graticule.surgery.attach_hooks import AttachedPosition

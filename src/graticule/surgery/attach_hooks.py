@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.checkpoints import register_names
 from graticule.encodings import Position
 from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 from graticule.surgery.attach_attention import Queries, Ways
 from graticule.surgery.attach_removed import Removed
 from graticule.surgery.attach_survey import Survey, first_tensor

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.attention_bias import LowRank
 from graticule.backbones.mvit_block import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings import BiasPosition, JoinedPosition, NoPosition, SharedBiasPosition
@@ -15,7 +16,7 @@ from graticule.encodings.fire import Fire
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.grid import Grid
 from graticule.joining import Default
-from graticule.layer_position import LayerPosition, LowRank
+from graticule.layer_position import LayerPosition
 from graticule.layers import Attention
 from graticule.rotation import Rotation
 from graticule.surgery.fits.contributions import Contribution
