@@ -37,8 +37,8 @@ from graticule.data import (
     load_dataset,
 )
 from graticule.data.pack import pack
-from graticule.data.sampling import TensorImages
 from graticule.data.shifted import ShiftedImages
+from graticule.data.transformed import TensorImages
 from graticule.data.transforms import evaluation_transform, training_transform
 from graticule.recipes import load_recipe
 

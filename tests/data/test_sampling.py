@@ -16,7 +16,7 @@ from graticule.data import (
     SeededImages,
     training_transform,
 )
-from graticule.data.sampling import TensorImages, TransformedImages
+from graticule.data.transformed import TensorImages, TransformedImages
 from in_turn import in_turn
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

@@ -13,7 +13,7 @@ from test_parallel import PLAIN
 from forked import two_processes
 from graticule.checkpoints import read_checkpoint
 from graticule.cli import main
-from graticule.data.sampling import TensorImages
+from graticule.data.transformed import TensorImages
 from graticule.tasks import Recipe
 from graticule.training import Preempted, Run, build_data, train
 from graticule.training.module import _MOST_SKIPPED, TrainingModule

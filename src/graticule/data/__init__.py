@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
     from graticule.data.registry import register_dataset, register_text
-    from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, SeededImages
+    from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
     from graticule.data.text import list_texts, load_text
     from graticule.data.text_module import TextInfo, TextModule, build_tokenizer, list_tokenizers
     from graticule.data.tokens import ByteTokenizer, Tokenizer, check_vocabulary
+    from graticule.data.transformed import SeededImages
     from graticule.data.transforms import evaluation_transform, training_transform
     from graticule.data.windows import EvaluationWindows, TextWindows
 
@@ -86,7 +87,7 @@ _HOMES = {
     "EpochSampler": "sampling",
     "EvaluationOrder": "sampling",
     "EvaluationWindows": "windows",
-    "SeededImages": "sampling",
+    "SeededImages": "transformed",
     "TextInfo": "text_module",
     "TextModule": "text_module",
     "TextWindows": "windows",

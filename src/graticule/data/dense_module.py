@@ -18,7 +18,8 @@ from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
 from graticule.data.images import Split
 from graticule.data.registry import DATASETS, loaded
-from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key, drawing
+from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
+from graticule.data.transformed import drawing
 from graticule.names import known_name
 
 #: The entries of a target that belong to boxes, besides the boxes themselves.

@@ -20,17 +20,9 @@ from graticule.data.canvas import CanvasImages, Mode
 from graticule.data.dense import DenseInfo
 from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
 from graticule.data.registry import DATASETS, loaded
-from graticule.data.sampling import (
-    BatchOrder,
-    EpochSampler,
-    EvaluationOrder,
-    GroupSampler,
-    SeededImages,
-    SizedImages,
-    TensorImages,
-    TransformedImages,
-)
+from graticule.data.sampling import BatchOrder, EpochSampler, EvaluationOrder, GroupSampler
 from graticule.data.shifted import ShiftedImages, shifts_only
+from graticule.data.transformed import SeededImages, SizedImages, TensorImages, TransformedImages
 from graticule.data.transforms import evaluation_transform, training_transform
 from graticule.names import known_name
 

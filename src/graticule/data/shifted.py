@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from graticule.data.augmentation import Augmentation
 from graticule.data.images import DatasetInfo
-from graticule.data.sampling import Key, TensorImages
+from graticule.data.sampling import Key
+from graticule.data.transformed import TensorImages
 from graticule.data.transforms import Transform
 
 
