@@ -90,6 +90,17 @@ class Registry(Generic[T]):
         """Return the first name of a class; None if it is not registered."""
         return next((name for name, known in self._classes.items() if known is cls), None)
 
+    def spec_of(self, cls: type, options: Mapping[str, object]) -> Spec:
+        """Return the spec of a class with options.
+
+        Raises:
+            ValueError: if the class is not registered, or has no such option.
+        """
+        name = self.name_of(cls)
+        if name is None:
+            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_{self.argument}('name').")
+        return self.specs(Spec(name, options))[0]
+
     def options(self, name: str) -> Mapping[str, Option]:
         """Return the options of `name`."""
         return self._options(self[name])

@@ -62,10 +62,7 @@ class Resampler(ABC):
         Raises:
             ValueError: if the class is not registered, or has no such option.
         """
-        name = RESAMPLERS.name_of(cls)
-        if name is None:
-            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_resampler('name').")
-        return RESAMPLERS.specs(Spec(name, given))[0]
+        return RESAMPLERS.spec_of(cls, given)
 
     def __str__(self) -> str:
         """Return its name, with the options that differ from the defaults."""

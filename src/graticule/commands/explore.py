@@ -23,6 +23,7 @@ from graticule.commands.opening import (
     with_own_data,
 )
 from graticule.commands.options import parse, parse_checkpoint, parse_sizes, print_written
+from graticule.commands.predict import read_picture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,6 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
         ValueError: for an index out of range, or a file that is not an image.
     """
     import torch
-    from PIL import Image
 
     from graticule.data import Augmentation
     from graticule.data.encoded import LARGEST, decode
@@ -128,11 +128,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
         if isinstance(one, int):
             found.append(opened.own_data.test_images(size, [one])[0][0])
             continue
-        try:
-            image = decode(read_bytes(one, LARGEST))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = str(error).rstrip(".") or type(error).__name__
-            raise ValueError(f"`images` must be images, got {one}, which cannot be read as one ({reason}).") from None
+        image = read_picture(one, lambda path: decode(read_bytes(path, LARGEST)))
         found.append(transform(image.convert("L" if opened.info.channels == 1 else "RGB")))
     return torch.stack(found)
 

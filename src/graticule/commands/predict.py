@@ -78,7 +78,7 @@ def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], de
     from graticule.files import write_json
     from graticule.training.prediction import above, image_ids
 
-    images = [_read(path, read_image) for path in options.images]  # every error is raised before the first prediction
+    images = [read_picture(path, read_image) for path in options.images]  # all errors come before a prediction
     task, described = run.task(), run.described()
     model = run.model(checkpoint=checkpoint).to(device)
     numbers = image_ids(options.images)
@@ -132,7 +132,8 @@ def _summary(shown: Any) -> list[str]:
     return [f"{shown.class_names[n]} {100 * int(counts[n]) / shown.classes.numel():.1f} %" for n in order if counts[n]]
 
 
-def _read(path: Path, read: Any) -> Any:
+def read_picture(path: Path, read: Any) -> Any:
+    """Read an image; one that cannot be read is a ValueError."""
     from PIL import Image
 
     try:

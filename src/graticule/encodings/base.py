@@ -183,10 +183,7 @@ class Encoding(nn.Module, ABC):
         Raises:
             ValueError: if the class is not registered, or has no such option.
         """
-        name = ENCODINGS.name_of(cls)
-        if name is None:
-            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_encoding('name').")
-        return ENCODINGS.specs(Spec(name, given))[0]
+        return ENCODINGS.spec_of(cls, given)
 
     @classmethod
     def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
