@@ -9,7 +9,7 @@ import pytest
 from commands import run_command
 from graticule.cli import COMMANDS
 from graticule.commands.completion import command_options
-from graticule.commands.help import help_text, options_of
+from graticule.commands.help import help_page, options_of
 from graticule.commands.options import parse
 from in_turn import in_turn
 
@@ -42,7 +42,8 @@ def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
 
 
 def examples(name: str) -> list[str]:
-    return [line.strip() for line in help_text(name).splitlines() if line.startswith(f"  graticule {name}")]
+    lines = help_page(command_options(name), name).splitlines()
+    return [line.strip() for line in lines if line.startswith(f"  graticule {name}")]
 
 
 @in_turn("name", [name for name in COMMANDS if name != "train"])
@@ -62,7 +63,7 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
 
 def test_help_can_be_asked_for_in_three_ways(capsys):
     pages = {run_command(capsys, *command)[1] for command in (["plot", "-h"], ["plot", "--help"], ["help", "plot"])}
-    assert pages == {help_text("plot")}
+    assert pages == {help_page(command_options("plot"), "plot") + "\n"}
 
 
 def test_a_value_is_named_by_a_word_for_what_it_is():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import io
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -162,20 +159,6 @@ def help_page(kind: type, name: str, *, every: bool = False) -> str:
     for shown, about in entries:
         lines += _entry(shown, about, width)
     return "\n".join(lines).rstrip()
-
-
-def help_text(command: str, *more: str, every: bool = False) -> str:
-    """Return the output of `graticule COMMAND --help` at a width of 80 columns, for documentation.
-
-    Args:
-        command: the command, such as "plot".
-        more: arguments before --help, such as the recipe of "train".
-        every: whether rare options are listed, too.
-    """
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        import_module(f"graticule.commands.{command}").run([*more, "--help-all" if every else "--help"])
-    return out.getvalue()
 
 
 def _entry(shown: str, about: str, width: int) -> Iterator[str]:

@@ -78,16 +78,16 @@ def ratio_of(hidden: int, dim: int) -> float:
     return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
 
 
-def read_mlp(block: nn.Module, attribute: str = "mlp") -> dict[str, Any]:
+def read_mlp(block: nn.Module) -> dict[str, Any]:
     """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels.
 
     Raises:
         ValueError: if our ViT has no such MLP.
     """
-    mlp: Any = block.get_submodule(attribute)
+    mlp: Any = block.get_submodule("mlp")
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
     if type(mlp) not in kinds:
-        raise refuse(block, attribute, mlp, "must be Mlp, SwiGLU or GluMlp")
+        raise refuse(block, "mlp", mlp, "must be Mlp, SwiGLU or GluMlp")
     if isinstance(mlp, GluMlp) and mlp.gate_last:
         raise refuse(mlp, "gate_last", True, "must be False")
     first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
@@ -110,13 +110,13 @@ def read_mlp(block: nn.Module, attribute: str = "mlp") -> dict[str, Any]:
     }
 
 
-def read_attention(block: nn.Module, attribute: str = "attn") -> dict[str, Any]:
+def read_attention(block: nn.Module) -> dict[str, Any]:
     """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms.
 
     Raises:
         ValueError: if our attention lacks a feature of it.
     """
-    attn: Any = block.get_submodule(attribute)
+    attn: Any = block.get_submodule("attn")
     if getattr(attn, "gate", None) is not None:
         raise refuse(attn, "gate", attn.gate, "must be None")
     if getattr(attn, "num_kv_groups", 1) != 1:
