@@ -280,6 +280,48 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     assert code == 1 and "'digits'" in err
 
 
+OWN = """
+import graticule, torch
+from torch import nn
+
+class Unsized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, 16, 4, 4)
+        self.pos_embed = nn.Parameter(torch.randn(1, 49, 16))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, 0.0, norm_first=True, batch_first=True) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT + self.pos_embed
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean(1)
+
+class Gray(Unsized):
+    img_size = 28
+
+def attached():
+    model = Gray()
+    parts = {"blocks": "layers.*", "norm": "norm1", "example": torch.rand(1, 1, 28, 28)}
+    return graticule.attach(model, "learnable(std=1)", "lape", **parts) and model
+"""
+
+
+def test_a_module_of_a_file_needs_its_image_size_only(capsys, pictures, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    arguments = ["--images", pictures, "--count", 5, "--output", tmp_path / "out"]
+    code, _, err = run_command(capsys, "audit", f"{own}:Unsized", *arguments, "--img-size", 28)
+    assert code == 1 and "`model` must have an attribute img_size, (height, width) in pixels, got Unsized" in err
+    code, _, err = run_command(capsys, "audit", f"{own}:Gray", *arguments)
+    assert code == 0, err
+    code, _, err = run_command(capsys, "audit", f"{own}:attached", *arguments)
+    said = json.loads((tmp_path / "out" / "audit.json").read_text())["unavailable"]
+    assert code == 0 and "must have no attached position" in said["position maps"], err
+
+
 def test_the_example_of_the_guide_runs(capsys):
     guide = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
     code = guide.partition("```python\n")[2].partition("```")[0]

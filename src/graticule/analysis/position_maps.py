@@ -41,8 +41,13 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
         untrained: number of untrained models that correlations are compared with.
 
     Raises:
-        ValueError: if there is no map of any kind, or the size is refused.
+        ValueError: if there is no map of any kind, the position is attached, or the size is refused.
     """
+    if isinstance(getattr(model, "graticule", None), nn.Module):
+        raise ValueError(
+            f"`model` must have no attached position for position maps, got {type(model).__name__}, which has one; "
+            "translation_error measures any model, attention_maps shows attention."
+        )
     if not isinstance(model, TokenModel):
         view = view_of(model)
         assert isinstance(view, TimmView)

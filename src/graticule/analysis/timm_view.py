@@ -46,7 +46,10 @@ class TimmView(ModelView):
         self.prefix = int(getattr(model, "num_prefix_tokens", 0))
         found = img_size or _own_size(model)
         if found is None:
-            raise ValueError(f"`img_size` must be given for {type(model).__name__}, which has none, got none.")
+            raise ValueError(
+                f"`model` must have an attribute img_size, (height, width) in pixels, got {type(model).__name__}, "
+                "which has none."
+            )
         self.img_size: Size = found
         self._grids: dict[Size, list[Grid]] = {}
 

@@ -359,6 +359,7 @@ def _load_timm(model: nn.Module, name: str, path: str) -> None:
 def _described(target: str, model: nn.Module, title: str) -> Opened:
     """Return a model with the properties of its images from its configuration."""
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    from torch.nn import Conv2d
 
     from graticule.analysis import view_of
     from graticule.data import Augmentation, DatasetInfo
@@ -366,7 +367,8 @@ def _described(target: str, model: nn.Module, title: str) -> Opened:
     model = model.eval()
     configured = getattr(model, "pretrained_cfg", None) or {}
     size = view_of(model).img_size
-    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (3,))[0])
+    stem = next((one.in_channels for one in model.modules() if isinstance(one, Conv2d)), 3)
+    channels = int(getattr(model, "in_chans", 0) or (configured.get("input_size") or (stem,))[0])
     mean, std = (
         (tuple(configured.get(key) or known) * channels)[:channels]
         for key, known in (("mean", IMAGENET_DEFAULT_MEAN), ("std", IMAGENET_DEFAULT_STD))
