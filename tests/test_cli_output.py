@@ -67,9 +67,12 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
         ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must come before --seeds"),
         (
             "train digits_quick --resume RUN",
-            "`--resume` must come first, without a recipe: graticule train --resume RUN",
+            "`--resume` must come first, without a recipe; call graticule train --resume RUN",
         ),
-        ("train --epochs 3 --resume=RUN", "`--resume` must come first, without a recipe: graticule train --resume RUN"),
+        (
+            "train --epochs 3 --resume=RUN",
+            "`--resume` must come first, without a recipe; call graticule train --resume RUN",
+        ),
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
     ],
 )

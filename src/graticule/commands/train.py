@@ -124,7 +124,7 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
 def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     """Return the recipe and the folder of a run to start, and whether an existing one is resumed."""
     if any(argument.partition("=")[0] == "--resume" for argument in arguments):
-        raise ValueError("`--resume` must come first, without a recipe: graticule train --resume RUN --option ...")
+        raise ValueError("`--resume` must come first, without a recipe; call graticule train --resume RUN --option ...")
     if arguments[0].startswith("-"):
         raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
     from graticule.recipes import list_recipes, load_recipe
