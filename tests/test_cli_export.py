@@ -95,6 +95,25 @@ def test_publish_takes_names_files_of_weights_and_models_of_timm(trained, tmp_pa
         torch.testing.assert_close(again(x), trained.model()(x))
 
 
+def test_commands_open_a_published_folder(trained, tmp_path, capsys):
+    folder = graticule.save_pretrained(trained.model(), tmp_path / "published")
+    by_name = [trained.recipe().model, "--joining", "lape", "--weights", trained.folder / "weights.safetensors"]
+    tables = []
+    for target in ([folder], by_name):
+        code, _, err = run_command(capsys, "evaluate", *target, "--data", "digits", "--output", tmp_path / "out")
+        assert code == 0, err
+        (row,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+        tables.append({name: row[name] for name in ("top1", "top5", "loss", "images", "size")})
+    assert tables[0] == tables[1] and tables[0]["images"] == 1000
+    code, _, err = run_command(capsys, "correlations", folder, "--output", tmp_path)
+    assert code == 0 and (tmp_path / "correlations.png").is_file(), err
+    for option in ("encoding", "weights"):
+        code, _, err = run_command(capsys, "evaluate", folder, "--data", "digits", f"--{option}", "rope")
+        assert code == 1 and f"`{option}` must be left out with '{folder}', which has its own, got 'rope'" in err
+    code, _, err = run_command(capsys, "evaluate", folder)
+    assert code == 1 and f"`data` must be given for '{folder}', which is not the folder of a run" in err
+
+
 def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):
     model = graticule.create_model("vit_nano_patch4_28", encoding="random_fourier(frequencies=4)")
     folder = model.save_pretrained(tmp_path / "plugged")

@@ -262,7 +262,7 @@ def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_
         ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file does not exist",
         (
             "qqqqqqqq",
-        ): "the folder of a run, a file of weights in it, the name of a model of graticule or timm, or FILE.py",
+        ): "a published model, a file of weights in a run, the name of a model of graticule or timm, or FILE.py",
         ("rop",): "did you mean 'runs/rope'?",
         ("runs/ropes",): "which does not exist; did you mean 'runs/rope'?",
     }

@@ -33,7 +33,7 @@ class Evaluate(Figures, NamedData):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """runs, files of weights, names of models or timm:NAME, all of one task; names are of image classifiers"""
+    """runs, published folders, files of weights, names or timm:NAME, all of one task; names are of image classifiers"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"

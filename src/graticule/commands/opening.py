@@ -1,4 +1,4 @@
-"""Opening of models: a run, a file of its weights, a name of graticule or timm, or a module in a Python file."""
+"""Opening of models: a run, a file of its weights, a published folder, a name, or a module in a Python file."""
 
 from __future__ import annotations
 
@@ -90,18 +90,24 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
         if _is_file(target):
             if not Path(target).is_file():
                 raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
-        elif _is_folder(target):
+        elif _is_folder(target) and not is_published(target):
             RunFolder.open(target)
+    if not any(_is_plain(target) for target in targets):
+        for name in ("weights", "encoding", "joining"):
+            if (given := getattr(options, name)) is not None:
+                raise ValueError(
+                    f"`{name}` must be left out with {targets[0]!r}, which has its own, got {str(given)!r}."
+                )
     if not any(is_named(target) for target in targets):
-        for name in ("weights", "encoding", "joining", "data", "data_root"):
+        for name in ("data", "data_root"):
             if (given := getattr(options, name, None)) is not None:
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(given)!r}.")
     elif getattr(options, "data", "") is None:
         named = next(target for target in targets if is_named(target))
         check_name(named)
         raise ValueError(
-            f"`data` must be given for {named!r}, which is not the folder of a run, so it is the name of a model: a "
-            "folder of images, or the name of a data set."
+            f"`data` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name of "
+            "a data set."
         )
 
 
@@ -118,12 +124,17 @@ def check_inputs(targets: Sequence[str], command: str) -> None:
 
 
 def is_named(target: str) -> bool:
-    """Return whether a model is given by its name, or as FILE.py:NAME, instead of by a run or a file of its weights."""
-    return not (_is_folder(target) or _is_file(target))
+    """Return whether a model is no run and no file of its weights, so that it has no data of its own."""
+    return is_published(target) or not (_is_folder(target) or _is_file(target))
+
+
+def is_published(target: str) -> bool:
+    """Return whether a model is given by the folder that `graticule publish` or `save_pretrained` wrote."""
+    return _is_folder(target) and (Path(target) / "config.json").is_file()
 
 
 def check_name(target: str) -> None:
-    """Check that there is a model of this name, or the file of FILE.py:NAME.
+    """Check that there is a model of this name, the file of FILE.py:NAME, or the published folder.
 
     Raises:
         ValueError, FileNotFoundError: if there is none, with the nearest names and runs.
@@ -135,7 +146,7 @@ def check_name(target: str) -> None:
         if not Path(file).is_file():
             raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file does not exist.")
         return
-    if target in catalog()["models"]:  # without PyTorch
+    if target in catalog()["models"] or is_published(target):  # without PyTorch
         return
     import timm
 
@@ -148,8 +159,8 @@ def check_name(target: str) -> None:
     names = {**dict.fromkeys([*list_models(), *timm.list_models()]), **runs}
     near = [names[found] or found for found in difflib.get_close_matches(name, names, n=3)]
     raise ValueError(
-        f"`model` must be the folder of a run, a file of weights in it, the name of a model of graticule or timm, or "
-        f"FILE.py:NAME, got {target!r}: there is no such folder, file or name; "
+        f"`model` must be the folder of a run or of a published model, a file of weights in a run, the name of a model "
+        f"of graticule or timm, or FILE.py:NAME, got {target!r}: there is no such folder, file or name; "
         + (f"did you mean {' or '.join(map(repr, near))}?" if near else "graticule models lists the names.")
     )
 
@@ -158,8 +169,8 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     """Open a model.
 
     Args:
-        target: folder of a run, file of weights in it, name of a model of graticule or timm, `timm:NAME`, or
-            FILE.py:NAME.
+        target: folder of a run or of a published model, file of weights in a run, name of a model of graticule or timm,
+            `timm:NAME`, or FILE.py:NAME.
         options: options of models that are given by name.
         checkpoint: best or last, of a run.
 
@@ -171,6 +182,10 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
         file, colon, name = target.rpartition(":")
         if colon and file.endswith(".py"):
             return _described(target, module_of_file(file, name), target)
+        if is_published(target):
+            from graticule.hub import from_pretrained
+
+            return _described(target, from_pretrained(target), target)
         return _by_name(target, options)
     from graticule.training import load
     from graticule.training.run import run_of
@@ -386,6 +401,11 @@ def _classes(model: nn.Module) -> int:
 
 def _is_folder(target: str) -> bool:
     return not target.rpartition(":")[0].endswith(".py") and (is_path(target) or Path(target).is_dir())
+
+
+def _is_plain(target: str) -> bool:
+    """Return whether a target is the name of a model, which can have other weights and another position."""
+    return is_named(target) and not is_published(target) and not target.rpartition(":")[0].endswith(".py")
 
 
 def _is_file(target: str) -> bool:

@@ -32,7 +32,7 @@ class Resamplers(NamedModels):
     """
 
     model: tyro.conf.Positional[str]
-    """run folder, file of weights, or name of a model"""
+    """run or published folder, file of weights, or name of a model"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
     sizes: list[str] = dataclasses.field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graticule.commands.opening import TIMM, NamedModels, module_of_file, open_model
+from graticule.commands.opening import TIMM, NamedModels, is_published, module_of_file, open_model
 from graticule.commands.options import open_runs, parse_checkpoint
 from graticule.names import is_path
 
@@ -67,10 +67,8 @@ def open_source(
         _check_images(opened.run, command)
         return Source(opened.model, opened.folder, opened.run)
     if is_path(target) or Path(target).is_dir():
-        if (Path(target) / "config.json").is_file():
-            from graticule.hub import from_pretrained
-
-            return Source(from_pretrained(target), Path())
+        if is_published(target):
+            return Source(open_model(target).model, Path())
         chosen = parse_checkpoint(checkpoint)
         (run,) = open_runs([Path(target)], command)
         _check_images(run, command)
