@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import graticule
 from commands import run_command
+from graticule.dense import create_segmenter
 from graticule.tasks import Recipe
 from graticule.training import train
 
@@ -112,6 +113,16 @@ def test_commands_open_a_published_folder(trained, tmp_path, capsys):
         assert code == 1 and f"`{option}` must be left out with '{folder}', which has its own, got 'rope'" in err
     code, _, err = run_command(capsys, "evaluate", folder)
     assert code == 1 and f"`data` must be given for '{folder}', which is not the folder of a run" in err
+
+
+def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}
+    model = create_segmenter("vit_tiny_patch16_224", num_classes=3, **small)
+    folder = graticule.save_pretrained(model, tmp_path / "published")
+    file = tmp_path / "model.safetensors"
+    code, out, err = run_command(capsys, "export", folder, "--format", "safetensors", "--output", file)
+    assert code == 0 and f"wrote {file}" in out, err
+    assert load_file(file).keys() == model.state_dict().keys()
 
 
 def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 TIMM = "timm:"
 #: The value of `weights` for those of the initialization.
 RANDOM = "random"
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+#: The ends of the names of files of weights.
+WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 
 @dataclass(kw_only=True)
@@ -409,4 +410,4 @@ def _is_plain(target: str) -> bool:
 
 
 def _is_file(target: str) -> bool:
-    return target.endswith(_WEIGHTS) or (Path(target).is_file() and ".py" not in target)
+    return target.endswith(WEIGHTS) or (Path(target).is_file() and ".py" not in target)

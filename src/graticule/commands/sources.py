@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graticule.commands.opening import TIMM, NamedModels, is_published, module_of_file, open_model
+from graticule.commands.opening import TIMM, WEIGHTS, NamedModels, is_published, module_of_file, open_model
 from graticule.commands.options import open_runs, parse_checkpoint
 from graticule.names import is_path
 
 #: The options of a model that is given by name.
 _OF_NAMES = ("weights", "encoding", "joining")
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,22 @@ def open_source(
     given = dict(zip(_OF_NAMES, (weights, encoding, joining), strict=True))
     file, _, name = target.rpartition(":")
     in_file = file.endswith(".py")
-    if in_file or is_path(target) or Path(target).is_dir() or target.endswith(_WEIGHTS):
+    if in_file or is_path(target) or Path(target).is_dir() or target.endswith(WEIGHTS):
         for option, value in given.items():
             if value is not None:
                 what = "a module of a file" if in_file else "a folder, whose model has its own"
                 raise ValueError(f"`{option}` must be left out with {what}, got {value}.")
     if in_file:
         return Source(module_of_file(file, name).eval(), Path())
-    if target.endswith(_WEIGHTS):
+    if target.endswith(WEIGHTS):
         opened = open_model(target)
         _check_images(opened.run, command)
         return Source(opened.model, opened.folder, opened.run)
     if is_path(target) or Path(target).is_dir():
         if is_published(target):
-            return Source(open_model(target).model, Path())
+            from graticule.hub import from_pretrained
+
+            return Source(from_pretrained(target), Path())
         chosen = parse_checkpoint(checkpoint)
         (run,) = open_runs([Path(target)], command)
         _check_images(run, command)
