@@ -73,7 +73,7 @@ class LayerPosition(NamedTuple):
         the patches.
     spatial_bias: (N,) or (groups, N), added to every channel of the mixed tokens, or to those of its group.
 
-    `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them.
+    `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them. A block applies `inner` by `inside`.
     """
 
     pre: Tensor | None = None
@@ -97,6 +97,10 @@ class LayerPosition(NamedTuple):
         if self.pre is not None:
             x = x + self.pre
         return x if self.before is None else self.before(x)
+
+    def inside(self, y: Tensor) -> Tensor:
+        """Add `inner` to the normalized tokens y: (B, N, D); not in place, as a hook may keep the output of a norm."""
+        return y if self.inner is None else y + self.inner
 
     def leave(self, x: Tensor) -> Tensor:
         """Turn the output of the layer, x: (B, N, D), into the residual stream after it."""

@@ -47,6 +47,19 @@ def test_a_constant_inner_is_a_shift_of_the_norm(block, x):
     torch.testing.assert_close(block(x), added, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+def test_what_a_hook_keeps_of_the_norm_is_not_changed(block, x):
+    """Also without gradients, by a hook of all modules or of one inside the norm."""
+    kept = []
+    expected, position = block.norm1(x), LayerPosition(inner=torch.ones(N, D, dtype=torch.float64))
+    with nn.modules.module.register_module_forward_hook(lambda _, args, y: kept.append(y)):
+        block(x, position)
+    block.norm1 = nn.Sequential(block.norm1)
+    with block.norm1[0].register_forward_hook(lambda _, args, y: kept.append(y)):
+        block(x, position)
+    assert torch.equal(kept[0], expected) and torch.equal(kept[-1], expected)
+
+
 def test_bias_and_rotation_go_to_attention(block, x):
     position = LayerPosition(bias=torch.randn(HEADS, N, N, dtype=torch.float64))
     middle = x + block.attn(block.norm1(x), position)

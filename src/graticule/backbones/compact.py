@@ -123,7 +123,7 @@ class CompactBlock(Block):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
-        y = self.ls1(self.attn(self._normalized(x, position.inner), position, *where))
+        y = self.ls1(self.attn(position.inside(self.norm1(x)), position, *where))
         x = self.norm2(x + self.drop_path1(y))
         out: Tensor = x + self.drop_path2(self.ls2(self.mlp(x)))
         return out

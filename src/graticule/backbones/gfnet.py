@@ -31,8 +31,7 @@ class FilterBlock(MixerBlock):
         """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
-        y = self.norm1(x)
-        y = y if position.inner is None else y + position.inner
+        y = position.inside(self.norm1(x))
         y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
         mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
         return mixed

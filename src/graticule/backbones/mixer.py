@@ -79,8 +79,7 @@ class MixerBlock(nn.Module):
         """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
-        y = self.norm1(x)
-        y = y if position.inner is None else y + position.inner
+        y = position.inside(self.norm1(x))
         y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))

@@ -75,8 +75,7 @@ class PoolingBlock(nn.Module):
         """Map tokens x: (B, N, D) of `grid` to (B, N', D'), on a grid of half the sides if queries have a stride."""
         y = self.norm1(x)
         short = self.residual(x, y, grid)
-        y = y if position.inner is None else y + position.inner
-        x = short + self.drop_path1(self.attn(y, position, grid))
+        x = short + self.drop_path1(self.attn(position.inside(y), position, grid))
         y = self.norm2(x)
         out: Tensor = (x if self.shortcut_proj_mlp is None else self.shortcut_proj_mlp(y)) + self.drop_path2(
             self.mlp(y)

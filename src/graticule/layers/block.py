@@ -72,17 +72,6 @@ class Block(nn.Module):
 
         `where` is passed to the attention: the grid, or the cache of a text.
         """
-        x = x + self.drop_path1(self.ls1(self.attn(self._normalized(x, position.inner), position, *where)))
+        x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, *where)))
         out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return out
-
-    def _normalized(self, x: Tensor, inner: Tensor | None) -> Tensor:
-        """Return norm1(x) + inner: (B, N, D); a separate function, so that its memory is freed before the MLP runs."""
-        y: Tensor = self.norm1(x)
-        if inner is None:
-            return y
-        # Nothing else uses the norm's output, so the sum is computed in place, which needs no memory and half the
-        # traffic; unless a hook may have kept it, the norm returns its input, or the sum has another dtype.
-        own = y is not x and not self.norm1._forward_hooks and y.dtype == inner.dtype
-        out: Tensor = y.add_(inner) if own else y + inner
         return out

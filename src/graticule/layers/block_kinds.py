@@ -37,8 +37,7 @@ class PostNormBlock(Block):
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
-        y = x if position.inner is None else x + position.inner
-        x = x + self.drop_path1(self.norm1(self.attn(y, position, *where)))
+        x = x + self.drop_path1(self.norm1(self.attn(position.inside(x), position, *where)))
         out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
         return out
 
@@ -61,8 +60,7 @@ class ParallelBlock(Block):
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D)."""
         y = self.norm1(x)
-        of_attn = y if position.inner is None else y + position.inner
-        out: Tensor = x + self.drop_path1(self.ls1(self.attn(of_attn, position, *where) + self.mlp(y)))
+        out: Tensor = x + self.drop_path1(self.ls1(self.attn(position.inside(y), position, *where) + self.mlp(y)))
         return out
 
 
@@ -83,8 +81,7 @@ class _Branch(nn.Module):
         if position is None:
             y = self.get_submodule(self.kind)(y)
         else:
-            y = y if position.inner is None else y + position.inner
-            y = self.get_submodule(self.kind)(y, position, *where)
+            y = self.get_submodule(self.kind)(position.inside(y), position, *where)
         out: Tensor = self.drop_path(self.ls(y))
         return out
 
