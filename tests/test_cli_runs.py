@@ -277,7 +277,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
         (["runs", "--srot", "name"], 1, "did you mean --sort"),
         (["runs", "--sort", "size"], 2, "best"),
         (["plot", "runs/done", "--metrc", "lr"], 1, "did you mean --metric"),
-        (["plot", "runs/done", "--metric", "top1"], 2, "val_top1"),
+        (["plot", "runs/done", "--metric", "top1"], 1, "`metric` must be one that runs/done has, epoch, train_loss"),
         (["plot", "runs/done", "--metric", "val_bpb"], 1, "`metric` must be one that runs/done has"),
         (["plot", "runs/done", "--against", "steps"], 2, "seconds"),
         (["plot"], 1, "`runs`"),
@@ -448,3 +448,16 @@ def test_a_run_whose_recipe_is_damaged_is_drawn_by_what_its_metrics_have(capsys,
     (mixed / "text" / "low" / "recipe.json").write_text("{")
     code, out, _ = run_command(capsys, "plot", "mixed/text/low", "--output", "a.png")
     assert code == 0 and table(out)[1] == ["low", "3", "2.156", "2.156 (2)"]
+
+
+def test_runs_of_a_task_from_outside_are_drawn_and_reported_by_its_metric(capsys, tmp_path, my_methods):
+    runs = [
+        write_run(tmp_path / str(seed), (0.5, 0.1234, 0.2), kind=my_methods.SlantRecipe, seed=seed) for seed in (0, 1)
+    ]
+    given = [*runs, "--plugin", my_methods.__file__]
+    code, out, err = run_command(capsys, "plot", *given, "--output", tmp_path / "a.png")
+    assert code == 0, err
+    assert table(out)[:2] == [["run", "epochs", "val_mae", "best (epoch)"], ["0", "3", "0.2000", "0.1234 (2)"]]
+    code, _, err = run_command(capsys, "report", *given, "--no-position", "--output", tmp_path / "a.html")
+    assert code == 0, err
+    assert "mean absolute error on validation against epochs" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -10,23 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from graticule.analysis.plots import curves
+from graticule.metric import METRICS, Metric
 
-#: Name of a metric -> label of its axis.
-METRICS = {
-    "val_top1": "top-1 on validation (%)",
-    "val_bpb": "bits per byte on validation",
-    "val_box_map": "box mAP on validation (%)",
-    "val_miou": "mIoU on validation (%)",
-    "train_loss": "loss in training",
-    "val_loss": "loss on validation",
-    "lr": "learning rate",
-}
+#: Columns of the metrics of every run -> label of the axis.
+LOSSES = {"train_loss": "loss in training", "val_loss": "loss on validation"}
 MOST_LINES = 28  # that can be told apart
 
 
 def convergence_plot(
     lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
-    metric: str = "val_top1",
+    metric: Metric | str = "val_top1",
     against: str = "epoch",
     title: str = "",
 ) -> Figure:
@@ -38,13 +31,12 @@ def convergence_plot(
 
     Args:
         lines: label -> (epoch or seconds, value, standard deviation or None) in order; labels are drawn as they are.
-        metric: the metric of the values, one of `METRICS`.
+        metric: the metric of the values, such as that of a task, or the name of a column of metrics.csv.
         against: epoch, or seconds; long times are drawn in minutes or hours.
         title: above the plot.
     """
-    if metric not in METRICS or against not in ("epoch", "seconds"):
-        every = ", ".join(METRICS)
-        raise ValueError(f"`metric` must be one of {every}, and `against` epoch or seconds, got {metric}, {against}.")
+    if against not in ("epoch", "seconds"):
+        raise ValueError(f"`against` must be epoch or seconds, got {against!r}.")
     if not 1 <= len(lines) <= MOST_LINES:
         raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
     if empty := [label for label, points in lines.items() if not points]:
@@ -56,11 +48,12 @@ def convergence_plot(
     figure = curves(
         {stand: [_scaled(point, size) for point in lines[label]] for stand, label in drawn.items()},
         unit if against == "epoch" else f"time of training ({unit})",
-        METRICS[metric],
+        axis_label(metric),
         title,
     )
     ax = figure.axes[0]
-    ax.title.set_parse_math(False)
+    for label_of_ax in (ax.title, ax.yaxis.label):
+        label_of_ax.set_parse_math(False)
     if against == "epoch":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for line, label, text in zip(list(ax.lines), lines, figure.legends[0].get_texts(), strict=True):
@@ -73,6 +66,16 @@ def convergence_plot(
         if alone.any() and line.get_marker() in (None, "None", ""):
             ax.plot(x[alone], y[alone], ".", color=line.get_color(), markersize=5)
     return figure
+
+
+def axis_label(metric: Metric | str) -> str:
+    """Return the label of the axis of a metric, or of a column of metrics.csv."""
+    if isinstance(metric, str):
+        known = next((one for one in METRICS if one.column == metric), None)
+        if known is None:
+            return LOSSES.get(metric, "learning rate" if metric == "lr" else metric)
+        metric = known
+    return f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
 
 
 def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[float, float, float | None]:

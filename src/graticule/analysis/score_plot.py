@@ -36,6 +36,7 @@ def score_plot(
     if max(groups) > 1:
         legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
     ax.set(xlabel=f"{xlabel}{legend}", title=title)
+    ax.xaxis.label.set_parse_math(False)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)

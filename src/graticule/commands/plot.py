@@ -32,8 +32,8 @@ class Plot:
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders, or folders of runs at any depth"""
-    metric: Literal["val_top1", "val_bpb", "val_box_map", "val_miou", "train_loss", "val_loss", "lr"] | None = None
-    """the metric (default: the one that the runs are judged by, such as val_top1 of classifiers and val_bpb of text)"""
+    metric: str | None = None
+    """a column of their metrics.csv, such as val_loss (default: the one that the runs are judged by, as val_top1)"""
     against: Literal["epoch", "seconds"] = "epoch"
     """epochs, or seconds of training"""
     group: bool = False
@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> int:
     from graticule.analysis import convergence_plot, save_figure
     from graticule.analysis.convergence import MOST_LINES
     from graticule.files import followed, write_text
+    from graticule.metric import TOP1
     from graticule.studies.runs import curve, group_seeds, read_recipe
 
     picture = followed(options.output) or options.runs[0] / "convergence.png"
@@ -64,7 +65,8 @@ def run(arguments: list[str]) -> int:
     if len(set(names)) < len(names):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, options.runs))}.")
     named = dict(zip(names, runs, strict=True))
-    metric = options.metric or _judged_by(named)
+    judge = _judged_by(named, options.metric)
+    metric = options.metric or (TOP1 if judge is None else judge).column
     metrics = {name: _read(one.metrics_file, metric, options.against) for name, one in named.items()}
     groups = {name: [name] for name in names}
     if options.group:
@@ -88,10 +90,10 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`runs` must have an epoch in common to be grouped, got {', '.join(groups[empty])}.")
     figure = convergence_plot(
         {label: [_drawn(point, options.against) for point in points] for label, points in lines.items()},
-        metric,
+        judge or metric,
         options.against,
     )
-    ends = _show_ends(output, lines, metric)
+    ends = _show_ends(output, lines, metric, judge)
     for label, members in groups.items():
         most = max(metrics[name]["epoch"][-1] for name in members)
         if most > lines[label][-1].epoch:
@@ -129,14 +131,14 @@ def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
     return found
 
 
-def _judged_by(runs: Mapping[str, Run]) -> str:
-    """Return the column of the common metric of all runs; runs without one are left out."""
-    from graticule.metric import TOP1
+def _judged_by(runs: Mapping[str, Run], column: str | None) -> Metric | None:
+    """Return the metric of `column` that runs are judged by, or the common one of all; None if they record none."""
     from graticule.studies.runs import summarise
 
     found: dict[Metric, str] = {}
     for name, one in runs.items():
-        if metric := summarise(one.folder).metric:
+        metric = summarise(one.folder).metric
+        if metric is not None and column in (None, metric.column):
             found.setdefault(metric, name)
     if len(found) > 1:
         judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
@@ -144,7 +146,7 @@ def _judged_by(runs: Mapping[str, Run]) -> str:
             "`metric` must be given if runs have different ones, and be one that all have, such as val_loss, "
             f"got {judged}; or draw them separately."
         )
-    return next(iter(found), TOP1).column
+    return next(iter(found), None)
 
 
 def _read(path: Path, metric: str, against: str) -> Metrics:
@@ -170,18 +172,18 @@ def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
     return point.seconds if against == "seconds" else point.epoch, point.mean, point.deviation
 
 
-def _show_ends(output: Output, lines: Mapping[str, Sequence[Point]], metric: str) -> list[dict[str, Any]]:
-    """Print the last and the best point of every line; returns them."""
-    from graticule.metric import METRICS
+def _show_ends(
+    output: Output, lines: Mapping[str, Sequence[Point]], metric: str, judge: Metric | None
+) -> list[dict[str, Any]]:
+    """Print the last point of every line, and the best one of a score or a loss; returns them."""
+    from graticule.analysis.convergence import LOSSES
 
-    judge = next((one for one in METRICS if one.column == metric), None)
     rows = []
     for label, points in lines.items():
         known = [point for point in points if math.isfinite(point.mean)]
         best = "-"
-        if known and metric != "lr":
-            highest = judge is not None and judge.highest
-            top = (max if highest else min)(known, key=lambda point: point.mean)
+        if known and (judge or metric in LOSSES):
+            top = (max if judge and judge.highest else min)(known, key=lambda point: point.mean)
             best = f"{_shown(top.mean, judge)} ({top.epoch})"
         rows.append((label, str(points[-1].epoch), _shown(points[-1].mean, judge), best))
     return output.table(("run", "epochs", metric, "best (epoch)"), rows)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graticule.analysis import Correlations, Report, convergence_plot, locality_plot, score_plot
-from graticule.analysis.convergence import METRICS, MOST_LINES
+from graticule.analysis.convergence import MOST_LINES, axis_label
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.position_sheets import position_sheets
 from graticule.checks import printable
 from graticule.files import read_json
+from graticule.metric import Metric
 from graticule.studies.comparison import Comparison, format_seconds
 from graticule.studies.runs import LONGEST_LABEL, Summary, curve, flat_values, group_seeds, summarise
 from graticule.training import Run
@@ -61,7 +62,7 @@ def run_report(runs: Mapping[str, Run], *, untrained: int = 39, position: bool =
     rows = [_row(name, summary) for name, summary in summaries.items()]
     report.table(("run", "state", "seed", "epoch", f"best {metric.title}", "last", "time"), rows, "every run")
     report.heading("Training")
-    _curves(report, summaries, groups, metric.column)
+    _curves(report, summaries, groups, metric)
     report.heading("Recipes")
     _recipes(report, summaries, groups)
     if position:
@@ -118,10 +119,13 @@ def _row(name: str, one: Summary) -> list[str]:
     return [name, one.state, str(one.recipe.get("seed", "-")), f"{one.epoch}/{one.epochs}", best, last, time]
 
 
-def _curves(report: Report, summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]], score: str) -> None:
+def _curves(
+    report: Report, summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]], score: Metric
+) -> None:
     """Add the learning curves of the score and of the losses that all runs have."""
-    for column in dict.fromkeys((score, "train_loss", "val_loss")):
-        if column not in METRICS or any(column not in one.metrics for one in summaries.values()):
+    for metric in (score, "train_loss", "val_loss"):
+        column = metric if isinstance(metric, str) else metric.column
+        if any(column not in one.metrics for one in summaries.values()):
             continue
         points = {label: curve([summaries[name].metrics for name in names], column) for label, names in groups.items()}
         lines = {
@@ -131,7 +135,7 @@ def _curves(report: Report, summaries: Mapping[str, Summary], groups: Mapping[st
         if all(lines.values()):
             several = any(len(names) > 1 for names in groups.values())
             said = "Mean over seeds; the band is one standard deviation." if several else "One line per run."
-            report.figure(convergence_plot(lines, column), said, f"{METRICS[column]} against epochs")
+            report.figure(convergence_plot(lines, metric), said, f"{axis_label(metric)} against epochs")
 
 
 def _recipes(report: Report, summaries: Mapping[str, Summary], groups: Mapping[str, Sequence[str]]) -> None:
