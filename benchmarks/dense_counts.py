@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 
-ADAPTER = {"neck": "adapter + fpn", "head": "mask_rcnn"}
-UPERNET = {"neck": "adapter", "decoder": "uperhead", "auxiliary": "fcn"}
+ADAPTER = {"neck": "adapter + fpn", "head": "mask_rcnn", "init_values": 1.0}
+UPERNET = {"neck": "adapter", "decoder": "uperhead", "auxiliary": "fcn", "init_values": 1.0}
 SEGMENTER = {"decoder": "segmenter_mask", "img_size": 512}
 RETINANET, SEMANTIC_FPN, MASK_RCNN = {"head": "retinanet"}, {"decoder": "fpn"}, {"head": "mask_rcnn"}
 PVT_ROWS = {

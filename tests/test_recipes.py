@@ -403,6 +403,31 @@ def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rat
     assert kept.global_pool == removed.global_pool == "avg"
 
 
+@pytest.mark.parametrize(("size", "depth"), [("tiny", 0.1), ("small", 0.2)])
+@pytest.mark.parametrize(("task", "decayed"), [("mask_rcnn_coco", False), ("upernet_ade20k", True)])
+def test_vit_adapters_have_the_scales_the_stochastic_depth_and_the_decay_of_its_configurations(
+    size, depth, task, decayed
+):
+    recipe = load_recipe(f"vit_adapter_{size}_{task}")
+    model = model_of(recipe)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = [name for name in names.values() if re.search(r"blocks\.\d+\.ls[12]\.gamma$", name)]
+    rates = {module.drop_prob for module in model.features.reader.modules() if isinstance(module, DropPath)}
+    assert (len(scales), rates) == (24, {depth})
+    module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    found = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    embeds = [name for name in found if name.endswith(("reader.level_embed", ".pos_embed"))]
+    assert {found[name] for name in embeds} == {recipe.weight_decay * decayed} and len(embeds) == 2
+    assert {found[name] for name in scales} == {0} and max(found.values()) == recipe.weight_decay
+
+
+def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
+    for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
+        stages = model_of(load_recipe(name)).backbone.blocks
+        assert [block.shift for block in stages[2]] == [None, "swin"] * (len(stages[2]) // 2), name
+
+
 def test_a_recipe_with_an_unknown_key_is_refused():
     with pytest.raises(ValueError, match="epocs"):
         Recipe.from_dict({"epocs": 3})

@@ -27,7 +27,7 @@ class DenseAugmentation:
     hflip: Share = 0.0
     """probability of a horizontal flip"""
     photometric: Flag = False
-    """change brightness, contrast, saturation and hue at random"""
+    """change brightness, contrast, saturation and hue, each with probability 1/2, as mmsegmentation does"""
 
     def __post_init__(self) -> None:
         check_fields(self, "augmentation.")

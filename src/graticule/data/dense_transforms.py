@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchvision import tv_tensors
-from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from graticule.data.dense import IGNORED, Target
@@ -82,6 +81,34 @@ def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor
     return F.pad(image, margins), changed
 
 
+def distorted(image: Tensor) -> Tensor:
+    """Change brightness, contrast, saturation and hue, each with probability 1/2; return float32 in [0, 1].
+
+    These are the changes of mmsegmentation's PhotoMetricDistortion, without its rounding to 8 bits after each: up to
+    32 of 255 is added; all channels are multiplied by .5 to 1.5 (contrast), before or after the other two; the
+    saturation (HSV) is multiplied by .5 to 1.5; the hue moves by up to a tenth of the circle.
+
+    Args:
+        image: (3, height, width), uint8, or float32 in [0, 1].
+    """
+    x = F.to_dtype(image, torch.float32, scale=True)
+    early = _uniform() < 0.5
+
+    def contrast(x: Tensor) -> Tensor:
+        return (x * (0.5 + _uniform())).clamp(0, 1) if _uniform() < 0.5 else x
+
+    if _uniform() < 0.5:
+        x = (x + (2 * _uniform() - 1) * 32 / 255).clamp(0, 1)
+    x = contrast(x) if early else x
+    if _uniform() < 0.5:
+        high, low = x.amax(0), x.amin(0)
+        most = high / (high - low)  # a saturation of 1; NaN or infinite for gray pixels, which do not change
+        x = torch.where(high > low, high - (high - x) * most.clamp(max=0.5 + _uniform()), x)
+    if _uniform() < 0.5:
+        x = F.adjust_hue(x, 0.2 * _uniform() - 0.1)
+    return x if early else contrast(x)
+
+
 def without_empty(target: Target) -> Target:
     """Return the target without objects whose box has no area or whose mask has no pixel."""
     if "boxes" not in target:
@@ -122,7 +149,6 @@ class Training:
         self.info = info
         self.augmentation = augmentation
         self.sizes = fitted_sizes(augmentation.sizes, "augmentation.sizes") or [fit]
-        self.photometric = v2.RandomPhotometricDistort(p=1.0) if augmentation.photometric else None
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """Return an image, float32, and its target."""
@@ -138,8 +164,8 @@ class Training:
             image, target = self._cropped(image, target, given.crop)
         if given.hflip and _uniform() < given.hflip:
             image, target = flipped(image, target)
-        if self.photometric is not None:
-            image = self.photometric(image)
+        if given.photometric:
+            image = distorted(image)
         image = normalized(image, self.info)
         return padded(image, target, given.crop) if given.crop and "classes" in target else (image, target)
 

@@ -32,7 +32,7 @@ class Adapter(Reader):
     adds those after the last block to all levels; with `window=14` all blocks except the last of each group attend
     within windows (detection). The norms are batch norms; `nn.SyncBatchNorm.convert_sync_batchnorm` converts them for
     several processes. Prefix tokens of the ViT pass through its blocks only and are not exchanged; the published models
-    have none. Those for detection have a layer scale (`init_values=1.0` of the backbone).
+    have none. They have a layer scale (`init_values=1.0` of the backbone).
 
     Reference: Vision Transformer Adapter for Dense Predictions (Chen et al., 2023).
 
@@ -50,6 +50,8 @@ class Adapter(Reader):
         first: index of the finest of the four maps that is returned, 0 or 1; detectors of one stage need no map of
             stride 4.
     """
+
+    not_decayed = ("level_embed",)
 
     @checked
     def __init__(

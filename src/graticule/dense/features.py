@@ -22,6 +22,8 @@ class Levels(nn.Module):
     strides: tuple[int, ...]
     #: Number of last maps that are coarser than all input maps.
     extra: int = 0
+    #: Names of parameters without weight decay, besides those of one dimension.
+    not_decayed: tuple[str, ...] = ()
 
 
 class Reader(Levels, ABC):

@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from graticule.backbones import Backbone
+from graticule.dense.features import Levels
 
 
 def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
@@ -15,10 +16,12 @@ def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
 
 
 def not_decayed(model: nn.Module, backbone: Backbone) -> set[str]:
-    """Return the names of the model's parameters that the backbone excludes from weight decay."""
+    """Return the names of the model's parameters that the backbone or a neck excludes from weight decay."""
     prefix = backbone_prefix(model, backbone)
     own = dict(model.named_parameters())
-    return {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
+    kept = {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Levels)]
+    return kept | {f"{name}.{each}" for name, part in parts for each in part.not_decayed}
 
 
 def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> dict[str, object]:

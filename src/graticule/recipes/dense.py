@@ -17,11 +17,13 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Steps are rounded to epochs: 160,000 steps of 16
 images are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-Differences from the configurations: images without objects are trained on, as background (mmdetection leaves them out);
-norms and biases do not decay in PVT's runs, either; all sixteen images of a step are wide or all are tall (there the
-two of a GPU). For segmentation, brightness changes by a factor (mmsegmentation adds to it), and in evaluation an image
-whose sides are not multiples of the model's divisor is padded; ViT-Adapter and PVT resize it. BatchNorm is synchronized
-over GPUs there: pass --sync-batchnorm with several GPUs.
+The models are compared with those of the configurations, module by module, in docs/dense_models.md. Differences of the
+training: images without objects are trained on, as background (mmdetection leaves them out); norms, biases and scales
+never decay (there all do in PVT's runs, and the scales of layers and injectors and the batch norms of the spatial prior
+in ViT-Adapter's Mask R-CNN); all sixteen images of a step are wide or all are tall (there the two of a GPU). For
+segmentation, colors are not rounded to 8 bits between the photometric changes, and in evaluation an image whose sides
+are not multiples of the model's divisor is padded; ViT-Adapter and PVT resize it. BatchNorm is synchronized over GPUs
+there: pass --sync-batchnorm with several GPUs.
 
 "1x" and "3x" are mmdetection's schedules: 12 epochs, a tenth of the rate after 8 and 11 of them (PosMLP prints the 12),
 and 36 epochs, a tenth after 27 and 33. Also mmdetection's are 500 steps of warm-up from a thousandth of the rate, and
@@ -86,7 +88,8 @@ def adapter_detection(model: str, drop_path_rate: float, precision: Any = "32-tr
     return _coco(
         THREE,
         model=model,
-        neck="adapter(added='last', window=14) + fpn",
+        model_kwargs=("init_values=1.0",),
+        neck=f"adapter(added='last', window=14, drop_path={drop_path_rate}) + fpn",
         head="mask_rcnn",
         drop_path_rate=drop_path_rate,
         augmentation=graticule.DenseAugmentation(sizes=SCALES, part=0.5, crop=(1024, 1024), hflip=0.5),
@@ -151,12 +154,14 @@ def posmlp_detection(model: str, head: str) -> graticule.DetectionRecipe:
     """Train with the values of section 5.5 of PosMLP.
 
     Printed there: mmdetection, 12 epochs, two images per GPU, 800 x 1333, AdamW with a rate of 1e-4 and a decay of
-    0.067. Not printed, and without a detection configuration in Zhicaiwww/PosMLP: the number of GPUs (eight here, as in
-    mmdetection's), the steps of the schedule, and stochastic depth, 0.1 here, as in its config/PosMLP_{T,S}.yaml.
+    0.067, and windows that are shifted as in Swin. Not printed, and without a detection configuration in
+    Zhicaiwww/PosMLP: the number of GPUs (eight here, as in mmdetection's), the steps of the schedule, and stochastic
+    depth, 0.1 here, as in its config/PosMLP_{T,S}.yaml.
     """
     return _coco(
         ONE,
         model=model,
+        model_kwargs=("shift=swin",),
         head=head,
         drop_path_rate=0.1,
         augmentation=graticule.DenseAugmentation(hflip=0.5),
@@ -203,7 +208,8 @@ def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> gratic
     """
     return _ade20k(
         model=model,
-        neck="adapter(added='each')",
+        model_kwargs=("init_values=1.0",),
+        neck=f"adapter(added='each', drop_path={drop_path_rate})",
         decoder="uperhead",
         auxiliary="fcn",
         img_size=(224, 224),
@@ -215,6 +221,7 @@ def adapter_segmentation(model: str, drop_path_rate: float, lr: float) -> gratic
         warmup_steps=1500,
         warmup_lr=1e-6 * lr,
         weight_decay=0.01,
+        decay_position=True,
         layer_decay=0.95,
         window=512,
         stride=341,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from torch import Tensor, nn
 
@@ -208,13 +209,16 @@ class TrainingModule(L.LightningModule):
         """Build timm's optimizer, without decay for parameters that the model excludes, and its schedule by step."""
         recipe = self.recipe
         eps = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
+        kept = set() if recipe.decay_position else getattr(self.model, "no_weight_decay", set)()
+        groups: Any = param_groups_weight_decay
+        if recipe.layer_decay is not None:
+            groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
         optimizer = create_optimizer_v2(
             self.model,
             opt=recipe.optimizer,
             lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
             momentum=0.9,
-            layer_decay=recipe.layer_decay,
+            param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
             **eps,
         )
         steps = self.batches.steps

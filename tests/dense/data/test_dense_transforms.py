@@ -1,5 +1,7 @@
 """Laws of transforms: the transformed truth is the truth of the transformed image, pixel by pixel."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torchvision import tv_tensors
 from graticule.data import DenseAugmentation
 from graticule.data.dense import IGNORED, boxes_target
 from graticule.data.dense_module import DenseModule, Examples
-from graticule.data.dense_transforms import Evaluation, Training, cropped, fitted, flipped, padded, resized
+from graticule.data.dense_transforms import Evaluation, Training, cropped, distorted, fitted, flipped, padded, resized
 from graticule.data.sampling import GroupSampler
 from graticule.data.scenes import SIZE, scenes
 
@@ -162,6 +164,38 @@ def test_detr_s_part_is_cut_before_the_resize():
         assert changed["boxes"][0].tolist() == pytest.approx([0, 0, image.shape[2], image.shape[1]], abs=1e-3)
         ratios.add(round(image.shape[2] / image.shape[1], 2))
     assert len(ratios) > 1
+
+
+def test_colors_are_distorted_as_in_mmsegmentation_and_channels_keep_their_order(monkeypatch):
+    image = torch.randint(0, 256, (3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image[:, 0, :3] = torch.tensor([0, 90, 255], dtype=torch.uint8)  # gray
+    x = image.double() / 255
+
+    def by_pixel(x, change):
+        pixels = [colorsys.hsv_to_rgb(*change(*colorsys.rgb_to_hsv(*p))) for p in x.flatten(1).T.tolist()]
+        return torch.tensor(pixels, dtype=torch.float64).T.unflatten(1, x.shape[1:])
+
+    def turned(x):
+        return by_pixel(x, lambda h, s, v: ((h + 0.06) % 1, s, v))
+
+    bright, strong = (x + 0.6 * 32 / 255).clamp(0, 1), (1.3 * x).clamp(0, 1)
+    saturated = by_pixel(x, lambda h, s, v: (h, min(1.3 * s, 1), v))
+    yes, no, at = 0.0, 0.9, 0.8  # at: share of the range of a change
+    cases = [  # contrast early; brightness; (contrast;) saturation; hue; (contrast)
+        ((no, no, no, no, no), x),
+        ((no, yes, at, no, no, no), bright),
+        ((yes, no, yes, at, no, no), strong),
+        ((no, no, no, no, yes, at), strong),
+        ((no, no, yes, at, no, no), saturated),
+        ((no, no, no, yes, at, no), turned(x)),
+        ((yes, no, yes, at, no, yes, at), turned(strong)),
+        ((no, no, no, yes, at, yes, at), (1.3 * turned(x)).clamp(0, 1)),
+    ]
+    for draws, expected in cases:
+        given = iter(draws)
+        monkeypatch.setattr("graticule.data.dense_transforms._uniform", lambda given=given: next(given))
+        torch.testing.assert_close(distorted(image).double(), expected, rtol=0, atol=1e-5)
+        assert next(given, None) is None  # every draw is used
 
 
 def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
