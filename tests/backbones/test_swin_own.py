@@ -152,6 +152,36 @@ def test_full_sizes_have_the_parameters_of_timms(name, parameters):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+# Options of Microsoft's code and of timm's constructor
+
+
+@pytest.mark.parametrize("size", [(32, 64), (64, 32)])
+@torch.no_grad()
+def test_microsofts_rule_shifts_neither_axis_where_one_window_covers_one(size):
+    """timm's model, in whose second stage, of 4 x 8 patches, the shift is removed by hand."""
+    theirs, ours, x = timms(img_size=size), swin(img_size=size, shift="microsoft"), wide(*size)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    block = theirs.layers[1].blocks[1]
+    assert sorted(block.shift_size) == [0, 2] and not torch.allclose(ours(x), theirs(x))
+    block.shift_size, block.attn_mask = (0, 0), None
+    assert_same(ours(x), theirs(x))
+
+
+def test_microsofts_windows_are_squares_of_the_shorter_side():
+    assert swin(img_size=(16, 64)).windows == ((4, 4), (2, 4))
+    assert swin(img_size=(16, 64), shift="microsoft").windows == ((4, 4), (2, 2))
+    with pytest.raises(ValueError, match="`shift` must be one of"):
+        swin(shift="released")
+
+
+@torch.no_grad()
+def test_a_swin_without_a_norm_of_the_patches_is_timms_without_it():
+    theirs, ours, x = timms(), swin(patch_norm=False), wide()
+    theirs.patch_embed.norm = nn.Identity()
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    assert_same(ours(x), theirs(x))
+
+
 # Any image
 
 

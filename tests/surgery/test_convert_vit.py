@@ -93,6 +93,17 @@ def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bi
             assert difference(back, theirs, 56, 40) < 1e-12
 
 
+def test_a_bias_of_swin_v2_in_a_vit_stays_relative_to_the_size_that_it_was_built_for():
+    with in_float64():
+        theirs = build("vit_relpos_small_patch16_224", rel_pos_type="mlp-swin", rel_pos_dim=8)
+        assert read(theirs).encoding == "continuous_bias(hidden=8)"
+        ours = graticule.convert(theirs)
+        assert difference(ours, theirs, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), theirs)
+        ours.set_input_size((56, 40))
+        assert difference(ours, graticule.to_timm(ours), 56, 40) < 1e-12
+
+
 @pytest.mark.parametrize(("given", "encoding"), SAM)
 def test_the_encoder_of_segment_anything_computes_the_same_at_any_size(given, encoding):
     with in_float64():
@@ -242,7 +253,11 @@ REFUSED = [
         {"rope_grid_indexing": "ij"},
         "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'",
     ),
-    ("vit_relpos_small_patch16_224", {"rel_pos_type": "mlp-swin"}, "`mode` of RelPosMlp must be 'cr'"),
+    (
+        "vit_srelpos_small_patch16_224",
+        {"rel_pos_type": "mlp-swin", "shared_rel_pos": True},
+        "`mode` of RelPosMlp must be 'cr' if shared",
+    ),
 ]
 
 

@@ -32,6 +32,7 @@ class MergingPyramid(Pyramid):
         drop_path_rate: float,
         norm_layer: Callable[[int], nn.Module],
         merging_layer: Callable[..., nn.Module] = PatchMerging,
+        patch_norm: bool = True,
     ) -> None:
         """Build the patch embedding and the stages.
 
@@ -41,12 +42,12 @@ class MergingPyramid(Pyramid):
             drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
             norm_layer: builds a norm from its channels.
             merging_layer: builds the merging before a stage from the channels before and after it, and `norm_layer`.
+            patch_norm: whether the patch embedding ends with a norm.
         """
         dims = self.embed_dims
         embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
-        self.patch_embed = embedding(
-            None, self.patch_size, in_chans, dims[0], norm_layer=norm_layer, strict_img_size=False
-        )
+        norm = norm_layer if patch_norm else None
+        self.patch_embed = embedding(None, self.patch_size, in_chans, dims[0], norm_layer=norm, strict_img_size=False)
         rates = iter(torch.linspace(0, drop_path_rate, sum(self.depths), device="cpu").tolist())
         self.layers = nn.ModuleList()
         for stage, dim in enumerate(dims):
@@ -62,6 +63,27 @@ class MergingPyramid(Pyramid):
         else:
             tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
         return tokens
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of Microsoft's code under our names, any other one unchanged.
+
+        Microsoft's code has a stage's merging at the end of the previous stage, saves masks and coordinates, and names
+        an absolute table `absolute_pos_embed`.
+        """
+        shift = int("layers.0.downsample.reduction.weight" in state)
+        if not shift and not any(name.endswith((".attn_mask", ".relative_position_index")) for name in state):
+            return state
+        tables = [name for name, _ in self.named_parameters() if name.endswith(".pos_embed")]
+        found = {}
+        for name, value in state.items():
+            stage, end, leaf = name.removeprefix("layers.").partition(".downsample.")
+            if end:
+                name = f"layers.{int(stage) + shift}.downsample.{leaf}"
+            elif name == "absolute_pos_embed" and len(tables) == 1:
+                name = tables[0]
+            if not name.endswith((".attn_mask", ".relative_coords_table", ".relative_position_index")):
+                found[name] = value
+        return found
 
     def stage_blocks(self, stage: int) -> nn.ModuleList:
         """Return the blocks of a stage."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
@@ -18,6 +19,8 @@ from graticule.grid import Grid, Windows
 from graticule.layers import Block
 from graticule.layers.parts import norm_layer_of
 
+#: Rule for the axes along which windows are shifted.
+Shift = Literal["timm", "microsoft"]
 #: Size of windows in patches: the side for all stages, or (rows, columns) for each.
 WindowSize = int | tuple[tuple[int, int], ...]
 
@@ -37,7 +40,9 @@ class SwinTransformer(MergingPyramid):
 
     Images of any size are accepted: patches, windows and merged patches that the grid does not fill are padded with
     zeros. A window is never larger than the grid that a stage is built for, and a stage of one window does not shift
-    it, not even at another size, as in timm and for the published weights; `set_input_size` computes it again.
+    it, not even at another size, as in timm and for the published weights; `set_input_size` computes it again. Where
+    one window covers only one axis of a stage, timm shifts the windows along the other one and Microsoft's code along
+    neither (`shift`). Weights of Microsoft's code load under their names.
 
     Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 
@@ -52,6 +57,9 @@ class SwinTransformer(MergingPyramid):
         depths: blocks of each stage.
         num_heads: h of each stage.
         window_size: in patches, one side, or (rows, columns) for every stage.
+        shift: 'timm', every second block shifts its windows along each axis of more than one window; 'microsoft', along
+            both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
+            square windows of the grid's shorter side.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether the projections have a bias.
         drop_rate: dropout before the head.
@@ -59,6 +67,7 @@ class SwinTransformer(MergingPyramid):
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        patch_norm: whether the patch embedding ends with a norm.
         norm_layer: builds a norm from D, or its name.
         block_layer: builds a block.
         attn_layer: builds the attention of a block.
@@ -83,6 +92,7 @@ class SwinTransformer(MergingPyramid):
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window_size: WindowSize = 7,
+        shift: Shift = "timm",
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         drop_rate: float = 0.0,
@@ -90,6 +100,7 @@ class SwinTransformer(MergingPyramid):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        patch_norm: bool = True,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
@@ -109,6 +120,7 @@ class SwinTransformer(MergingPyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
+        self.shift = shift
         self._set_windows(self.img_size, window_size)
         self.build_position(position, num_heads)
         self.build_head(norm)
@@ -120,14 +132,15 @@ class SwinTransformer(MergingPyramid):
                 dim, heads, mlp_ratio, qkv_bias, proj_drop_rate, drop_path=drop_path, norm_layer=norm, attn=attn
             )
 
-        self.build_stages(block, in_chans, drop_path_rate, norm, merging_layer)
+        self.build_stages(block, in_chans, drop_path_rate, norm, merging_layer, patch_norm)
         self.finish()
 
     def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
         """Set the windows of every stage to those of a model built for images of `size`."""
         grid, count = super().grid_at(size), len(self.depths)
         if isinstance(given, int):
-            self.windows = grid.in_windows((given,) * count, pad=True).windows
+            windows = grid.in_windows((given,) * count, pad=True).windows
+            self.windows = tuple((min(one),) * 2 for one in windows) if self.shift == "microsoft" else windows
         elif len(given) != count:
             raise ValueError(
                 f"`window_size` must be a side, or (rows, columns) for each of {count} stages, got {given}."
@@ -155,14 +168,16 @@ class SwinTransformer(MergingPyramid):
         return super().grid_at(image).with_windows(self.windows)
 
     def where(self, stage: int, index: int, grid: Grid) -> tuple[Windows]:
-        """Return the windows of a block: every second block shifts them by half, along axes of more than one window.
+        """Return the windows of a block: every second block shifts them by half, along the axes of the rule `shift`.
 
         The number of windows is the one for the size that the model is built for.
         """
         built = self.position_grids(self.grid)[stage]
+        several = [side > step for side, step in zip(built.shape, built.within.shape, strict=True)]
+        if self.shift == "microsoft":
+            several = [all(several)] * 2
         down, across = (
-            step // 2 if index % 2 and side > step else 0
-            for side, step in zip(built.shape, built.within.shape, strict=True)
+            step // 2 if index % 2 and moves else 0 for step, moves in zip(built.within.shape, several, strict=True)
         )
         return (Windows(grid, grid.within, (down, across)),)
 

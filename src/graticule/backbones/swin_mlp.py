@@ -124,14 +124,9 @@ class SwinMlp(MergingPyramid):
         Their code has a stage's merging at the end of the previous stage, and one convolution over all groups and
         tokens of a window.
         """
-        shift = int("layers.0.downsample.reduction.weight" in state)
         found = {}
-        for name, value in state.items():
-            kind, _, rest = name.partition(".")
-            stage, _, leaf = rest.partition(".")
-            if kind == "layers" and leaf.startswith("downsample."):
-                name = f"layers.{int(stage) + shift}.{leaf}"
-            elif name.endswith(".spatial_mlp.weight") and value.ndim == 3:
+        for name, value in super().own_layout(state).items():
+            if name.endswith(".spatial_mlp.weight") and value.ndim == 3:
                 value = value.unflatten(0, (-1, value.shape[1])).squeeze(-1)
             elif name.endswith(".spatial_mlp.bias") and value.ndim == 1:
                 pairs = state.get(name.removesuffix("bias") + "weight")

@@ -109,7 +109,8 @@ class SwinTransformerV2(SwinTransformer):
         return re.sub(r"\.attn\.qkv\.([qv])_bias$", r".attn.\1_bias", super().published_name(own))
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the references of the biases to a state dict of timm, which lacks them; others are returned unchanged."""
+        """Add the references of the biases to a state dict of timm or Microsoft, which lacks them."""
+        state = super().own_layout(state)
         if not any(".attn.cpb_mlp." in name for name in state):
             return state
         held = {f"position.{name}": value for name, value in self.position.named_buffers() if _is_reference(name)}

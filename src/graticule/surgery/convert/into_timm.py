@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers import RelPosMlp
 from torch import Tensor, nn
 
 from graticule.backbones import Backbone
@@ -61,6 +62,9 @@ def to_timm(model: Backbone) -> nn.Module:
     state = model.state_dict()
     weight = next(model.parameters())
     there = _filled(source.skeleton, weight.device)
+    for bias in there.modules():
+        if isinstance(bias, RelPosMlp) and not any(bias.pretrained_window_size):
+            bias.pretrained_window_size = bias.window_size  # ours keeps the size that its bias is relative to
     _resize(there, model)
     # a classifier may have been added or removed
     names = {theirs: source.names.get(theirs, (model.own_name(theirs),)) for theirs in there.state_dict()}

@@ -49,6 +49,8 @@ def read_relpos(model: Any) -> Conversion:
         check_kind(model, "shared_rel_pos", RelPosMlp, RelPosBias)
         if any(block.attn.rel_pos is not None for block in model.blocks):
             raise refuse(model, "blocks", "biases per layer", "must have none in addition to a shared bias")
+        if getattr(model.shared_rel_pos, "mode", "cr") != "cr":
+            raise refuse(model.shared_rel_pos, "mode", model.shared_rel_pos.mode, "must be 'cr' if shared")
         return Conversion(VisionTransformer, arguments, f"shared_{_read_bias(model.shared_rel_pos)}")
     found = []
     for index, block in enumerate(model.blocks):
@@ -67,4 +69,6 @@ def _read_bias(bias: Any) -> Spec:
     hidden = bias.mlp.fc1.out_features
     if bias.mode == "cr":
         return Spec("mlp_bias", {"hidden": hidden})
-    raise refuse(bias, "mode", bias.mode, "must be 'cr'")
+    if any(bias.pretrained_window_size):
+        raise refuse(bias, "pretrained_window_size", bias.pretrained_window_size, "must be (0, 0)")
+    return Spec("continuous_bias", {"hidden": hidden})
