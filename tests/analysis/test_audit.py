@@ -227,6 +227,9 @@ def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
     Image.new("L", (28, 28)).save(tmp_path / "few" / "a.png")
     (tmp_path / "labels.csv").write_text("a.png,10\n")
     (tmp_path / "w.pth").write_bytes(b"")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.png").symlink_to("none.png")
+    (tmp_path / "slow.py").write_text("def model():\n    raise ValueError('the model was built')\n")
     nano = ["vit_nano_patch4_28", "--weights", "random"]
     wrong = [
         (
@@ -238,6 +241,7 @@ def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
         ([tmp_path / "none.pth", "--images", pictures], "`model` must be a file of weights"),
         ([tmp_path / "w.pth", "--images", pictures], "does not say what model it is for; name the model"),
         ([*nano, "--images", tmp_path / "none"], "`images` must be a folder"),
+        ([f"{tmp_path}/slow.py:model", "--images", tmp_path / "broken"], "a link that leads nowhere"),
         ([*nano, "--images", tmp_path / "few"], "`images` must have at least five images, got 1"),
         ([*nano, "--images", pictures, "--count", 4], "`count` must be at least 5"),
         ([*nano, "--images", pictures, "--sizes", 30], "the nearest sizes are 28 and 32"),

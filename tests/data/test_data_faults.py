@@ -14,15 +14,6 @@ FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 
 NATIVE = DatasetInfo("cifar10", ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
-@pytest.mark.parametrize("linked", ["train/dog", "train"], ids=["class", "split"])
-def test_a_link_to_a_folder_outside_the_root_is_refused(tmp_path, linked):
-    root = write_folder(tmp_path / "root")
-    (root / linked).rename(tmp_path / "elsewhere")
-    (root / linked).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="link"):
-        load_dataset("image_folder", "train", root)
-
-
 def test_a_file_is_opened_as_the_image_formats_it_may_be_and_no_other(tmp_path):
     root = write_folder(tmp_path)
     picture(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it

@@ -83,14 +83,14 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
     if options.batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
-    if not options.images.is_dir():
-        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which does not exist.")
     check_inputs([options.model], "audit")
+    from graticule.data.pictures import Pictures, find_pictures
+
+    find_pictures(options.images)  # before the model is built
     opened = with_own_data(open_model(options.model, options, checkpoint))
     import torch
 
     from graticule.analysis import audit, audit_json, audit_page, view_of
-    from graticule.data.pictures import Pictures
     from graticule.files import write_json
 
     size = parse_size(options.img_size) or size_of(opened)

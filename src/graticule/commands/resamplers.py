@@ -58,14 +58,14 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
     if options.count < 2:
         raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
-    if not options.images.is_dir():
-        raise FileNotFoundError(f"`images` must be a folder, got {str(options.images)!r}, which does not exist.")
     checkpoint = parse_checkpoint(options.checkpoint)
     check_targets([options.model], options, "resamplers")
     check_inputs([options.model], "resamplers")
+    from graticule.data.pictures import Pictures, find_pictures
+
+    find_pictures(options.images)  # before the model is built
     opened = with_own_data(open_model(options.model, options, checkpoint))
     assert opened.info is not None
-    from graticule.data.pictures import Pictures
     from graticule.studies import try_resamplers
     from graticule.surgery.resampler import resampled_modules
     from graticule.tasks import check_sizes

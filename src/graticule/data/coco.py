@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from graticule.checks import printable
-from graticule.data.dense import DenseImages, DenseInfo, Target, boxes_target, inside, read_image, stays_inside
+from graticule.data.dense import DenseImages, DenseInfo, Target, boxes_target, inside, read_image
 from graticule.data.images import MOST_CLASSES, Split
 from graticule.files import read_json
 
@@ -111,7 +111,7 @@ class CocoImages(DenseImages):
             ValueError, OSError: if the image cannot be read, or it or a mask has another size than in the file.
         """
         assert self.sizes is not None
-        image = read_image(stays_inside(self.files[index], self.folder))
+        image = read_image(self.files[index])
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
         if tuple(image.shape[1:]) != size:
             raise ValueError(
@@ -218,7 +218,6 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
             f"got {str(root)!r}, which does not."
         )
     folder = root / name
-    stays_inside(folder, root)
     images = CocoImages(folder, root / "annotations" / f"instances_{name}.json", training)
     return images, DenseInfo(
         "coco",

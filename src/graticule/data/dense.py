@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,6 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from graticule.data.encoded import LARGEST, decode, stated_size
-from graticule.data.folder import stay_inside
 from graticule.data.images import DatasetInfo
 from graticule.files import read_bytes
 
@@ -160,15 +158,3 @@ def inside(folder: Path, name: object) -> Path:
     if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
         raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")
     return folder.joinpath(*parts)
-
-
-def stays_inside(path: Path, folder: Path) -> Path:
-    """Return `path` if it is in `folder` after following links.
-
-    Raises:
-        ValueError: if a link on the way leads out of it.
-    """
-    stay_inside(path, folder)
-    if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-        raise ValueError(f"`data_root` must not have a link that leads out of it, got {path}.")
-    return path

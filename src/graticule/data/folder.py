@@ -55,8 +55,8 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
-            without images, classes that differ between the splits, a link that leads out of the folder or nowhere,
-            or an image that is not a regular file.
+            without images, classes that differ between the splits, a link that leads nowhere or back, or an image that
+            is not a regular file.
     """
     names, files = folder_files(root)
     info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
@@ -94,7 +94,9 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
     classes = sorted(entry.name for entry in entries if entry.is_dir() or _leads_nowhere(entry))
     if len(classes) < 2:
         raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
-    found = {name: files_below(folder / name, root, is_image) for name in classes}
+    for name in classes:
+        check_link(folder / name)
+    found = {name: files_below(folder / name, is_image) for name in classes}
     if empty := [name for name, images in found.items() if not images]:
         raise ValueError(
             f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
@@ -108,59 +110,54 @@ def split_folder(root: Path, split: Split) -> Path:
 
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: if it is a link that leads out of `root`.
     """
     folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if folder is None:
         raise FileNotFoundError(
             f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none."
         )
-    stay_inside(folder, root)
     return folder
 
 
-def files_below(folder: Path, root: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
-    """Find the files at any depth below `folder` whose names are `wanted`: regular files, or links to some in `root`.
+def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
+    """Find the regular files at any depth below `folder` whose names are `wanted`; links are followed.
 
-    Folders are not entered through links, and hidden ones only if `hidden`.
+    Hidden folders are entered only if `hidden`.
 
     Raises:
-        ValueError: for a link that leads out of `root` or nowhere, or a file that is not regular, such as a pipe.
+        ValueError: for a link that leads nowhere or to a folder that contains it, or a file that is not regular, such
+            as a pipe.
     """
-    found, left = [], [folder]
+    found: list[Path] = []
+    left: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]  # with the folders from which a link was followed
     while left:
-        place = left.pop()
-        stay_inside(place, root)
+        place, origins = left.pop()
         with os.scandir(place) as entries:
             for entry in entries:
-                path = Path(entry.path)
-                if entry.is_dir(follow_symlinks=False):
-                    if hidden or not entry.name.startswith("."):
-                        left.append(path)
+                path, link = Path(entry.path), entry.is_symlink()
+                if path.is_dir() if link else entry.is_dir():
+                    if not hidden and entry.name.startswith("."):
+                        continue
+                    above = (*origins, os.path.realpath(place)) if link else origins
+                    if link and any(Path(one).is_relative_to(os.path.realpath(path)) for one in above):
+                        raise ValueError(f"{path} must not be a link to a folder that contains it.")
+                    left.append((path, above))
                 elif wanted(entry.name):
                     if not entry.is_file(follow_symlinks=False):
-                        stay_inside(path, root)
+                        check_link(path)
                         check_plain(path)
                     found.append(path)
-                elif path.is_dir():  # a link
-                    stay_inside(path, root)
     return sorted(found)
 
 
-def stay_inside(path: Path, root: Path) -> None:
-    """Check that `path`, if it is a link, leads to a file or folder in `root`.
+def check_link(path: Path) -> None:
+    """Check that `path`, if it is a link, leads to something.
 
     Raises:
-        ValueError: if it leads out of it, or nowhere, naming both ends.
+        ValueError: if it does not, naming both ends.
     """
-    if not path.is_symlink():
-        return
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-        raise ValueError(
-            f"`data_root` must not have a link that leads out of it, got {path} -> {os.path.realpath(path)}."
-        )
     if _leads_nowhere(path):
-        raise ValueError(f"`data_root` must not have a link that leads nowhere, got {path} -> {os.readlink(path)}.")
+        raise ValueError(f"{path} must be a file or a folder, got a link that leads nowhere, to {os.readlink(path)}.")
 
 
 def _leads_nowhere(path: Path) -> bool:

@@ -128,14 +128,14 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing, damaged, packed incompletely or of another kind,
             a split or column that does not exist, labels without a class, images that are paths, classes that differ
-            between the splits, or a link or name that leads out of the folder.
+            between the splits, or a name that leads out of the folder.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
             "`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote, got "
             f"{str(root)!r}, which does not exist."
         )
-    files_below(root, root, lambda name: True)  # checks that all files are regular before one is opened
+    files_below(root, lambda name: True)  # checks that all files are regular before one is opened
     plan = read_plan(root)
     listed = _listed_splits(root, unfinished=plan is not None)
     folders = {part: _folder(root, part, listed) for part in SPLITS}

@@ -13,7 +13,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import tv_tensors
 
-from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image, stays_inside
+from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
 from graticule.data.encoded import LARGEST
 from graticule.data.folder import files_below, is_image
 from graticule.data.images import Split
@@ -33,14 +33,12 @@ class MaskImages(DenseImages):
         pairs: the files of every image and its mask.
         values: the meaning of each value of a mask, (256,): a class, or `IGNORED`; -1 for an invalid value.
         training: whether the images are trained on.
-        root: the folder that contains all files.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Path, Path]], values: np.ndarray, training: bool, root: Path) -> None:
+    def __init__(self, pairs: Sequence[tuple[Path, Path]], values: np.ndarray, training: bool) -> None:
         super().__init__(len(pairs), skip_broken=training)
         self.pairs = pairs
         self.values = values
-        self.root = root
 
     def place(self, index: int) -> Path:
         """Return the path of an image."""
@@ -53,7 +51,7 @@ class MaskImages(DenseImages):
             ValueError, OSError, SyntaxError: if image or mask cannot be read, they have different sizes, or a pixel has
                 an unknown class.
         """
-        image_file, mask_file = (stays_inside(path, self.root) for path in self.pairs[index])
+        image_file, mask_file = self.pairs[index]
         image = read_image(image_file)
         mask = read_mask(mask_file)
         if mask.shape != image.shape[1:]:
@@ -108,8 +106,7 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
         )
     folders = [root / kind / name for kind in ("images", "annotations")]
     found = [
-        {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, root, is_image)}
-        for folder in folders
+        {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, is_image)} for folder in folders
     ]
     if not found[0]:
         raise ValueError(f"`data_root` must have images, got none in {folders[0]}.")
@@ -133,11 +130,11 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     names = tuple(map(str, range(1, 151)))
     listed = base / "objectInfo150.txt"
     if listed.is_file():
-        lines = read_bytes(stays_inside(listed, base), 1 << 20).decode("utf-8").splitlines()[1:]
+        lines = read_bytes(listed, 1 << 20).decode("utf-8").splitlines()[1:]
         names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
         if len(names) != 150:
             raise ValueError(f"{listed} must list 150 classes after its header, got {len(names)}.")
-    return MaskImages(pairs, meanings(150, 1, (0, IGNORED)), split == "train", base), _info("ade20k", names)
+    return MaskImages(pairs, meanings(150, 1, (0, IGNORED)), split == "train"), _info("ade20k", names)
 
 
 def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
@@ -147,7 +144,7 @@ def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
         ValueError, FileNotFoundError: for files that are missing or damaged.
     """
     base, pairs = mask_pairs(root, split)
-    return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train", base), _info("camvid", CAMVID)
+    return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train"), _info("camvid", CAMVID)
 
 
 def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
@@ -162,11 +159,11 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
         raise FileNotFoundError(
             f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
         )
-    lines = read_bytes(stays_inside(listed, base), 1 << 20).decode("utf-8").splitlines()
+    lines = read_bytes(listed, 1 << 20).decode("utf-8").splitlines()
     names = tuple(line.strip() for line in lines)
     if not 2 <= len(names) <= _MOST or "" in names or len(set(names)) < len(names):
         raise ValueError(f"{listed} must have 2 to {_MOST} different names, one per line, got {len(names)} lines.")
-    return MaskImages(pairs, meanings(len(names), 0, (IGNORED,)), split == "train", base), _info("mask_folder", names)
+    return MaskImages(pairs, meanings(len(names), 0, (IGNORED,)), split == "train"), _info("mask_folder", names)
 
 
 def _info(name: str, class_names: tuple[str, ...]) -> DenseInfo:

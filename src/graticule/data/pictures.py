@@ -53,12 +53,7 @@ class Pictures(DataModule):
         augmentation: Augmentation | None = None,
     ) -> None:
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
-        root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
-        found = files_below(root, folder, is_image)
-        if not found:
-            raise ValueError(f"`images` must have images in it, got none in {folder}.")
+        root, found = find_pictures(folder)
         total = len(found)
         kept = [found[index * total // count] for index in range(count)] if count and total > count else found
         places = [path.relative_to(root) for path in kept]
@@ -80,6 +75,20 @@ class Pictures(DataModule):
     def labels(self) -> np.ndarray | None:
         """The labels of the images, (n,); None if they are not known."""
         return self._images["test"].labels if self.labelled else None
+
+
+def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
+    """Return the folder of the test images in `folder`, and the images below it.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing or empty, or files that cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
+    root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
+    if not (found := files_below(root, is_image)):
+        raise ValueError(f"`images` must have images in it, got none in {folder}.")
+    return root, found
 
 
 class _Pictures(FolderImages):

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.data.encoded import LARGEST
-from graticule.data.folder import SPLITS, split_folder, stay_inside
+from graticule.data.folder import SPLITS, check_link, split_folder
 from graticule.data.images import MOST_CLASSES, Split
 from graticule.files import check_plain, read_bytes
 
@@ -76,13 +76,13 @@ def _is_tar(name: str) -> bool:
 
 
 def _find_tars(root: Path, part: Split) -> list[Path]:
-    """Find the tars of a split, sorted; no link may lead out of `root`."""
+    """Find the tars of a split, sorted."""
     folder = split_folder(root, part)
     found = sorted(path for path in folder.iterdir() if _is_tar(path.name))
     for path in found:
         if path.suffix != ".tar":
             raise ValueError(f"{path} must be a tar that is not compressed, got {path.suffix}; decompress it to .tar.")
-        stay_inside(path, root)
+        check_link(path)
         check_plain(path)
     if not found:
         raise FileNotFoundError(f"`folder` must have tars, *.tar, got none in {folder}.")
@@ -92,7 +92,7 @@ def _find_tars(root: Path, part: Split) -> list[Path]:
 def class_names(root: Path) -> tuple[str, ...]:
     """Read the names of the classes, one per line; empty without classes.txt."""
     path = root / CLASSES
-    stay_inside(path, root)
+    check_link(path)
     try:
         lines = read_bytes(path, 1 << 26).decode("utf-8").split("\n")
     except FileNotFoundError:

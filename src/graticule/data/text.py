@@ -100,7 +100,7 @@ def text_folder(root: Path | None) -> Corpus:
 
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing or has too few text files, a file that is not
-            UTF-8, or a link that leads out of the folder.
+            UTF-8, or a link that leads nowhere or back.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
@@ -176,7 +176,7 @@ def _documents(folder: Path, root: Path) -> list[Document]:
     """Read the text files below `folder`, each once, sorted by their paths within `root`.
 
     Raises:
-        ValueError: if there is none, or none with text in it, one is not UTF-8, or a link leads out of `root`.
+        ValueError: if there is none, or none with text in it, or one is not UTF-8.
     """
     files = _text_files(folder, root)
     if not files:
@@ -191,11 +191,11 @@ def _documents(folder: Path, root: Path) -> list[Document]:
 
 
 def _text_files(folder: Path, root: Path) -> dict[str, Path]:
-    """Find the text files below `folder`, by their paths within `root` after following links."""
+    """Find the text files below `folder`, by their paths within `root`."""
     found = files_below(
-        folder, root, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
+        folder, lambda name: name.lower().endswith(TEXT_EXTENSIONS) and not name.startswith("."), hidden=False
     )
-    return {path.resolve().relative_to(root.resolve()).as_posix(): path for path in found}
+    return {path.relative_to(root).as_posix(): path for path in found}
 
 
 def _likely_encoding(content: bytes) -> str:

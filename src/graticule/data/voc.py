@@ -10,7 +10,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, inside, read_image, stays_inside
+from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, inside, read_image
 from graticule.data.images import Split
 from graticule.data.mask_folder import MaskImages, meanings
 from graticule.files import read_bytes
@@ -47,8 +47,8 @@ class VocImages(DenseImages):
         Raises:
             ValueError, OSError: if one of its files cannot be read, or they contradict each other.
         """
-        image = read_image(stays_inside(self.place(index), self.root))
-        file = stays_inside(self.root / "Annotations" / f"{self.names[index]}.xml", self.root)
+        image = read_image(self.place(index))
+        file = self.root / "Annotations" / f"{self.names[index]}.xml"
         size = (int(image.shape[1]), int(image.shape[2]))
         boxes, labels, difficult = read_objects(file, size)
         kept = np.ones(len(labels), bool)
@@ -111,7 +111,7 @@ def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, Dense
     base, names = _listed(root, "Segmentation", split, ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"))
     pairs = [(base / "JPEGImages" / f"{name}.jpg", base / "SegmentationClass" / f"{name}.png") for name in names]
     values = meanings(21, 0, (IGNORED,))
-    return MaskImages(pairs, values, split == "train", base), _info(
+    return MaskImages(pairs, values, split == "train"), _info(
         "voc_segmentation", ("background", *CLASSES), ("classes",)
     )
 
@@ -124,7 +124,7 @@ def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) 
             f"`data_root` must be a folder with ImageSets/{kind}/{_LISTS[split]}, such as VOCdevkit/VOC2012, got "
             f"{str(root)!r}, which does not."
         )
-    lines = read_bytes(stays_inside(listed, root), 1 << 24).decode("utf-8").splitlines()
+    lines = read_bytes(listed, 1 << 24).decode("utf-8").splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     paths = [inside(root, file.format(name)) for name in names for file in files]
     if not names or len(set(names)) < len(names):
