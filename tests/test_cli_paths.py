@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import graticule
 from commands import run_command
+from graticule.commands.export import Export, _batches
+from graticule.commands.opening import NamedModels, open_model
+from graticule.commands.sources import open_source
 from graticule.files import followed, locked, write_json, write_text
 from graticule.recipes import load_recipe
 from graticule.tasks import Classification, Recipe
@@ -48,6 +52,28 @@ def test_a_folder_named_as_a_recipe_does_not_replace_it(tmp_path, monkeypatch, r
     (tmp_path / "digits_quick").rename(tmp_path / "mine")
     with pytest.raises(ValueError, match=r"`recipe` must be a name or a path, got 'mine'; .*\./mine"):
         load_recipe("mine")
+
+
+def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    run.folder.rename(tmp_path / "vit_micro_patch4_28")
+    (tmp_path / "vit_nano_patch4_28").write_bytes(b"")
+    for name in ("vit_micro_patch4_28", "vit_nano_patch4_28"):
+        assert open_model(name, NamedModels(weights="random")).run is None and open_source(name, "export").run is None
+    for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
+        assert Run(open_model(path).folder).finished and open_source(path, "export").run is not None
+    (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
+    for command in (["correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
+        code, _, err = run_command(capsys, *command)
+        assert code == 1 and "there is no such model; did you mean './mine'?" in err
+
+
+def test_a_folder_named_as_a_data_set_does_not_replace_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    model = graticule.create_model("vit_nano_patch4_28")
+    images, _ = next(iter(_batches(Export("a", data="digits", output=Path("a.pt2")), model, None, (28, 28))))
+    assert images.shape[1:] == (1, 28, 28)
 
 
 def test_a_recipe_without_its_values_is_refused_and_not_trained_with_defaults(run):

@@ -234,7 +234,7 @@ def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
     wrong = [
         (
             ["vit_nano_patch4", "--images", pictures],
-            "there is no such folder, file or name; did you mean 'vit_nano_patch4_28'",
+            "there is no such model; did you mean 'vit_nano_patch4_28'",
         ),
         (["timm:vit_tiny_patch16_22", "--images", pictures], "did you mean 'vit_tiny_patch16_224'"),
         (["./runs/none", "--images", pictures], "`run` must be the folder of a run"),

@@ -143,11 +143,11 @@ def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) ->
         if options.data is None:
             return None
         raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
-    from graticule.data import DataModule
+    from graticule.data import DataModule, list_datasets
 
     if options.data is None:
         data = opened.data()
-    elif is_path(options.data) or Path(options.data).is_dir():
+    elif options.data not in list_datasets() and (is_path(options.data) or Path(options.data).is_dir()):
         data = DataModule("image_folder", root=Path(options.data), size=size)
     else:
         data = DataModule(options.data, size=size)

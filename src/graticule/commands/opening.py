@@ -91,7 +91,7 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
         if _is_file(target):
             if not Path(target).is_file():
                 raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
-        elif _is_folder(target) and not is_published(target):
+        elif is_folder(target) and not is_published(target):
             RunFolder.open(target)
     if not any(_is_plain(target) for target in targets):
         for name in ("weights", "encoding", "joining"):
@@ -126,12 +126,17 @@ def check_inputs(targets: Sequence[str], command: str) -> None:
 
 def is_named(target: str) -> bool:
     """Return whether a model is no run and no file of its weights, so that it has no data of its own."""
-    return is_published(target) or not (_is_folder(target) or _is_file(target))
+    return is_published(target) or not (is_folder(target) or _is_file(target))
+
+
+def is_folder(target: str) -> bool:
+    """Return whether a model is given by a folder: a path with a separator; a bare name is a model."""
+    return is_path(target) and not target.rpartition(":")[0].endswith(".py")
 
 
 def is_published(target: str) -> bool:
     """Return whether a model is given by the folder that `graticule publish` or `save_pretrained` wrote."""
-    return _is_folder(target) and (Path(target) / "config.json").is_file()
+    return is_folder(target) and (Path(target) / "config.json").is_file()
 
 
 def check_name(target: str) -> None:
@@ -159,9 +164,10 @@ def check_name(target: str) -> None:
     runs = {folder.name: str(folder) for place in (Path("runs"), Path()) for folder in runs_in(place)}
     names = {**dict.fromkeys([*list_models(), *timm.list_models()]), **runs}
     near = [names[found] or found for found in difflib.get_close_matches(name, names, n=3)]
+    near = [f"./{target}"] if Path(target).exists() else near
     raise ValueError(
         f"`model` must be the folder of a run or of a published model, a file of weights in a run, the name of a model "
-        f"of graticule or timm, or FILE.py:NAME, got {target!r}: there is no such folder, file or name; "
+        f"of graticule or timm, or FILE.py:NAME, got {target!r}: there is no such model; "
         + (f"did you mean {' or '.join(map(repr, near))}?" if near else "graticule models lists the names.")
     )
 
@@ -400,14 +406,10 @@ def _classes(model: nn.Module) -> int:
     return int(getattr(model, "num_classes", 0))
 
 
-def _is_folder(target: str) -> bool:
-    return not target.rpartition(":")[0].endswith(".py") and (is_path(target) or Path(target).is_dir())
-
-
 def _is_plain(target: str) -> bool:
     """Return whether a target is the name of a model, which can have other weights and another position."""
     return is_named(target) and not is_published(target) and not target.rpartition(":")[0].endswith(".py")
 
 
 def _is_file(target: str) -> bool:
-    return target.endswith(WEIGHTS) or (Path(target).is_file() and ".py" not in target)
+    return target.endswith(WEIGHTS) or (is_path(target) and Path(target).is_file() and ".py" not in target)

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graticule.commands.opening import TIMM, WEIGHTS, NamedModels, is_published, module_of_file, open_model
+from graticule.commands.opening import (
+    TIMM,
+    WEIGHTS,
+    NamedModels,
+    check_name,
+    is_folder,
+    is_published,
+    module_of_file,
+    open_model,
+)
 from graticule.commands.options import open_runs, parse_checkpoint
-from graticule.names import is_path
 
 #: The options of a model that is given by name.
 _OF_NAMES = ("weights", "encoding", "joining")
@@ -54,7 +62,7 @@ def open_source(
     given = dict(zip(_OF_NAMES, (weights, encoding, joining), strict=True))
     file, _, name = target.rpartition(":")
     in_file = file.endswith(".py")
-    if in_file or is_path(target) or Path(target).is_dir() or target.endswith(WEIGHTS):
+    if in_file or is_folder(target) or target.endswith(WEIGHTS):
         for option, value in given.items():
             if value is not None:
                 what = "a module of a file" if in_file else "a folder, whose model has its own"
@@ -65,7 +73,7 @@ def open_source(
         opened = open_model(target)
         _check_images(opened.run, command)
         return Source(opened.model, opened.folder, opened.run)
-    if is_path(target) or Path(target).is_dir():
+    if is_folder(target):
         if is_published(target):
             from graticule.hub import from_pretrained
 
@@ -81,6 +89,7 @@ def open_source(
         return Source(convert(open_model(target, named).model, encoding, joining), Path())
     from graticule.backbones import create_model
 
+    check_name(target)
     words: dict[str, Any] = {
         option: value for option, value in given.items() if value is not None and option != "weights"
     }
