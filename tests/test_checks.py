@@ -1,6 +1,7 @@
 """Arguments have their annotated type, and are in the range of their name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ import graticule
 from graticule import Grid, create_language_model, create_model, fold, load_checkpoint, transfer
 from graticule.analysis import attention_maps, position_correlations, translation_error
 from graticule.checks import check, checked
-from graticule.encodings import BucketedBias, Learnable, Peg, RelativeBias, ShawBias, Sinusoidal2d
+from graticule.encodings import ENCODINGS, BucketedBias, Learnable, Peg, RelativeBias, ShawBias, Sinusoidal2d
 from graticule.layers import Attention
 from in_turn import in_turn
 from tiny import images, tiny
@@ -103,6 +104,14 @@ REFUSED = {
     "num_classes": lambda: create_model(MODEL, num_classes=-1),
     "num_classes of a list": lambda: create_model(MODEL, num_classes=[]),
     "window_size": lambda: create_model("swin_tiny_patch4_window7_224", window_size=0),
+    "depth of 400 digits": lambda: create_model(MODEL, depth=10**400),
+    "depth that Python writes in no text": lambda: create_model(MODEL, depth=10**5000),
+    "init_values": lambda: create_model(MODEL, init_values=1e300),
+    "init_values that are whole": lambda: create_model(MODEL, init_values=10**30),
+    "pretrained_cfg": lambda: create_model(MODEL, pretrained_cfg=1.5),
+    "pretrained_cfg_overlay": lambda: create_model(MODEL, pretrained_cfg_overlay="x"),
+    "mena": lambda: create_model(MODEL, pretrained_cfg={"mena": (0.5,)}),
+    "num_classes of a detector": lambda: graticule.create_detector(MODEL, num_classes=65536),
     "depths": lambda: create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 10**9)),
     "windows": lambda: create_model("posmlp_nano_32", windows=(7, 7, "a", 7)),
     "context": lambda: create_language_model("lm_nano", 10, context=10**30),
@@ -152,6 +161,33 @@ def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encodi
         return
     with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):
         create_model(model, encoding=encoding, img_size=4 * 2**6)
+
+
+@in_turn(
+    ("name", "option"),
+    [
+        (f"{name}({option}={value})", option)
+        for name in ENCODINGS
+        for option, value in product(ENCODINGS.options(name), (10**9, 2**64, 1e300, 10**400))
+    ],
+)
+def test_large_options_of_encodings_are_refused_or_take_no_memory(name, option):
+    try:
+        position = graticule.build_position(GRID, dim=24, depth=2, num_heads=3, encoding=name)
+    except ValueError as error:
+        assert option in str(error) or "`encoding`" in str(error)
+    else:
+        assert sum(tensor.numel() for tensor in position.parameters()) < 2**20
+
+
+def test_a_position_that_is_larger_than_memory_is_refused_before_it_is_built():
+    with pytest.raises(ValueError, match=r"`encoding` must be such that it fits into memory, .* GiB, got a size of"):
+        graticule.build_position(GRID, dim=24, depth=2, num_heads=3, encoding="peg(kernel=100001)")
+
+
+def test_a_whole_number_is_a_number():
+    scaled = [create_model("resmlp_12_224", num_blocks=1, embed_dim=8, layer_scale=one) for one in (1, 1.0)]
+    assert torch.equal(*(model.blocks[0].ls1 for model in scaled))
 
 
 def test_a_large_model_that_fits_is_built_as_it_would_be_without_a_look_at_memory(monkeypatch):

@@ -20,10 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1)."""
+    """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1).
 
-    least: float = -math.inf
-    most: float = math.inf
+    The default limits are those of any number: beyond them, integers and 32-bit floats overflow.
+    """
+
+    least: float = -1e18
+    most: float = 1e18
     open: bool = False
     share: bool = False
 
@@ -34,12 +37,12 @@ class Range:
             ValueError: if it is not.
         """
         if self.share and not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be in [0, 1), got {value}.")
+            raise ValueError(f"`{name}` must be in [0, 1), got {shown(value)}.")
         if value < self.least or (self.open and value <= self.least):
             rule = "positive" if self.open and not self.least else f"at least {self.least:,}"
-            raise ValueError(f"`{name}` must be {rule}, got {value}.")
+            raise ValueError(f"`{name}` must be {rule}, got {shown(value)}.")
         if value > self.most:
-            raise ValueError(f"`{name}` must be at most {self.most:,}, got {value}.")
+            raise ValueError(f"`{name}` must be at most {self.most:,}, got {shown(value)}.")
 
 
 _CHANNELS = Range(1, 2**20)
@@ -50,18 +53,20 @@ _SHARE = Range(share=True)
 #: Name of an argument -> the range of its value. A name means the same everywhere. The upper limits are far beyond any
 #: model; they refuse numbers that no machine can handle.
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "hidden"), _CHANNELS),
+    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim"), _CHANNELS),
+    # of an encoding or a head: some of them are computed for every patch or pair of patches
+    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans"), Range(1, 2**16)),
     **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
-    "layers": Range(most=1000),
+    **dict.fromkeys(("layers", "convs"), Range(most=1000)),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
     **dict.fromkeys(("windows", "sr_ratios", "head_dim", "clip", "kernel", "buckets", "max_distance"), _MANY),
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
-    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio"), Range(0, 1000, open=True)),
-    **dict.fromkeys(("temperature", "base", "ratio", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
+    **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
@@ -72,7 +77,7 @@ def checked(function: F) -> F:
     """Decorate a function so that its arguments are checked before it does anything.
 
     An argument must have its annotated type, as far as that consists of numbers, strings, booleans, sequences of them
-    and classes. A float must be finite, and a number must be in its range in `RANGES`.
+    and classes. A number must be finite and in its range in `RANGES`.
 
     Raises:
         TypeError: when it is called with an argument of another type.
@@ -114,12 +119,21 @@ def check(name: str, value: Any, kind: Any) -> None:
         if choices and isinstance(value, str):
             known_name(name, value, choices)
         raise TypeError(f"`{name}` must be {type_words(kind)}, got {shown(value)}.")
+    check_numbers(name, value)
+
+
+def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
+    """Check that `value`, or each value of a sequence, is finite and within `limits`, by default those of its name.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    limits = RANGES.get(name, Range()) if limits is None else limits
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):
-            if not math.isfinite(number):
+            if not whole(number) and not math.isfinite(number):  # an integer may be too large for a float
                 raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
-            if name in RANGES:
-                RANGES[name].check(name, number)
+            limits.check(name, number)
 
 
 def type_words(kind: Any) -> str:
@@ -133,8 +147,11 @@ def whole(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message of one line; a module or a tensor of several lines is shown as its class."""
-    text = repr(value)
+    """Format a value for a message of one line; one of several lines or thousands of digits is shown as its class."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = type(value).__name__
     text = type(value).__name__ if "\n" in text else printable(text)
     return text if len(text) <= 100 else f"{text[:100]}..."
 

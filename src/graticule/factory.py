@@ -11,6 +11,7 @@ from graticule.encodings import ENCODINGS, CombinedPosition, Position, Site
 from graticule.grid import Grid
 from graticule.joined_layers import joined_layers
 from graticule.joining import JOININGS, build_joining
+from graticule.memory import build_within_memory
 from graticule.specs import Spec
 
 
@@ -59,7 +60,7 @@ def build_position(
         within: further fields of `Site`.
 
     Raises:
-        ValueError: for an unknown name or option, or a combination that is not defined.
+        ValueError: for an unknown name or option, or a combination that is not defined, or does not fit into memory.
     """
     specs = ENCODINGS.specs(encoding)
     said = " + ".join(map(str, specs))
@@ -88,17 +89,21 @@ def build_position(
         )
     build_joining(how, dim, depth, num_heads, grid.prefix).check(joined, how.options)
     others = Spec("default", {name: value for name, value in how.options.items() if name == "layers"})
-    parts = []
-    for kind, spec in zip(kinds, specs, strict=True):
-        options, its = dict(spec.options), how if kind.joined == joined else others
-        if _own_layers(spec) is not None:
-            its = Spec(its.name, {**its.options, "layers": options["layers"]})
-        if kind.has_layers():
-            options.pop("layers", None)
-        one = build_joining(its, dim, depth, num_heads, grid.prefix)
-        one.check(kind.joined, its.options)
-        parts.append(kind.position(site, one, **options))
-    return combine(parts)
+
+    def build() -> Position:
+        parts = []
+        for kind, spec in zip(kinds, specs, strict=True):
+            options, its = dict(spec.options), how if kind.joined == joined else others
+            if _own_layers(spec) is not None:
+                its = Spec(its.name, {**its.options, "layers": options["layers"]})
+            if kind.has_layers():
+                options.pop("layers", None)
+            one = build_joining(its, dim, depth, num_heads, grid.prefix)
+            one.check(kind.joined, its.options)
+            parts.append(kind.position(site, one, **options))
+        return combine(parts)
+
+    return build_within_memory(build, "encoding")
 
 
 def _own_layers(spec: Spec) -> int | tuple[int, ...] | None:

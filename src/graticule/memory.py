@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,8 @@ def machine_memory() -> int | None:
     return min(found, default=None)
 
 
+#: The number of parameters that a model may have.
+_PARAMETERS: ContextVar[float] = ContextVar("parameters", default=math.inf)
 #: Computed once, because it is also used in code that is compiled.
 _MEMORY = machine_memory()
 
@@ -53,8 +57,21 @@ def check_memory(argument: str, what: str, size: float) -> None:
         )
 
 
-def build_within_memory(build: Callable[[], Model]) -> Model:
-    """Build a model, if it fits into the machine's memory.
+@contextmanager
+def sized_as(weights: Path) -> Iterator[None]:
+    """Refuse models with more parameters than the file of their weights has bytes before they are computed.
+
+    Smaller models are built, so that a file that is truncated is named as such when it is read.
+    """
+    token = _PARAMETERS.set(max(weights.stat().st_size, 2**24))
+    try:
+        yield
+    finally:
+        _PARAMETERS.reset(token)
+
+
+def build_within_memory(build: Callable[[], Model], argument: str = "model") -> Model:
+    """Build a model, if it fits into the machine's memory; `argument` names it in messages.
 
     A large model is first built on the meta device, without memory, to measure its size.
 
@@ -72,7 +89,10 @@ def build_within_memory(build: Callable[[], Model]) -> Model:
     with torch.device("meta"):
         model = build()
     tensors = [*model.parameters(), *model.buffers()]
-    check_memory("model", "it", sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    count, most = sum(parameter.numel() for parameter in model.parameters()), _PARAMETERS.get()
+    if count > most:
+        raise ValueError(f"`{argument}` must fit its weights, of {most:,} values at most, got {count:,} parameters.")
+    check_memory(argument, "it", sum(tensor.numel() * tensor.element_size() for tensor in tensors))
     return build()
 
 
@@ -86,13 +106,14 @@ def _limited() -> Iterator[None]:
 
     A module registers its parameters before it fills them.
     """
-    size, thread = 0, threading.get_ident()
+    size, parameters, thread = 0, 0, threading.get_ident()
 
     def count(module: nn.Module, name: str, tensor: Any) -> None:
-        nonlocal size
+        nonlocal size, parameters
         if isinstance(tensor, Tensor) and threading.get_ident() == thread:
             size += tensor.numel() * tensor.element_size()
-            if size > _SMALL:
+            parameters += tensor.numel() * isinstance(tensor, nn.Parameter)
+            if size > _SMALL or parameters > _PARAMETERS.get():
                 raise _TooLarge
 
     with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):

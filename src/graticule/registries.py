@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from graticule.checks import shown
+from graticule.checks import Range, check_numbers, shown
 from graticule.names import known_name
 from graticule.plugins import check_complete, check_new_name, register_once
 from graticule.specs import Spec, parse_sum
@@ -109,7 +109,8 @@ class Registry(Generic[T]):
         """Read `given`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
 
         Raises:
-            ValueError: for an unknown name or option, listing the known ones, or for a value of another type.
+            ValueError: for an unknown name or option, listing the known ones, or for a value of another type, or a
+                number that is not finite.
         """
         specs = (given,) if isinstance(given, Spec) else given
         if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
@@ -126,6 +127,7 @@ class Registry(Generic[T]):
                 hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
                 raise ValueError(f"`{self.argument}` {spec.name} must not have the option {name!r}{hint}.")
             values[name] = as_kind(options[name].kind, value, f"`{name}` of {self.argument} {spec.name}")
+            check_numbers(name, values[name], Range())
         missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
         if missing:
             raise ValueError(f"`{self.argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")

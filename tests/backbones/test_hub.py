@@ -197,6 +197,13 @@ def test_what_a_config_must_not_say_is_refused(changed):
         ("argument", {"model_args": {"detph": 3}}, "did you mean `depth`"),
         ("type", {"model_args": {"depth": "3"}}, "describes no model that can be built"),
         ("size", {"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, "describes no model that can be built"),
+        ("weights", {"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
+        (
+            "option",
+            {"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}},
+            "`channels` must be at most 65,536",
+        ),
+        ("digits", {"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
         ("words", {"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
         ("plugin", {"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),
     ]

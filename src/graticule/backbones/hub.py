@@ -18,6 +18,7 @@ from graticule.backbones.hub_files import check_folder, check_repo_id, find_file
 from graticule.backbones.model_card import Card
 from graticule.checkpoints import load_checkpoint
 from graticule.checks import checked
+from graticule.memory import sized_as
 from graticule.names import known_name
 from graticule.plugins import load_plugin, missing_plugins, named_again
 from graticule.typed import read_typed
@@ -171,7 +172,8 @@ def open_pretrained(
         opener = KINDS[known_name("kind", words.get("kind", "backbone"), KINDS)]
     except ValueError as error:
         raise ValueError(f"{config} describes no model that can be built: {error}") from None
-    return opener(config, weights).eval()
+    with sized_as(weights):
+        return opener(config, weights).eval()
 
 
 @register_kind("backbone")

@@ -72,7 +72,7 @@ class MixerBlock(nn.Module):
         self.norm2 = norm_layer(dim)
         self.mlp_channels = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
         self.ls1, self.ls2 = (
-            None if layer_scale is None else nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2)
+            None if layer_scale is None else nn.Parameter(torch.full((dim,), float(layer_scale))) for _ in range(2)
         )
 
     def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:

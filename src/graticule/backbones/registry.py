@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import timm
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
 from graticule.backbones.arguments import (
@@ -29,7 +29,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.hub_config import PREFIX, tuples
 from graticule.backbones.hub_reach import quick_hub
 from graticule.checkpoints import load_checkpoint, own_state, read_state
-from graticule.checks import checked, whole
+from graticule.checks import check, checked, whole
 from graticule.encodings import ENCODINGS
 from graticule.joining import JOININGS
 from graticule.memory import build_within_memory
@@ -174,6 +174,9 @@ def _enter(name: str, size: Size, options: Mapping[str, Mapping[str, Any]]) -> N
 
     def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         check_arguments(kwargs, [*argument_defaults(size.kind), *CHOICES, *OF_TIMM], name)
+        for argument in ("pretrained_cfg", "pretrained_cfg_overlay"):
+            check(argument, kwargs.get(argument), Mapping[str, Any] | None)
+            check_arguments(kwargs.get(argument) or {}, PretrainedCfg.__dataclass_fields__, f"`{argument}`")
         if pretrained and size.hub is None and not _has_weights(kwargs.get("pretrained_cfg")):
             raise ValueError(
                 f"`pretrained` must be False: timm's hub has no weights of {name}; load a checkpoint file of its code "

@@ -6,13 +6,16 @@ from typing import Any
 
 from graticule.backbones import MODELS, Backbone, create_model, list_arguments
 from graticule.backbones.hub_config import PREFIX
-from graticule.checks import checked
+from graticule.checks import Range, checked
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
 from graticule.dense.segmentation import SegmentationModel
 from graticule.names import known_name
 from graticule.specs import Spec
+
+#: Numbers of classes of dense models, whose heads have channels per class and anchor.
+_CLASSES = Range(1, 2**14)
 
 
 @checked
@@ -42,7 +45,7 @@ def create_detector(
         >>> type(model).__name__, model.features.strides
         ('RetinaNet', (8, 16, 32, 64, 128))
     """
-    _check_classes(num_classes)
+    _CLASSES.check("num_classes", num_classes)
     spec = _one("head", HEADS.specs(head))
     kind = HEADS[spec.name]
     built = _backbone(backbone, arguments, tokens=False)
@@ -85,7 +88,7 @@ def create_segmenter(
         >>> tuple(model(torch.zeros(1, 3, 40, 70)).shape)
         (1, 11, 40, 70)
     """
-    _check_classes(num_classes)
+    _CLASSES.check("num_classes", num_classes)
     spec = _one("decoder", DECODERS.specs(decoder))
     kind = DECODERS[spec.name]
     built = _backbone(backbone, arguments, kind.tokens)
@@ -120,8 +123,3 @@ def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:
     if more:
         raise ValueError(f"`{argument}` must be one name, got {' + '.join(map(str, specs))}.")
     return spec
-
-
-def _check_classes(num_classes: int) -> None:
-    if num_classes < 1:
-        raise ValueError(f"`num_classes` must be at least 1, got {num_classes}.")

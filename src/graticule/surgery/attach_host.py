@@ -9,7 +9,7 @@ import timm
 from torch import nn
 
 from graticule.backbones.arguments import OF_TIMM
-from graticule.checks import RANGES
+from graticule.checks import check_numbers
 from graticule.memory import build_within_memory
 from graticule.names import known_name
 from graticule.specs import Spec
@@ -26,7 +26,7 @@ def build_host(text: str) -> Any:
             'torchvision:vit_b_16(num_classes=10)'.
 
     Raises:
-        ValueError: if there is no such model, or an option is unknown or outside `RANGES`.
+        ValueError: if there is no such model, or an option is unknown or out of its range.
     """
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
@@ -36,9 +36,7 @@ def build_host(text: str) -> Any:
     for option, value in spec.options.items():
         if option in refused or option.endswith("_layer") or not _is_plain(value):
             raise ValueError(f"`host` must have options that name no files or classes, got {option}={value!r}.")
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if option in RANGES and isinstance(one, int | float):  # before building layers, which can take minutes
-                RANGES[option].check(option, one)
+        check_numbers(option, value)  # before building layers, which can take minutes
     try:
         return build_within_memory(partial(create, spec.name, **spec.options))
     except (TypeError, RuntimeError, AssertionError) as error:  # raised by the library for unknown options
