@@ -188,3 +188,12 @@ def test_parameters_are_grouped_as_timms(name):
         ]
         groups[0]["pos_embed"] = groups[0].pop("position.encodings.0.pos_embed")
         assert groups[0] == groups[1]
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "twins_svt_small"])
+def test_the_rates_of_stochastic_depth_are_timms_to_the_last_bit(name):
+    """They are rounded to float32 in both, so a model in training drops the same paths for the same random numbers."""
+    with torch.device("meta"):
+        ours, theirs = (create(name, drop_path_rate=0.1) for create in (graticule.create_model, timm.create_model))
+    ours, theirs = ([m.drop_prob for m in model.modules() if hasattr(m, "drop_prob")] for model in (ours, theirs))
+    assert ours == theirs and max(ours) == float(torch.tensor(0.1))

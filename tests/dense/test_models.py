@@ -373,16 +373,23 @@ def test_windows_cover_an_image_and_each_pixel_has_the_mean_of_its_windows(locat
     torch.testing.assert_close(whole, model(image)[..., :100], rtol=1e-4, atol=1e-4)
     calls.clear()
     found = segment_in_windows(model, image, (32, 64), (32, 48), located=located)
-    windows = {(0, 0): calls[0], (0, 48): calls[1], (32, 0): calls[2], (32, 48): calls[3]}
+    windows = {(0, 0): calls[0], (0, 36): calls[1], (32, 0): calls[2], (32, 36): calls[3]}  # 36: ends at the border
     assert len(calls) == 4
-    padded, total, count = F.pad(image, (0, 12)), torch.zeros(1, 3, 64, 112), torch.zeros(64, 112)
+    total, count = torch.zeros(1, 3, 64, 100), torch.zeros(64, 100)
     for (top, left), (given, crop) in windows.items():
-        assert torch.equal(given, padded[..., top : top + 32, left : left + 64])
-        expected = graticule.Crop((4, 7), (top / 16, left / 16, 2, 4)) if located else None
-        assert crop == expected
+        assert torch.equal(given, image[..., top : top + 32, left : left + 64])
+        assert crop == (graticule.Crop((4, 7), (top / 16, left / 16, 2, 4)) if located else None)
         total[..., top : top + 32, left : left + 64] += model(given, crop)
         count[top : top + 32, left : left + 64] += 1
-    torch.testing.assert_close(found, (total / count)[..., :100])
+    torch.testing.assert_close(found, total / count)
+
+
+def test_windows_of_a_pyramid_know_their_place_between_its_coarsest_cells():
+    model = graticule.create_segmenter(**PVT, num_classes=3, decoder="fpn(channels=8)", encoding="sinusoidal_2d").eval()
+    image, crops = torch.randn(1, 3, 64, 101), []
+    model.register_forward_pre_hook(lambda module, args: crops.append(args[1]))
+    segment_in_windows(model, image, 64, 48, located=True)
+    assert crops == [graticule.Crop((16, 32), (0, left / 4, 16, 16)) for left in (0, 37)]
 
 
 @pytest.mark.parametrize(("side", "window", "stride"), [(7, 7, 3), (10, 4, 4), (11, 4, 3), (9, 4, 4)])

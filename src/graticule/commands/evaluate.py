@@ -88,11 +88,13 @@ def run(arguments: list[str]) -> int:
     output.table(table.columns, table.rows)
     output.say(*table.notes)
     written = [write_json(folder / "evaluation.json", list(table.records))]
-    figure = evaluation.figure(evaluated)
+    figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
         from graticule.analysis import save_figure
 
-        written.append(save_figure(figure, folder / f"evaluation.{options.format}"))
+        written.append(save_figure(figure, picture))
+    elif picture.is_file():
+        picture.unlink()  # it is of the scores that the table replaces
     output.give(list(table.records))
     output.wrote(*written)
     return 0

@@ -211,9 +211,11 @@ def _metavar(field: Any, spec: Any, about: str, choices: Sequence[str], position
     joined = f"{{{','.join(choices)}}}"
     if choices and len(joined) <= _MOST_CHOICES:
         return joined
-    if field.name in METAVARS and METAVARS[field.name] != "FILE":
-        word = METAVARS[field.name]
-    elif Path in (kinds := _leaves(field.type)) or field.name in METAVARS:
+    kinds = _leaves(field.type)
+    named = None if float in kinds else METAVARS.get(field.name)  # the part of an augmentation is a probability
+    if named and named != "FILE":
+        word = named
+    elif Path in kinds or named:
         word = "FOLDER" if "folder" in about.partition(",")[0].partition(";")[0] else "FILE"
     elif positional:
         word = field.name.upper().removesuffix("S" if many else "")

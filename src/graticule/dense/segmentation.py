@@ -103,8 +103,9 @@ def segment_in_windows(
 ) -> Tensor:
     """Return logits (B, num_classes, height, width), the mean over all windows that contain a pixel.
 
-    Windows are `stride` pixels apart; the last of a row or column ends at the border of the image. An image smaller
-    than a window is padded with zeros.
+    Windows are `stride` pixels apart; the last of a row or column ends at the border of the image, as in the code of
+    Segmenter and mmsegmentation. An image smaller than a window is padded with zeros (Segmenter enlarges it,
+    mmsegmentation makes the window smaller).
 
     Args:
         model: the model.
@@ -123,15 +124,13 @@ def segment_in_windows(
     if not (0 < down <= tall and 0 < right <= wide):
         raise ValueError(f"`stride` must be from 1 to the side of the window, {tall} x {wide}, got {down} x {right}.")
     height, width = images.shape[-2:]
-    padded = pad_to(images, divisor, at_least=(tall, wide))
+    padded = pad_to(images, 1, at_least=(tall, wide))
+    whole = (padded.shape[-2] + -padded.shape[-2] % divisor, padded.shape[-1] + -padded.shape[-1] % divisor)
     total, count = None, torch.zeros_like(padded[:1, :1])
     for top in window_starts(padded.shape[-2], tall, down):
         for left in window_starts(padded.shape[-1], wide, right):
             rows, columns = slice(top, top + tall), slice(left, left + wide)
-            crop = None
-            if located:
-                size = (padded.shape[-2], padded.shape[-1])
-                crop = Crop.of_pixels(size, (top, left, tall, wide), model.backbone.patch_size)
+            crop = Crop.of_pixels(whole, (top, left, tall, wide), model.backbone.patch_size) if located else None
             logits = model(padded[..., rows, columns], crop)
             if total is None:
                 total = logits.new_zeros(len(images), logits.shape[1], *padded.shape[-2:])

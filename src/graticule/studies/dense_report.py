@@ -11,7 +11,7 @@ from graticule.analysis.pictures import confusion_figure, picture
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.position_sheets import position_sheets
 from graticule.data.dense_transforms import plain
-from graticule.tasks.dense_results import DetectionScore, PixelScore
+from graticule.tasks.dense_results import DetectionScore, PixelScore, show
 from graticule.training.prediction import above
 
 
@@ -86,7 +86,7 @@ def _summary(score: DetectionScore | PixelScore) -> tuple[list[str], list[list[s
         return ["mIoU (%)", "pixels (%)"], [[f"{score.miou:.2f}", f"{score.accuracy:.2f}"]]
     kinds = [kind for kind in ("box", "mask") if f"{kind}_map" in score.values]
     names = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-    rows = [[kind, *(f"{score.values[f'{kind}_{name}']:.2f}" for name in names)] for kind in kinds]
+    rows = [[kind, *(show(score.values[f"{kind}_{name}"]) for name in names)] for kind in kinds]
     return ["of", "mAP (%)", "at 0.50", "at 0.75", "small", "medium", "large"], rows
 
 
@@ -95,8 +95,5 @@ def _classes(score: DetectionScore | PixelScore, names: list[str]) -> tuple[list
     values = score.class_iou if isinstance(score, PixelScore) else score.class_map
     counts = [sum(row) for row in score.confusion]
     header = ["class", "IoU (%)" if pixels else "box mAP (%)", "pixels" if pixels else "objects"]
-    rows = [
-        [name, "-" if values[name] is None else f"{values[name]:.2f}", f"{count:,}"]
-        for name, count in zip(names, counts, strict=False)
-    ]
+    rows = [[name, show(values[name]), f"{count:,}"] for name, count in zip(names, counts, strict=False)]
     return header, rows

@@ -123,16 +123,19 @@ class CocoScores:
         categories = [{"id": number, "name": str(number)} for number in sorted(used)]
         return {"info": {}, "images": self.images, "annotations": self.objects, "categories": categories}
 
-    def compute(self) -> dict[str, float]:
-        """Return COCO's average precisions in percent by name, box_map and so on; 0 if there are no such objects."""
-        values: dict[str, float] = {}
+    def compute(self) -> dict[str, float | None]:
+        """Return COCO's average precisions in percent by name, box_map and so on; None if there are no such objects."""
+        values: dict[str, float | None] = {}
         for kind, results in (("box", self.boxes), ("mask", self.masks)):
             if kind == "mask" and not any("segmentation" in entry for entry in self.objects):
                 continue
             if kind == "mask" and not results and self.boxes:
                 continue
             stats, each = average_precision(self.truth(), results, "bbox" if kind == "box" else "segm")
-            values |= {f"{kind}_{name}": 100 * max(stat, 0.0) for name, stat in zip(_SUMMARY, stats[:6], strict=True)}
+            values |= {
+                f"{kind}_{name}": None if stat < 0 else 100 * stat  # pycocotools' -1
+                for name, stat in zip(_SUMMARY, stats[:6], strict=True)
+            }
             values |= {f"{kind}_map_class_{number}": 100 * value for number, value in each.items()}
         return values
 

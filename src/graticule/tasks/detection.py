@@ -127,7 +127,7 @@ class Detection(DenseTask[DetectionRecipe]):
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the average precision of the boxes over all images of all processes, in percent."""
-        return self._scores.gathered().compute()["box_map"]
+        return self._scores.gathered().compute()["box_map"] or 0.0
 
 
 def _corners(boxes: list[dict[str, Any]]) -> Tensor:

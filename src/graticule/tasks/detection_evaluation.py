@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graticule.tasks.dense_results import DetectionScore
+from graticule.tasks.dense_results import DetectionScore, show
 from graticule.training.evaluation import Evaluated, Evaluation, Table
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
     sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
     per_class: bool = False
     """for detection and segmentation: add a row for each class"""
 
@@ -51,15 +52,14 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
                 size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
                 for kind in ("box", "mask"):
                     if f"{kind}_map" in score.values:
-                        shown = [f"{score.values[f'{kind}_{name}']:.2f}" for name in _SHOWN]
+                        shown = [show(score.values[f"{kind}_{name}"]) for name in _SHOWN]
                         rows.append(
                             [run.label, size, kind, *shown, f"{score.images:,}", f"{score.images_per_second:,.1f}"]
                         )
                 records.append({"run": run.folder, **dataclasses.asdict(score)})
                 if self.per_class:
                     rows += [
-                        [f"  {name}", size, "box", "-" if value is None else f"{value:.2f}", *[""] * 7]
-                        for name, value in score.class_map.items()
+                        [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
                     ]
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
@@ -69,5 +69,5 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
         """Plot the average precision of boxes against size, if there are several sizes."""
         from graticule.tasks.dense_sizes import size_figure
 
-        curves = {run.label: {score.size: score.values["box_map"] for score in run.scores} for run in evaluated}
+        curves = {run.label: {score.size: score.values["box_map"] or 0.0 for score in run.scores} for run in evaluated}
         return size_figure(curves, "box mAP (%)", evaluated[0].recipe.fit)

@@ -58,6 +58,7 @@ def evaluate_detection(
                 target["boxes"],
                 target["labels"],
                 len(names),
+                target["iscrowd"],
             )
     values = scores.compute()
     each = {int(name.rpartition("_")[2]): value for name, value in values.items() if name.startswith("box_map_class_")}
@@ -72,12 +73,20 @@ def evaluate_detection(
 
 
 def detection_confusion(
-    boxes: Tensor, labels: Tensor, scores: Tensor, true_boxes: Tensor, true_labels: Tensor, classes: int
+    boxes: Tensor,
+    labels: Tensor,
+    scores: Tensor,
+    true_boxes: Tensor,
+    true_labels: Tensor,
+    classes: int,
+    crowds: Tensor | None = None,
 ) -> Tensor:
     """Return the numbers of objects of each class (row) detected as each (column), (classes + 1, classes + 1).
 
     In descending order of score, each detection is matched with the unmatched object that it overlaps most, of any
-    class. The last row counts the unmatched detections, the last column the unmatched objects.
+    class. The last row counts the unmatched detections, the last column the unmatched objects. Crowds are neither: as
+    in COCO's average precision, they are not missed, and an unmatched detection with half of its area in one is not
+    counted.
 
     Args:
         boxes: (n, 4), boxes of the detections.
@@ -86,7 +95,12 @@ def detection_confusion(
         true_boxes: (m, 4), boxes of the objects.
         true_labels: (m,), their classes from 0.
         classes: number of classes.
+        crowds: (m,), bool, which of the objects are crowds; none by default.
     """
+    if crowds is None:
+        crowds = torch.zeros(len(true_boxes), dtype=torch.bool)
+    within = _shares(boxes.double(), true_boxes[crowds].double()).ge(_OVERLAP).any(1)  # (n,)
+    true_boxes, true_labels = true_boxes[~crowds], true_labels[~crowds]
     matrix = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
     overlaps = box_iou(boxes.double(), true_boxes.double())  # (n, m)
     free = torch.ones(len(true_boxes), dtype=torch.bool)
@@ -98,8 +112,14 @@ def detection_confusion(
         if best >= 0 and row[best] >= _OVERLAP:
             free[best] = False
             matrix[true_labels[best], labels[number]] += 1
-        else:
+        elif not within[number]:
             matrix[classes, labels[number]] += 1
     for label in true_labels[free].tolist():
         matrix[label, classes] += 1
     return matrix
+
+
+def _shares(boxes: Tensor, around: Tensor) -> Tensor:
+    """Return the share of each of boxes (n, 4) that lies in each of the boxes `around` (m, 4), (n, m)."""
+    low, high = torch.maximum(boxes[:, None, :2], around[:, :2]), torch.minimum(boxes[:, None, 2:], around[:, 2:])
+    return (high - low).clamp(min=0).prod(-1) / (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)

@@ -22,7 +22,8 @@ class ImageEvaluation(Evaluation["Score"]):
     """Accuracy and cost at several sizes of the images."""
 
     sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
     uses the middle"""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graticule.tasks.dense_results import PixelScore
+from graticule.tasks.dense_results import PixelScore, show, windows_of
 from graticule.training.evaluation import Evaluated, Evaluation, Table
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
     sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels, or HEIGHTxWIDTH; multiples of the patch (default: the training size)"""
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
     per_class: bool = False
     """for detection and segmentation: add a row for each class"""
-    window: int = 0
+    window: int | None = None
     """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
-    stride: int = 0
-    """for segmentation: distance of the windows in pixels (default: two thirds of a window)"""
+    stride: int | None = None
+    """for segmentation: distance of the windows in pixels (default: two thirds of `--window`; without it, as in the
+    recipe)"""
     located: bool = False
     """for segmentation: encode each window with its position in the image"""
 
@@ -36,14 +38,14 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
         from graticule.tasks.dense_sizes import read_fits
 
         read_fits(self.sizes, task.recipe)
-        self._windows(task)
+        self.recipe_of(task)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[PixelScore]:
         """Score a model at every size."""
         from graticule.tasks.dense_sizes import read_fits
         from graticule.tasks.segmentation_scores import evaluate_segmentation
 
-        windows = self._windows(task)
+        windows = self.recipe_of(task)
         return [
             evaluate_segmentation(model, data, size, windows, device=device, progress=progress)
             for size in read_fits(self.sizes, task.recipe)
@@ -54,18 +56,19 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
         rows, records = [], []
         for run in evaluated:
             for score in run.scores:
-                size = f"{score.size[0]}x{score.size[1]}"
-                own = " *" if score.size == tuple(run.recipe.fit) else ""
-                label = [run.label, size + own]
+                size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
+                if score.window is not None:
+                    size += f" in {score.window}/{score.stride}" + ", located" * score.located
+                windows = (score.window, score.stride, score.located)
+                label = [run.label, size + " *" * (same and windows == windows_of(run.recipe))]
                 shown = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
                 rows.append([*label, *shown, f"{score.images_per_second:,.1f}"])
                 records.append({"run": run.folder, **dataclasses.asdict(score)})
                 if self.per_class:
-                    rows += [
-                        [f"  {name}", size, "-" if iou is None else f"{iou:.2f}", "", "", ""]
-                        for name, iou in score.class_iou.items()
-                    ]
-        notes = ["* the training size of the run; scores are on the original images"]
+                    rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
+        notes = ["* the size and the windows of the recipe; scores are on the original images"]
+        if any(score.window is not None for run in evaluated for score in run.scores):
+            notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
         return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[PixelScore]]) -> Figure | None:
@@ -75,7 +78,9 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
         curves = {run.label: {score.size: score.miou for score in run.scores} for run in evaluated}
         return size_figure(curves, "mIoU (%)", evaluated[0].recipe.fit)
 
-    def _windows(self, task: Any) -> Any:
-        """Return the recipe with the windows of the options."""
-        given = {"window": self.window, "stride": self.stride, "located": self.located}
-        return dataclasses.replace(task.recipe, **{name: value for name, value in given.items() if value})
+    def recipe_of(self, task: Any) -> Any:
+        """Return the recipe of a task with the windows of the options."""
+        recipe, window, stride = task.recipe, self.window, self.stride
+        if window is None:
+            window, stride = recipe.window, recipe.stride if stride is None else stride
+        return dataclasses.replace(recipe, window=window, stride=stride, located=self.located or recipe.located)

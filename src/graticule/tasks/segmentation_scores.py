@@ -10,7 +10,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from graticule.progress import hidden
-from graticule.tasks.dense_results import PixelScore
+from graticule.tasks.dense_results import PixelScore, windows_of
 from graticule.tasks.pixel_scores import class_ious, confusion, logits_of, mean_iou
 
 
@@ -45,9 +45,13 @@ def evaluate_segmentation(
             seconds += time.perf_counter() - start
             images += 1
             matrix += confusion(found, target["classes"], len(names))
+    window, stride, located = windows_of(windows)
     counts = torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
     return PixelScore(
         size=size,
+        window=window,
+        stride=stride,
+        located=located,
         miou=mean_iou(counts),
         accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
         class_iou=dict(zip(names, class_ious(counts), strict=True)),

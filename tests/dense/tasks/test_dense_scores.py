@@ -132,6 +132,23 @@ def test_the_confusion_of_classes_has_each_object_once_and_detections_of_nothing
     assert empty[:, 3].tolist() == [1, 2, 0, 0]
 
 
+def test_crowds_are_not_missed_in_the_confusion_of_classes_and_detections_in_them_not_false():
+    truth = torch.tensor([[0, 0, 10, 10], [20, 0, 80, 60]]).double()
+    boxes = torch.tensor([[0, 0, 10, 10], [30, 10, 40, 20], [70, 50, 100, 80]])  # the object, in the crowd, mostly not
+    labels, scores = torch.tensor([0, 1, 1]), torch.tensor([0.9, 0.8, 0.7])
+    matrix = detection_confusion(boxes, labels, scores, truth, torch.tensor([0, 1]), 2, torch.tensor([False, True]))
+    assert matrix.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_sizes_without_objects_have_no_average_precision():
+    target = truth_of(1, [[5, 5, 25, 30]], [0])
+    scores = CocoScores()
+    scores.add(target, found_as(target, labels=[2]), (60, 90))
+    values = scores.compute()
+    assert values["box_map_small"] == values["mask_map_small"] == 0
+    assert values["box_map_medium"] is values["mask_map_large"] is None
+
+
 def test_intersection_over_union_is_that_of_a_case_by_hand():
     truth = torch.tensor([[0, 0, 1], [1, 2, 255]])
     found = torch.tensor([[0, 1, 1], [1, 1, 0]])

@@ -1,5 +1,6 @@
 """Training of detectors and segmentation models by the common engine."""
 
+import json
 import signal
 
 import pytest
@@ -12,8 +13,10 @@ from commands import run_command
 from forked import forked, two_processes
 from graticule.checkpoints import read_checkpoint, save_weights
 from graticule.tasks.dense import freeze_batchnorm
+from graticule.tasks.dense_results import windows_of
 from graticule.tasks.segmentation import pixel_losses
-from graticule.training import Run, build_model, train
+from graticule.tasks.segmentation_evaluation import SegmentationEvaluation
+from graticule.training import Run, build_model, task_of, train
 from graticule.training.module import TrainingModule
 from tiny import holds
 
@@ -165,8 +168,6 @@ def test_the_hardest_pixels_are_those_of_the_highest_loss():
     assert not each[0, 0].any() and (each[1] > 0).all()
     model = nn.Identity()
     batch = [list(logits), [{"classes": one} for one in classes]]
-    from graticule.training import task_of
-
     whole, half = (task_of(segmenter(hardest=share)).loss(model, batch, 0) for share in (1.0, 0.5))
     assert whole == pytest.approx(float(each.mean()))
     top = each.flatten(1).sort(descending=True).values[:, :10]
@@ -207,8 +208,24 @@ def test_windows_that_know_where_they_lie_are_evaluated(kind, whole, tmp_path, c
         code, _, err = run_command(capsys, "evaluate", whole.folder, "--window", "64")
         assert code == 1 and "`window` must be left out with the task detection" in err
         return
+    code, _, err = run_command(capsys, "evaluate", whole.folder, "--sizes", "64", "96", "--output", tmp_path)
+    assert code == 0 and (tmp_path / "evaluation.png").exists(), err
     code, out, err = run_command(capsys, "evaluate", whole.folder, "--window", "64", "--located", "--output", tmp_path)
-    assert code == 0 and "mIoU" in out, err
+    assert code == 0 and " 96x96 in 64/42, located " in out and "*" not in out.splitlines()[2], err
+    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
+    assert (record["window"], record["stride"], record["located"]) == (64, 42, True)
+    assert not (tmp_path / "evaluation.png").exists()  # it was of other scores
+
+
+def test_a_window_of_ones_own_has_a_stride_of_its_own_whatever_the_recipe_has():
+    task = task_of(segmenter(window=64, stride=64))
+    for options, expected in (
+        ({}, (64, 64, False)),
+        ({"window": 48}, (48, 32, False)),
+        ({"stride": 16, "located": True}, (64, 16, True)),
+        ({"window": 32, "stride": 8}, (32, 8, False)),
+    ):
+        assert windows_of(SegmentationEvaluation(**options).recipe_of(task)) == expected
 
 
 def test_activations_of_the_backbone_can_be_recomputed_and_the_steps_are_the_same(tmp_path):
