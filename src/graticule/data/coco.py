@@ -111,12 +111,8 @@ class CocoImages(DenseImages):
             ValueError, OSError: if the image cannot be read, or it or a mask has another size than in the file.
         """
         assert self.sizes is not None
-        image = read_image(self.files[index])
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
-        if tuple(image.shape[1:]) != size:
-            raise ValueError(
-                f"it has {image.shape[1]} x {image.shape[2]} pixels, and {size[0]} x {size[1]} in the file"
-            )
+        image = read_image(self.files[index], size)
         objects = self._objects[self.ids[index]]
         boxes = np.array([one["bbox"] for one in objects], dtype=np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]

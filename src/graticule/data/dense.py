@@ -116,13 +116,25 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
         )
 
 
-def read_image(path: Path) -> tv_tensors.Image:
-    """Read an image as RGB, uint8 of (3, height, width).
+def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:
+    """Read an image as RGB, uint8 of (3, height, width), with the orientation of its EXIF data.
+
+    Args:
+        path: its file.
+        size: the (height, width) that its annotations state; if only the image without its orientation has it, they
+            refer to that.
+        source: what states the size.
 
     Raises:
-        ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read.
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read, or has another size.
     """
-    pixels = np.array(decode(read_bytes(path, LARGEST)))
+    content = read_bytes(path, LARGEST)
+    pixels = np.array(decode(content))
+    if size is not None and pixels.shape[:2] != size:
+        height, width = pixels.shape[:2]
+        pixels = np.array(decode(content, turned=False))
+        if pixels.shape[:2] != size:
+            raise ValueError(f"it has {height} x {width} pixels, and {size[0]} x {size[1]} in {source}")
     return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
 
 

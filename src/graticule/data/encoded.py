@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from torch.utils.data import Dataset
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,17 @@ _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 #: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
 LARGEST = 3 << 29
+#: The turn of each orientation in EXIF data, and the turns that swap height and width.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SWAPPING = [_TURNS[number] for number in (5, 6, 7, 8)]
 #: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
 _LONGEST = 500
 
@@ -82,21 +94,28 @@ class EncodedImages(Dataset[tuple[Image.Image, int]], ABC):
 
 
 def stated_size(file: BinaryIO) -> tuple[int, int] | None:
-    """Return the (height, width) in the header of an image, or None if Pillow cannot read it."""
+    """Return the (height, width) that an image has after `decode`, from its header; None if Pillow cannot read it."""
     try:
         with Image.open(file, formats=_FORMATS) as image:
-            return image.height, image.width
+            swapped = _turn(image) in _SWAPPING
+            return (image.width, image.height) if swapped else (image.height, image.width)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
 
 
-def decode(content: bytes) -> Image.Image:
+def decode(content: bytes, *, turned: bool = True) -> Image.Image:
     """Decode a whole image to RGB, 8 bits per channel; a truncated one is an error, whatever the settings of Pillow.
 
-    Of 16 bits the upper 8 are used, for gray and color; Pillow's own conversion of gray would clip at 255.
+    The scale depends on the type of the numbers alone, so that the images of a set stay comparable: of 16 bits the
+    upper 8 are used (Pillow's own conversion of gray would clip at 255), and floats are from 0 to 1. Images that would
+    become black, or have no known scale, are refused.
+
+    Args:
+        content: the file.
+        turned: whether the orientation in the file's EXIF data is applied, as viewers and annotation tools do.
 
     Raises:
-        OSError, SyntaxError, ValueError, Image.DecompressionBombError: from Pillow, if it cannot be decoded.
+        OSError, SyntaxError, ValueError, Image.DecompressionBombError: if it cannot be decoded, or has no known scale.
     """
     allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
@@ -104,11 +123,42 @@ def decode(content: bytes) -> Image.Image:
             if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
                 width, height = image.size
                 raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
-            if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
-                gray = np.asarray(image).clip(0, 65535) >> 8
-                return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
-            return image.convert("RGB")
+            turn = _turn(image) if turned else None
+            converted = _rgb(image)
+            return converted if turn is None else converted.transpose(turn)
     except UnidentifiedImageError:  # its message names the buffer, not the image
         raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = allowed
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert an opened image to RGB, 8 bits per channel."""
+    stored = str(image.tile)  # with Pillow's raw mode, such as I;16B or RGB;16L; it is empty once the image is loaded
+    if image.mode == "F":
+        pixels = np.asarray(image)
+        if not ((pixels >= 0) & (pixels <= 1)).all():
+            raise ValueError(f"its floats must be from 0 to 1, got {pixels.min():g} to {pixels.max():g}; save 8 bits")
+        return Image.fromarray((pixels * 255).round().astype(np.uint8)).convert("RGB")
+    if image.mode == "I" and ";32" in stored:
+        raise ValueError("it must not have integers of 32 bits, whose scale is not known; save 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
+        gray = np.asarray(image).clip(0, 65535) >> 8
+        converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+    else:
+        converted = image.convert("RGB")
+        if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
+            return converted
+    if max(most for _, most in converted.getextrema()) < 16:
+        raise ValueError("it must use the range of its 16 bits, got no value above 4095, as of 12 bits; scale it")
+    return converted
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn of an opened image that its EXIF data ask for; Pillow itself turns TIFF."""
+    if image.format == "TIFF" or "exif" not in image.info:
+        return None
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except (SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
+        return None

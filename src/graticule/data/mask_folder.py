@@ -52,12 +52,8 @@ class MaskImages(DenseImages):
                 an unknown class.
         """
         image_file, mask_file = self.pairs[index]
-        image = read_image(image_file)
         mask = read_mask(mask_file)
-        if mask.shape != image.shape[1:]:
-            raise ValueError(
-                f"it has {image.shape[1]} x {image.shape[2]} pixels, its mask {' x '.join(map(str, mask.shape))}"
-            )
+        image = read_image(image_file, (mask.shape[0], mask.shape[1]), mask_file)
         classes = self.values[mask]
         if (classes < 0).any():
             known = int((self.values >= 0).sum())
@@ -143,7 +139,7 @@ def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     Raises:
         ValueError, FileNotFoundError: for files that are missing or damaged.
     """
-    base, pairs = mask_pairs(root, split)
+    _, pairs = mask_pairs(root, split)
     return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train"), _info("camvid", CAMVID)
 
 

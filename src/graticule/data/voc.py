@@ -47,10 +47,9 @@ class VocImages(DenseImages):
         Raises:
             ValueError, OSError: if one of its files cannot be read, or they contradict each other.
         """
-        image = read_image(self.place(index))
         file = self.root / "Annotations" / f"{self.names[index]}.xml"
-        size = (int(image.shape[1]), int(image.shape[2]))
-        boxes, labels, difficult = read_objects(file, size)
+        size, boxes, labels, difficult = read_objects(file)
+        image = read_image(self.place(index), size, file)
         kept = np.ones(len(labels), bool)
         if self.training:
             kept = ~difficult & ((boxes[:, 2:] > boxes[:, :2]).all(-1))
@@ -59,20 +58,20 @@ class VocImages(DenseImages):
         return image, target
 
 
-def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the boxes (n, 4), the labels (n,) from 0, and flags of difficult objects (n,) of an annotation file.
+def read_objects(file: Path) -> tuple[tuple[int, int], np.ndarray, np.ndarray, np.ndarray]:
+    """Return (height, width), boxes (n, 4), labels (n,) from 0, and flags of difficult objects (n,) of a file.
 
     The file counts pixels from 1 and includes the last one; the boxes count from 0 and exclude it.
 
     Raises:
-        ValueError: if the file is damaged, belongs to an image of another size, or has an unknown class.
+        ValueError: if the file is damaged, or has an unknown class.
     """
     content = read_bytes(file, 1 << 22)
     if b"<!DOCTYPE" in content.replace(b"\0", b"").upper():  # a document type could define entities
         raise ValueError(f"{file} must have no document type, whose entities could expand without limit")
     try:
         root = ElementTree.fromstring(content)
-        stated = tuple(int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
+        size = int(root.findtext("size/height", "")), int(root.findtext("size/width", ""))
         boxes, labels, difficult = [], [], []
         for one in root.iterfind("object"):
             name = one.findtext("name", "").strip()
@@ -84,12 +83,10 @@ def read_objects(file: Path, size: tuple[int, int]) -> tuple[np.ndarray, np.ndar
             difficult.append(one.findtext("difficult", "0").strip() == "1")
     except (ElementTree.ParseError, ValueError) as error:
         raise ValueError(f"{file} is damaged: {error}") from None
-    if stated != size:
-        raise ValueError(f"{file} is of {stated[0]} x {stated[1]} pixels, its image has {size[0]} x {size[1]}")
     found = np.array(boxes, dtype=np.float64).reshape(-1, 4)
     if not np.isfinite(found).all():
         raise ValueError(f"{file} is damaged: a box is not finite")
-    return found, np.array(labels, dtype=np.int64), np.array(difficult, dtype=bool)
+    return size, found, np.array(labels, dtype=np.int64), np.array(difficult, dtype=bool)
 
 
 def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo]:

@@ -7,6 +7,7 @@ from dense_files import VOC_XML, picture, write_masks, write_voc
 from PIL import Image
 
 from graticule.data import load_dataset
+from graticule.data.dense import read_image
 from graticule.data.dense_module import DenseModule
 from graticule.data.mask_folder import CAMVID, ade20k, camvid, mask_folder
 from graticule.data.voc import CLASSES, voc_detection, voc_segmentation
@@ -51,7 +52,10 @@ def test_a_folder_of_masks_has_the_classes_that_it_lists(tmp_path):
     ("fault", "said"),
     [
         (lambda path: Image.fromarray(np.full((24, 40), 40, np.uint8)).save(path), "has the value 40"),
-        (lambda path: Image.fromarray(np.zeros((24, 41), np.uint8)).save(path), "its mask 24 x 41"),
+        (
+            lambda path: Image.fromarray(np.zeros((24, 41), np.uint8)).save(path),
+            r"it has 24 x 40 pixels, and 24 x 41 in .*\.png",
+        ),
         (lambda path: path.write_bytes(path.read_bytes()[:60]), "cannot be used"),
         (lambda path: path.write_bytes(b""), "cannot be used"),
         (lambda path: picture(0).save(path), "one channel of 8 bits, got Pillow's mode RGB"),
@@ -107,11 +111,23 @@ def test_masks_of_pascal_voc_are_the_indices_of_their_palette(tmp_path):
     assert torch.unique(images[0][1]["classes"]).tolist() == [0, 20, 255]
 
 
+@pytest.mark.parametrize("stated", [(24, 40), (40, 24)], ids=["stored", "displayed"])
+def test_the_size_in_an_annotation_decides_whether_an_image_is_turned(tmp_path, stated):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    picture(0).save(tmp_path / "a.png", exif=exif)
+    pixels = torch.from_numpy(np.array(picture(0))).permute(2, 0, 1)  # (3, 24, 40)
+    expected = pixels if stated == (24, 40) else pixels.rot90(-1, (1, 2))
+    assert torch.equal(read_image(tmp_path / "a.png", stated), expected)
+    with pytest.raises(ValueError, match="it has 40 x 24 pixels, and 30 x 30 in the file"):
+        read_image(tmp_path / "a.png", (30, 30))
+
+
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
         (VOC_XML.replace("cat", "unicorn"), "must be Pascal VOC's, got 'unicorn'"),
-        (VOC_XML.replace("<width>40", "<width>41"), "is of 24 x 41 pixels, its image has 24 x 40"),
+        (VOC_XML.replace("<width>40", "<width>41"), r"it has 24 x 40 pixels, and 24 x 41 in .*\.xml"),
         (VOC_XML.replace("<xmin>3", "<xmin>x"), "damaged"),
         (VOC_XML[:-9], "damaged"),
         ('<!DOCTYPE a [<!ENTITY b "c">]>' + VOC_XML, "no document type"),
