@@ -248,6 +248,12 @@ def test_what_cannot_be_built_is_refused_by_name(kwargs, message):
         tiny(**kwargs)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 32, 32), (3, 32, 32), (32, 32), (1, 3, 2, 32, 32)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"`x` must be images \(B, 3, height, width\), .* got \(.*32, 32\)"):
+        tiny()(torch.zeros(shape))
+
+
 def test_an_image_that_the_patch_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="got width 30 with a patch of 8; the nearest sizes are 24 and 32"):
         tiny()(images(32, 30))

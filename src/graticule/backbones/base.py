@@ -220,8 +220,13 @@ class Backbone(TokenModel, HubModel):
         return patch_grid(image, self.coarsest_patch, prefix, 1 << (len(self.depths) - 1))
 
     def grid_of(self, images: Tensor) -> Grid:
-        """Return the first stage's grid of images (B, C, height, width)."""
-        return self.grid_at((images.shape[-2], images.shape[-1]))
+        """Return the first stage's grid of images (B, C, height, width).
+
+        Raises:
+            ValueError: if they have another shape or number of channels, or a side is not a multiple of the patch.
+        """
+        size = image_size(images, self.in_chans)
+        return self.grid_at((size[0], size[1]))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
         """Return the grid of each stage; `grid` is that of the first."""
@@ -439,4 +444,18 @@ class Backbone(TokenModel, HubModel):
         return self.forward_head(self.forward_features(x, crop))
 
 
-torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node
+def image_size(images: Tensor, channels: int) -> tuple[int, int]:
+    """Return the (height, width) of images (B, channels, height, width).
+
+    Raises:
+        ValueError: if they have another shape.
+    """
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise ValueError(
+            f"`x` must be images (B, {channels}, height, width), of the model's `in_chans`, got {tuple(images.shape)}."
+        )
+    return images.shape[2], images.shape[3]
+
+
+torch.fx.wrap("patch_grid")  # they compare sizes, so torch.fx records each call as one node
+torch.fx.wrap("image_size")
