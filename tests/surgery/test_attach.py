@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 
 import pytest
 import timm
@@ -54,7 +55,7 @@ def test_it_computes_what_the_built_in_model_computes_with_every_joining_at_ever
         built_in = draw(tiny(encoding, joining, reg_tokens=1)).double().eval()
         left = built_in.load_state_dict({k: v for k, v in stock.state_dict().items() if k != "pos_embed"}, strict=False)
         assert not left.unexpected_keys and all(name.startswith("position.") for name in left.missing_keys)
-        model = attach(copy.deepcopy(stock), encoding, joining)
+        model = attach(copy.deepcopy(stock), encoding, joining, start="new")
         model.graticule.position.load_state_dict(built_in.position.state_dict())
         with torch.no_grad():
             for image in x:
@@ -66,7 +67,7 @@ def test_detached_it_is_as_before_bit_by_bit(stock, x):
     for encoding, joining in CHOICES:
         model = copy.deepcopy(stock).train()
         own, names, before = model.pos_embed, list(model.state_dict()), hooks(model)
-        assert attach(model, encoding, joining) is model
+        assert attach(model, encoding, joining, remove="pos_embed") is model
         assert detach(model) is model
         assert model.pos_embed is own and list(model.state_dict()) == names and hooks(model) == before
         assert [name for name, _ in model.named_parameters()] == [name for name, _ in stock.named_parameters()]
@@ -82,7 +83,7 @@ def test_detached_after_a_move_its_embedding_has_moved_too(stock):
 
 def test_its_own_embedding_is_replaced_by_zeros_unless_it_is_kept(stock, x):
     image = x[0]
-    model = attach(copy.deepcopy(stock), "none")
+    model = attach(copy.deepcopy(stock), "none", start="new")
     assert "pos_embed" not in model.state_dict() and not model.pos_embed.any()
     assert "instead of pos_embed" in repr(model.graticule)
     zeros = copy.deepcopy(stock)
@@ -107,7 +108,7 @@ def test_a_buffer_that_is_replaced_is_put_back_as_it_was(stock):
 
 def test_a_gradient_reaches_every_parameter_also_with_checkpointing(stock, x):
     for encoding, joining in CHOICES:
-        model = attach(copy.deepcopy(stock), encoding, joining).train()
+        model = attach(copy.deepcopy(stock), encoding, joining, remove="pos_embed").train()
         model.reset_classifier(0, "")  # the loss includes all tokens, since prefix tokens have no bias
         found = []
         for checkpointing in (False, True):
@@ -199,6 +200,61 @@ def test_attaching_changes_nothing_else_and_draws_no_numbers_but_the_parameters(
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(3))
     assert training.items() <= {name: module.training for name, module in model.named_modules()}.items()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_it_starts_as_a_converted_model_whose_position_is_changed(stock, x, given):
+    for encoding, joining in [*CHOICES, ("factorized", "default"), ("learnable(prefix_rows=False)", "default")]:
+        torch.manual_seed(5)
+        changed = graticule.convert(stock, encoding, joining, images=x[0] if given else None)
+        torch.manual_seed(5)
+        how = {"example": x[0]} if given else {}
+        model = attach(copy.deepcopy(stock), encoding, joining, remove="pos_embed", **how)
+        with torch.no_grad():
+            same(model(x[0]), changed(x[0]), 1e-10)
+        certificate = model.graticule.certificate
+        for kind in ("shares", "drift"):
+            for ours, theirs in zip(getattr(changed.certificate, kind), getattr(certificate, kind), strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-9), (encoding, joining)
+
+
+def test_a_learnable_table_has_the_values_of_the_module_also_where_they_were_resampled(stock, x):
+    model = attach(copy.deepcopy(stock), "learnable")
+    assert torch.equal(model.graticule.position.encodings[0].pos_embed, stock.pos_embed)
+    same(model(x[0]), stock(x[0]))
+    same(attach(copy.deepcopy(stock), "learnable", example=x[1])(x[1]), stock(x[1]))
+    new = attach(copy.deepcopy(stock), "learnable", start="new").graticule
+    assert new.certificate is None and new.position.encodings[0].pos_embed.std() < 0.03
+
+
+def test_beside_the_embedding_of_the_module_a_position_starts_without_effect(stock, x):
+    for encoding, joining in [*CHOICES, ("factorized(product=True)", "default")]:
+        if joining != "tupe":
+            model = attach(copy.deepcopy(stock), encoding, joining, remove=()).train()
+            same(model.eval()(x[0]), stock(x[0]))
+            model.reset_classifier(0, "")
+            model(x[0]).pow(3).sum().backward()
+            assert any(p.grad is not None and p.grad.any() for p in model.graticule.parameters()) or "sinus" in encoding
+
+
+def test_one_line_says_what_is_kept(stock, x):
+    line = attach(copy.deepcopy(stock), "learnable").graticule.extra_repr()
+    assert line == "grid=(4, 4), prefix=2, instead of pos_embed, of which layers keep 1.000"
+    model = attach(copy.deepcopy(stock), "learnable", "lape", example=x[0])
+    low, high = re.search(r"layers keep (\S+) to (\S+)", repr(model.graticule)).groups()
+    assert 0 < float(low) < float(high) < 1
+    message = (
+        r"pos_embed of VisionTransformer is replaced, and nothing of it is kept by encoding 'peg' and joining 'def"
+    )
+    with pytest.warns(UserWarning, match=message):
+        model = attach(copy.deepcopy(stock), "peg")
+    assert "of which nothing is kept" in repr(model.graticule)
+
+
+def test_an_embedding_before_a_norm_is_kept_as_far_as_it_is_the_same_for_all_images(x):
+    model = draw(timm.create_model("vit_tiny_patch16_224", **SIZE, pre_norm=True)).double().eval()
+    attach(model, "learnable")
+    assert all(0.05 < share.kept < 0.95 for share in model.graticule.certificate.shares)
 
 
 REFUSED = [

@@ -10,6 +10,7 @@ from torchvision.models import VisionTransformer
 
 import graticule
 from graticule import attach, detach
+from graticule.surgery import change_position
 from graticule.surgery.attach_attention import find_ways
 from graticule.surgery.attach_survey import find_blocks, survey
 from tiny import DIM, draw, images, tiny
@@ -109,10 +110,25 @@ def test_models_of_others_compute_what_the_built_in_model_computes(models):
             built_in = draw(tiny(encoding, joining, num_classes=0 if name == "vit" else 5)).double().eval()
             left = built_in.load_state_dict(as_ours(stock), strict=False)
             assert not left.unexpected_keys and all(key.startswith("position.") for key in left.missing_keys)
-            model = attach(copy.deepcopy(stock), encoding, joining, **how)
+            model = attach(copy.deepcopy(stock), encoding, joining, start="new", **how)
             model.graticule.position.load_state_dict(built_in.position.state_dict())
             with torch.no_grad():
                 same(tokens(model, x), built_in.forward_features(x))
+
+
+def test_models_of_others_start_as_the_built_in_model_whose_position_is_changed(models):
+    for name, own in (("vit", "embeddings.position_embeddings"), ("torchvision", "encoder.pos_embedding")):
+        stock, how = models[name]
+        for encoding, joining in (("learnable", "lape"), ("relative_bias", "default")):
+            built_in = tiny(num_classes=0 if name == "vit" else 5).double().eval()
+            built_in.load_state_dict(as_ours(stock), strict=False)
+            table = built_in.position.encodings[0].pos_embed
+            with torch.no_grad():
+                table.copy_(stock.get_parameter(own))
+            change_position(built_in, encoding, joining)
+            model = attach(copy.deepcopy(stock), encoding, joining, **how)
+            for key, value in built_in.position.state_dict().items():
+                same(model.graticule.position.state_dict()[key], value)
 
 
 def test_torchvision_refuses_tupe_because_its_queries_cannot_be_reached(models):
@@ -242,12 +258,13 @@ def test_tokens_may_come_before_samples():
         def __init__(self, batch_first: bool) -> None:
             super().__init__()
             self.patches = nn.Conv2d(3, DIM, 8, 8)
+            self.pos_embed = nn.Parameter(torch.zeros(1, 16, DIM))
             layer = nn.TransformerEncoderLayer(DIM, 3, 48, dropout=0.0, norm_first=True, batch_first=batch_first)
             self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
             self.batch_first = batch_first
 
         def forward(self, x):
-            x = self.patches(x).flatten(2).transpose(1, 2)
+            x = self.patches(x).flatten(2).transpose(1, 2) + self.pos_embed
             return self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
 
     state = draw(EncoderFirst(True)).double().state_dict()
@@ -257,13 +274,15 @@ def test_tokens_may_come_before_samples():
         for batch_first in (True, False):
             module = EncoderFirst(batch_first).double().eval()
             module.load_state_dict(state)
-            attach(module, encoding, joining, blocks="encoder.layers.*", example=torch.zeros_like(x))
+            attach(module, encoding, joining, blocks="encoder.layers.*", remove="pos_embed", example=x)
             assert module.graticule.sequence_first != batch_first and module.graticule.grid.prefix == 0
-            torch.manual_seed(7)
-            draw(module.graticule)
             with torch.no_grad():
                 found.append(module(x))
-        same(*found)
+                torch.manual_seed(7)
+                draw(module.graticule)
+                found.append(module(x))
+        same(found[0], found[2])
+        same(found[1], found[3])
         with torch.no_grad():
             assert not torch.allclose(detach(module)(x), found[1])
 

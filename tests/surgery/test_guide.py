@@ -47,7 +47,7 @@ def test_positions_are_attached_to_models_of_transformers_and_torchvision(small_
     model = names["model"]
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
     assert list(dict(model.graticule.position.named_children())) == ["pegs"]
-    assert not model.encoder.pos_embedding.any()
+    assert model.encoder.pos_embedding.any()
     mine = names["mine"]
     assert not mine.pos_embed.any() and all(p.grad is not None for p in mine.graticule.position.parameters())
 

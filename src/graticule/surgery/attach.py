@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,9 @@ from graticule.specs import Spec
 from graticule.surgery.attach_attention import Ways, find_ways
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.attach_removed import put_back, take_out
-from graticule.surgery.attach_survey import Survey, find_blocks, make_example, survey
+from graticule.surgery.attach_start import start_position, tokens_after
+from graticule.surgery.attach_survey import Survey, call, find_blocks, make_example, quiet, survey
+from graticule.surgery.certificate import drift_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -40,6 +44,7 @@ def attach(
     prefix: int | None = None,
     remove: str | tuple[str, ...] | None = None,
     example: Tensor | Mapping[str, Any] | None = None,
+    start: Literal["host", "new"] = "host",
 ) -> Module:
     """Add an encoding and a joining to a transformer with pre-norm blocks, in place, and return it.
 
@@ -51,6 +56,12 @@ def attach(
     The parameters are part of the module, under `graticule.position`; they are trained, saved, loaded, copied and moved
     with it. `fold` and `resize` accept such a module, and `detach` restores the original. Attach before
     `torch.compile`.
+
+    The position starts from that of the module, as in `change_position`: a learnable table has the values of the
+    module's, LaPE's norms and biases are fitted to its contribution to each layer, and a PEG, or a table where there
+    was none, starts without effect. So a pretrained module keeps its features as far as the new position can express
+    the old one. `module.graticule.certificate` reports the share that each layer keeps, and the representation of
+    `module.graticule` says it in one line.
 
     One forward pass shows where tokens and patches are. If a convolution cuts the image into patches, the position
     follows the grid of each image; otherwise the grid is `patch_grid`, for all of them. Prefix tokens come before the
@@ -66,7 +77,13 @@ def attach(
         prefix: number of tokens before the patches; found by default.
         remove: the module's own position embedding, one parameter or several, which zeros replace; () keeps all. By
             default, the one with a usual name (`pos_embed`, `position_embeddings`, ...), if there is one.
-        example: input of the module, a tensor or a mapping of keyword arguments; two images by default.
+        example: input of the module, a tensor or a mapping of keyword arguments; two black images by default. The
+            position is fitted on it, and for a given one the certificate has the drift of the tokens after each block,
+            so some preprocessed images are best.
+        start: 'host' starts from the position of the module, 'new' from the usual initialization.
+
+    Warns:
+        UserWarning: if the module's own embedding is replaced by default, and nothing of it is kept.
 
     Raises:
         ValueError: if there are no such blocks, the module is not as described above, or its attention does not support
@@ -80,7 +97,8 @@ def attach(
     if hasattr(module, NAME):
         raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
     names = find_blocks(module, blocks, norm)
-    found = survey(module, names, norm, make_example(module, patch_grid) if example is None else example)
+    seen = make_example(module, patch_grid) if example is None else example
+    found = survey(module, names, norm, seen)
     removed = _own_embeddings(module, remove, found.dim)
     grid = _grid(found, patch_grid, prefix)
     ways = find_ways(module.get_submodule(names[0]), found)
@@ -92,6 +110,8 @@ def attach(
     _check_fields(given, ways, found, type(module).__name__)
     weight = next(module.get_submodule(names[0]).parameters())
     attached = AttachedPosition(position, grid, found, _patch(found, grid)).to(weight.device, weight.dtype)
+    if start == "host" and weight.device.type != "meta":
+        attached.certificate, before = start_position(attached.position, module, removed, found, ways, grid, seen)
     attached.install(module, found, ways, given)
     attached.removed = [take_out(module, name) for name in removed]
     attached.created = {
@@ -99,6 +119,16 @@ def attach(
         **{"patch_grid": patch_grid, "remove": list(removed), "image": found.image},
     }
     module.add_module(NAME, attached.train(module.training))
+    if attached.certificate is not None and example is not None:
+        with quiet(module), tokens_after(module, found) as after:
+            call(module, example)
+        attached.certificate = replace(attached.certificate, drift=drift_of(before, after))
+    if remove is None and attached.certificate is not None and attached.certificate.lost:
+        warnings.warn(
+            f"{removed[0]} of {type(module).__name__} is replaced, and nothing of it is kept by encoding "
+            f"{_text(encoding)!r} and joining {_text(joining)!r}; remove=() keeps it.",
+            stacklevel=3,
+        )
     return module
 
 

@@ -18,6 +18,7 @@ from graticule.layer_position import LayerPosition
 from graticule.surgery.attach_attention import Queries, Ways
 from graticule.surgery.attach_removed import Removed
 from graticule.surgery.attach_survey import Survey, first_tensor
+from graticule.surgery.certificate import Certificate
 
 #: The arguments of PyTorch's attention, in order.
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
@@ -48,6 +49,8 @@ class AttachedPosition(nn.Module):
         self.removed: list[Removed] = []
         #: The arguments of `attach` and the size of the images, for files that describe the module.
         self.created: dict[str, Any] = {}
+        #: Report of what it keeps of the removed embedding; None if it starts as initialized.
+        self.certificate: Certificate | None = None
         self._handles: list[Any] = []
         #: The number of tokens and the position of each layer, for the current call.
         self._now: tuple[int, list[LayerPosition]] | None = None
@@ -249,6 +252,8 @@ class AttachedPosition(nn.Module):
 
     def extra_repr(self) -> str:
         removed = f", instead of {', '.join(each.name for each in self.removed)}" if self.removed else ""
+        if removed and self.certificate is not None:
+            removed += f", of which {self.certificate.summary()}"
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}{removed}"
 
 

@@ -132,6 +132,7 @@ def _build(words: Mapping[str, Any], made: Mapping[str, Any]) -> nn.Module:
         patch_grid=None if grid is None else tuple(grid),
         remove=tuple(made["remove"]),
         example=torch.zeros(2, _channels(module), *made["image"]),
+        start="new",
     )
 
 

@@ -111,7 +111,7 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
         for handle in seen.watch(module, blocks, norm):
             stack.callback(handle.remove)
         try:
-            module(**example) if isinstance(example, Mapping) else module(example)
+            call(module, example)
         except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
             what = _described(example)
             raise ValueError(
@@ -119,6 +119,11 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
                 f"{type(error).__name__}: {str(error).rstrip('.')}."
             ) from error
     return seen.survey(blocks, norm, example)
+
+
+def call(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Any:
+    """Call a module with a tensor, or with a mapping of keyword arguments."""
+    return module(**example) if isinstance(example, Mapping) else module(example)
 
 
 @contextmanager

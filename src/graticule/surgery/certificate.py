@@ -40,6 +40,11 @@ class Certificate:
     shares: tuple[Share, ...]
     drift: tuple[Drift, ...] = ()
 
+    @property
+    def lost(self) -> bool:
+        """Return True if there was a position, and no layer keeps anything of it."""
+        return bool(self.shares) and not any(share.kept is not None and share.kept > 0 for share in self.shares)
+
     def __str__(self) -> str:
         """Return the report as tables of text."""
         several = len({fit.stage for fit in self.fits}) > 1
@@ -55,6 +60,14 @@ class Certificate:
         moved += [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
         lines += ["", *_columns(moved)] if self.drift else []
         return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Return in a few words which share of the old position the layers keep."""
+        found = [share.kept for share in self.shares if share.kept is not None]
+        if self.lost or not found:
+            return "nothing is kept"
+        low, high = f"{min(found):.3f}", f"{max(found):.3f}"
+        return f"layers keep {low if low == high else f'{low} to {high}'}"
 
     def to_json(self) -> str:
         """Return the report as JSON."""

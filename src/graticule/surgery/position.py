@@ -69,7 +69,7 @@ def change_position(
         was = [] if images is None else features(model, seen)
         model.replace_position(take_position(given, defaults=model.encoding_options))
         transfer(model, weights)
-        fits = fit_position(model, old, before)
+        fits = fit_position(model.position, old, before)
         shares, first = [], 0
         after = model.position(model.grid)
         for stage in before:

@@ -53,7 +53,7 @@ def project_logits(old: JoinedPosition, new: Any, before: Before) -> bool | str:
 def start_at_zero(old: NoPosition, new: Any, before: Before) -> bool:
     """Set tables of displacements to zero, so that they have no effect."""
     encodings = [new.encoding] if isinstance(new, SharedBiasPosition) else list(new.encodings)
-    tables = [encoding for encoding in encodings if isinstance(encoding, RelativeBias)]
+    tables = [bias for one in encodings if isinstance(bias := getattr(one, "bias", one), RelativeBias)]
     for encoding in tables:
         encoding.relative_position_bias_table.zero_()
     return len(tables) == len(encodings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,21 +61,40 @@ def table_contributions(model: Backbone, images: Tensor) -> list[Contribution | 
         images: (B, C, height, width), of the size that the model is built for.
     """
     given = model.position(model.grid)
-    sums: list[_Sums | None] = []
-    hooks = []
-    first = 0
+    layers: list[tuple[Tensor, nn.Module, nn.Module] | None] = []
     for blocks in entered_blocks(model):
-        table = given[first].pre
-        for block in blocks:
-            one = None
-            if table is not None and is_pre_norm(block):
-                one = _Sums(table, block)
-                hooks.append(block.norm1.register_forward_hook(partial(_record, one)))
-            sums.append(one)
-        first += len(blocks)
-    try:
+        table = given[len(layers)].pre
+        layers += [
+            (table, block.norm1, getattr(block, "attn", block)) if table is not None and is_pre_norm(block) else None
+            for block in blocks
+        ]
+
+    def run() -> None:
         for batch in images.split(_BATCH):
             model.forward_features(batch)
+
+    return record_contributions(layers, run)
+
+
+def record_contributions(
+    layers: Sequence[tuple[Tensor, nn.Module, nn.Module] | None], run: Callable[[], object], batch_axis: int = 0
+) -> list[Contribution | None]:
+    """Measure the contributions of tables to layers while `run` calls the model.
+
+    Args:
+        layers: of each layer the table in the residual stream, (N, D), the norm of its input, and its attention; None
+            if there is no table.
+        run: calls the model, once or several times.
+        batch_axis: axis of the images in the input of the norms, 0 for (B, N, D) and 1 for (N, B, D).
+    """
+    sums = [None if layer is None else _Sums(layer[0], layer[2], batch_axis) for layer in layers]
+    hooks = [
+        layer[1].register_forward_hook(partial(_record, one))
+        for layer, one in zip(layers, sums, strict=True)
+        if layer is not None and one is not None
+    ]
+    try:
+        run()
     finally:
         for hook in hooks:
             hook.remove()
@@ -97,8 +117,8 @@ def is_pre_norm(block: nn.Module) -> bool:
 class _Sums:
     """Sums, over the images, of the inputs and contributions of a layer."""
 
-    def __init__(self, table: Tensor, block: Any) -> None:
-        self.table, self.block = table, block
+    def __init__(self, table: Tensor, attention: nn.Module, batch_axis: int) -> None:
+        self.table, self.attention, self.batch_axis = table, attention, batch_axis
         self.count = 0
         self.square = 0.0
         self.mean: Tensor = torch.zeros((), dtype=torch.float64, device=table.device)
@@ -106,12 +126,11 @@ class _Sums:
 
     def contribution(self) -> Contribution:
         """Return the means."""
-        attention = getattr(self.block, "attn", self.block)
-        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, attention)
+        return Contribution(self.mean / self.count, self.square / self.count, self.inputs / self.count, self.attention)
 
 
 def _record(sums: _Sums, norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-    (x,) = args
+    x, output = (each.transpose(0, sums.batch_axis) for each in (args[0], output))
     prefix = x.shape[1] - len(sums.table)  # tokens that joined later and have no row
     without = norm.forward(x - F.pad(sums.table, (0, 0, prefix, 0)))  # not called, so that no hook sees it
     with_it = output[:, prefix:].double()

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.decompositions import Scale
-from graticule.encodings import AbsoluteEncoding, JoinedPosition
+from graticule.encodings import AbsoluteEncoding, JoinedPosition, NoPosition
+from graticule.encodings.learnable import Learnable
 from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Shared, Unshared
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
-from graticule.surgery.fits.tables import target_of
+from graticule.surgery.fits.tables import copy_table, target_of
 
 
 @register_fit(JoinedPosition, JoinedPosition)
@@ -27,9 +28,12 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
     was, now = old.joining, new.joining
     same = type(now) is type(was) and now.joined == was.joined
     wanted = None if same else find_fit(type(was), type(now))
-    if not same and wanted is None:
-        return False
     tables = [encoding(before.grid) for encoding in encodings]
+    if not same and wanted is None:  # the joining starts as initialized, with the old table
+        for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
+            if isinstance(encoding, Learnable):
+                copy_table(encodings[0], encoding, replace(before, target=target))
+        return False
     if wanted is not None:
         found = wanted(was, now, replace(before, target=tables[0]))
         if isinstance(found, str):
@@ -42,6 +46,22 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
     if isinstance(now, LapeSharing) and not same:
         fitted = fit_norms(now, new, before) and fitted
     return fitted
+
+
+@register_fit(NoPosition, JoinedPosition)
+def start_without_effect(old: NoPosition, new: JoinedPosition, before: Before) -> bool:
+    """Set the tables to zero, or the norms of LaPE, whose table keeps its initial values; exact."""
+    encodings = cast("Sequence[AbsoluteEncoding]", list(new.encodings))
+    tables = [encoding(before.grid) for encoding in encodings]
+    if isinstance(new.joining, LapeSharing):
+        for norm in new.joining.norms if tables else ():
+            fit_norm(norm, tables[0], torch.zeros_like(tables[0]))
+    elif type(new.joining) in (Default, Shared, Unshared, QueriesKeys):
+        for encoding, table in zip(encodings, tables, strict=True):
+            if (fit := find_fit(type(encoding), type(encoding))) is not None:
+                fit(encoding, encoding, replace(before, target=torch.zeros_like(table)))
+    given = new(before.grid) if tables else []
+    return bool(given) and not any(value is not None and value.any() for one in given for value in cast("Any", one))
 
 
 @register_fit(Default, LapeSharing)

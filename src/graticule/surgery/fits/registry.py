@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
 from graticule.backbones.sam import WindowedPosition
 from graticule.encodings import (
     BiasPosition,
@@ -88,16 +87,16 @@ def find_fit(old: type[nn.Module], new: type[nn.Module]) -> FitFunction | None:
     return next((FITS[pair] for pair in pairs if pair in FITS), None)
 
 
-def fit_position(model: Backbone, old: Position, before: Sequence[Before]) -> list[Fit]:
-    """Fit the position of a model to the one that it had, stage by stage.
+def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list[Fit]:
+    """Fit the new position of a model to the one that it had, stage by stage.
 
     Args:
-        model: the model with the new position.
+        new: the new position.
         old: the old position.
         before: the state of each stage with the old position.
     """
     found = []
-    for stage, was, now, state in _states(old, model.position, before):
+    for stage, was, now, state in _states(old, new, before):
         for part in _parts(now):
             former = _counterpart(part, _parts(was), _parts(now))
             former = NoPosition(len(state.given)) if former is None else former

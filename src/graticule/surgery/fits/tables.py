@@ -18,8 +18,9 @@ from graticule.surgery.fits.registry import Before, register_fit
 
 @register_fit(AbsoluteEncoding, Learnable)
 def copy_table(old: AbsoluteEncoding, new: Learnable, before: Before) -> bool:
-    """Copy the table, which is exact."""
+    """Copy the table, which is exact if the new one has rows for the prefix tokens, or the old rows are zero."""
     target = target_of(before)
+    target = target if new.prefix_rows else patches_of(target, before.grid)
     if new.pos_embed.shape[1:] != target.shape:
         return False
     new.pos_embed.copy_(target)
@@ -37,6 +38,9 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
     if new.grid.shape != before.grid.shape:
         return False
     if new.product:
+        if not table.any():  # with both factors at zero, none would get a gradient
+            new.pos_embed_x.zero_()
+            return True
         left, values, right = torch.linalg.svd(table.permute(2, 0, 1), full_matrices=False)
         root = values[:, :1].sqrt()
         y, x = (left[:, :, 0] * root).T, (right[:, 0] * root).T
