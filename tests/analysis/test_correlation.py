@@ -102,16 +102,17 @@ def test_locality_by_hand():
 
 
 def test_two_dimensionality_by_hand():
-    vertical, horizontal, diagonal = 0.6, 0.9, 0.0  # their mean is 0.5, exceeded by 0.1 and 0.4
-    s = np.array(
-        [
-            [1, horizontal, vertical, diagonal],
-            [horizontal, 1, diagonal, vertical],
-            [vertical, diagonal, 1, horizontal],
-            [diagonal, vertical, horizontal, 1],
-        ]
-    )
-    assert two_dimensionality(s, Grid(2, 2)) == pytest.approx(0.25)
+    grid = Grid(4, 4)
+    dy, dx = (offset.abs().numpy() for offset in grid.offsets().unbind(-1))
+    s = np.where((dy == 1) & (dx == 0), 0.6, np.where((dy == 0) & (dx == 1), 0.9, 0.0)) + np.eye(16)
+    mean = (24 * 0.6 + 24 * 0.9) / 240  # of 16 * 15 ordered pairs, 2 * 12 are neighbors along each axis
+    assert two_dimensionality(s, grid) == pytest.approx((0.6 - mean) / (0.9 - mean))
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(5, 5), Grid(7, 7), Grid(3, 5)])
+def test_two_dimensionality_of_a_random_table_is_undefined(grid):
+    tables = np.random.default_rng(0).normal(size=(40, grid.patches, 64))
+    assert np.isnan([two_dimensionality(cosine_similarity(table), grid) for table in tables]).all()
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -51,9 +51,10 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
               h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
 
     v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens.
-    The result is in [0, 1]: 0 if only one axis is encoded, as with a sequence in row-major order, and NaN if neither
-    axis is (all positions equally similar), or the grid has only one axis. On a table without any structure, such as
-    a learnable one before training, it is a ratio of noise.
+    The result is in [0, 1]: 0 if only one axis is encoded, as with a sequence in row-major order. It is NaN, undefined,
+    if the grid has only one axis, or if neither excess is more than four standard errors of such a mean over as many
+    random pairs: then all positions are equally similar, or the table has no structure, like a learnable one before
+    training, whose ratio would be one of noise; or the grid, such as 2 x 2, is too small to tell.
 
     Args:
         similarity: (H * W, H * W).
@@ -62,8 +63,10 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
     if min(grid.shape) < 2:
         return float("nan")
     dy, dx = grid.offsets().numpy().transpose(2, 0, 1)
-    mean = similarity[(dy != 0) | (dx != 0)].mean()
-    vertical = max(similarity[(dy == 1) & (dx == 0)].mean() - mean, 0.0)
-    horizontal = max(similarity[(dy == 0) & (dx == 1)].mean() - mean, 0.0)
-    least, most = sorted((vertical, horizontal))
-    return float(least / most) if most > 1e-9 else float("nan")  # smaller values are rounding errors
+    pairs = similarity[(dy != 0) | (dx != 0)]
+    neighbors = similarity[(dy == 1) & (dx == 0)], similarity[(dy == 0) & (dx == 1)]
+    excess = [max(near.mean() - pairs.mean(), 0.0) for near in neighbors]
+    errors = [max(pairs.std() / len(near) ** 0.5, 1e-9) for near in neighbors]  # smaller ones are of rounding
+    if all(one <= 4 * error for one, error in zip(excess, errors, strict=True)):
+        return float("nan")
+    return float(min(excess) / max(excess))

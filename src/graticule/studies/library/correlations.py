@@ -16,13 +16,12 @@ def measure(run: Any) -> Iterator[Measured]:
     from graticule.analysis import position_correlations
 
     found = position_correlations(run.model(run.data(), "last"), None, 0, _UNTRAINED)
-    for metric, values in (("two-dimensionality", found.two_dimensionality), ("locality", found.locality)):
-        for at, layer in (("first layer", 0), ("last layer", -1)):
-            yield metric, at, round(float(values[layer]), 6)
+    by_layer = {"two-dimensionality": found.two_dimensionality, "locality": found.locality}
+    values = {(name, at): of[n] for name, of in by_layer.items() for at, n in (("first layer", 0), ("last layer", -1))}
     over = {"range of locality": found.locality_range, "p (untrained)": found.p_value, "hierarchy": found.hierarchy}
-    for metric, value in over.items():
+    for (metric, at), value in (values | {(name, "over layers"): one for name, one in over.items()}).items():
         if math.isfinite(value):
-            yield metric, "over layers", round(value, 6)
+            yield metric, at, round(float(value), 6)
 
 
 def study() -> Study:
@@ -61,8 +60,10 @@ def study() -> Study:
         ),
         decimals=3,
         described=("locality", "range of locality", "p (untrained)", "hierarchy"),
-        controls="Two-dimensionality is 1 if vertical neighbors are as similar as horizontal ones, and 0 if the "
-        "similarity depends on one axis alone. Locality is the mean distance in patches over which the positions of a "
+        controls="Two-dimensionality is 1 if vertical neighbors are as similar as horizontal ones, and 0 if only one "
+        "axis is encoded. Where neither exceeds all pairs beyond chance it is undefined; runs before 2026-11-23 "
+        "recorded the ratio there too, so the row of the learnable table, which has little structure after four "
+        "epochs, can be a ratio of noise. Locality is the mean distance in patches over which the positions of a "
         "layer are similar; its range over the layers is relative to the locality of a uniform map. p (untrained) is "
         "the share of 40 models, this one and 39 untrained ones of the same shape, whose range is at least as large; "
         "hierarchy is the rank correlation of locality with depth, 1 from local to global.",
