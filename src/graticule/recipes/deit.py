@@ -13,7 +13,8 @@ Result: not measured.
 
 The learning rate of LaPE's table, 5e-4 at a batch of 1024, is read as DeiT's option before scaling: the code of DeiT
 and of CeiT, which is DeiT's, and CPVT's Table 10 multiply it by batch / 512. CeiT therefore also has repeated
-augmentation.
+augmentation. LaPE's released code is DeiT's, too, but evaluates without a margin: its images are resized to 224 pixels
+(--augmentation.crop-pct 1), where DeiT, and so these recipes, crop them from 256.
 
 The teacher's weights are DeiT's, https://dl.fbaipublicfiles.com/deit/regnety_160-a5fe301d.pth (82.9 as reported there).
 LaPE (2023, Table 1) reports 74.16 with the default joining and 74.97 with LaPE for the distilled model. DeiT's Table 3
