@@ -56,9 +56,12 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
     logged, and replaced by the next one; in evaluation it is an error.
 
     sizes: (n, 2), height and width of every image, if they are known without reading the images.
+    wanted: the entries of the target that are used, of boxes, masks and classes, so that others need not be made; None
+        for all.
     """
 
     sizes: np.ndarray | None = None
+    wanted: frozenset[str] | None = None
 
     def __init__(self, count: int, skip_broken: bool) -> None:
         self.count = count
@@ -136,6 +139,11 @@ def read_image(path: Path, size: tuple[int, int] | None = None, source: object =
         if pixels.shape[:2] != size:
             raise ValueError(f"it has {height} x {width} pixels, and {size[0]} x {size[1]} in {source}")
     return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def clip_boxes(boxes: np.ndarray, size: tuple[int, int] | np.ndarray) -> np.ndarray:
+    """Clip boxes (n, 4), left, top, right, bottom, to an image of `size` = (height, width), or one each, (n, 2)."""
+    return boxes.clip(0, np.asarray(size)[..., [1, 0, 1, 0]])
 
 
 def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:

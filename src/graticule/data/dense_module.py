@@ -38,6 +38,7 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
     held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
     if missing := [one for one in truth if one not in held]:
         raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(held)}.")
+    images.wanted = frozenset(truth)
     return images, info
 
 

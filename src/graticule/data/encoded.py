@@ -134,7 +134,9 @@ def decode(content: bytes, *, turned: bool = True) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """Convert an opened image to RGB, 8 bits per channel."""
-    stored = str(image.tile)  # with Pillow's raw mode, such as I;16B or RGB;16L; it is empty once the image is loaded
+    stored = str(
+        getattr(image, "tile", ())
+    )  # with Pillow's raw mode, such as I;16B or RGB;16L; it is empty once the image is loaded
     if image.mode == "F":
         pixels = np.asarray(image)
         if not ((pixels >= 0) & (pixels <= 1)).all():
@@ -149,7 +151,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         converted = image.convert("RGB")
         if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
             return converted
-    if max(most for _, most in converted.getextrema()) < 16:
+    if np.asarray(converted).max() < 16:
         raise ValueError("it must use the range of its 16 bits, got no value above 4095, as of 12 bits; scale it")
     return converted
 
@@ -159,6 +161,6 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     if image.format == "TIFF" or "exif" not in image.info:
         return None
     try:
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
         return None

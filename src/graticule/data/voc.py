@@ -10,7 +10,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, inside, read_image
+from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, clip_boxes, inside, read_image
 from graticule.data.images import Split
 from graticule.data.mask_folder import MaskImages, meanings
 from graticule.files import read_bytes
@@ -25,10 +25,12 @@ _LISTS: dict[Split, str] = {"train": "train.txt", "test": "val.txt"}
 class VocImages(DenseImages):
     """Images with boxes; objects marked as difficult count as crowds: neither learned nor counted as missed.
 
+    Boxes are clipped to their image, and objects whose box has no area in it are left out.
+
     Args:
         root: the folder of one year, such as VOC2012.
         names: the names of the images.
-        training: whether the images are trained on; then objects without area and difficult ones are left out.
+        training: whether the images are trained on; then difficult objects are left out.
     """
 
     def __init__(self, root: Path, names: list[str], training: bool) -> None:
@@ -50,9 +52,10 @@ class VocImages(DenseImages):
         file = self.root / "Annotations" / f"{self.names[index]}.xml"
         size, boxes, labels, difficult = read_objects(file)
         image = read_image(self.place(index), size, file)
-        kept = np.ones(len(labels), bool)
+        boxes = clip_boxes(boxes, size)
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(-1)
         if self.training:
-            kept = ~difficult & ((boxes[:, 2:] > boxes[:, :2]).all(-1))
+            kept &= ~difficult
         target = boxes_target(boxes[kept], labels[kept], size, index)
         target["iscrowd"] = torch.from_numpy(difficult[kept])
         return image, target

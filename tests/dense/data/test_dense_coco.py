@@ -37,13 +37,72 @@ def test_an_image_without_objects_has_empty_boxes_and_masks(tmp_path):
     assert target["boxes"].shape == (0, 4) and target["labels"].shape == (0,) and target["masks"].shape == (0, 24, 40)
 
 
-def test_crowds_and_boxes_without_area_are_counted_and_not_trained_on_but_evaluated(tmp_path):
+def test_crowds_are_evaluated_and_not_trained_on_and_boxes_without_area_are_neither(tmp_path, capsys):
     write_coco(tmp_path, changed(0, bbox=[4, 2, 0, 8]))
     train, test = (coco(split, tmp_path)[0] for split in ("train", "test"))
-    assert train.left_out == 2 and len(train[2][1]["labels"]) == 1
-    assert test.left_out == 0 and len(test[2][1]["labels"]) == 3
+    assert train.left_out == 2 and train[2][1]["labels"].tolist() == [1]
+    assert test.left_out == 1 and test[2][1]["iscrowd"].tolist() == [False, True]
+    assert (
+        "of 4 objects, 1 are left out, as they have no area in their image, and 0 are clipped"
+        in capsys.readouterr().err
+    )
     again = coco_train("test", tmp_path)[0]
-    assert len(again[2][1]["labels"]) == 3 and again.place(2) == train.place(2)
+    assert len(again[2][1]["labels"]) == 2 and again.place(2) == train.place(2)
+
+
+def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
+    write_coco(tmp_path, changed(0, bbox=[-50, -50, 5000, 60.5]))
+    images, _ = coco("train", tmp_path)
+    assert images[2][1]["boxes"].tolist()[0] == [0, 0, 40, 10.5] and images.left_out == 1
+    assert "0 are left out, as they have no area in their image, and 1 are clipped" in capsys.readouterr().err
+
+
+def test_a_file_whose_boxes_all_have_a_negative_width_is_refused(tmp_path):
+    values = coco_values()
+    for one in values["annotations"]:
+        one["bbox"] = [30, 20, -20, -10]
+    write_coco(tmp_path, values)
+    for split in ("train", "test"):
+        with pytest.raises(ValueError, match=r"must have objects.* got none .* of 4 objects, 4 have no area"):
+            coco(split, tmp_path)
+
+
+def test_masks_are_decoded_only_if_they_are_wanted(tmp_path, monkeypatch):
+    write_coco(tmp_path)
+    images, _ = load_dense("coco", "train", tmp_path, ("boxes",))
+    monkeypatch.setattr("graticule.data.coco.decoded_mask", None)
+    assert "masks" not in images[2][1] and len(images[2][1]["boxes"]) == 2
+    images, _ = load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+    with pytest.raises(TypeError):
+        images[2]
+
+
+def test_a_file_of_boxes_alone_is_one_without_masks(tmp_path):
+    write_coco(tmp_path, changed(0, segmentation=[]))
+    assert len(load_dense("coco", "train", tmp_path, ("boxes",))[0][2][1]["boxes"]) == 2
+    with pytest.raises(ValueError, match="`dataset` must have masks, got 'coco', which has boxes"):
+        load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+
+
+@pytest.mark.parametrize(
+    "polygon",
+    [[0, 0, 9e8, 0, 9e8, 9e8], [0, 0, 4e7, 0, 4e7, 9e6], [9e8] * 6, [0, 0, 64, 64] * 40_000],
+    ids=["far corners", "less far", "far away", "zigzag"],
+)
+def test_polygons_that_cannot_be_drawn_are_refused(polygon):
+    with pytest.raises(ValueError, match="the polygons of x must lie within 2,000,000 pixels"):
+        decoded_mask([polygon], (64, 64), "x")
+
+
+def test_polygons_beyond_the_image_are_cut_off_at_its_edge():
+    expected = np.triu(np.ones((64, 64)))
+    assert (decoded_mask([[0, 0, 5000, 0, 5000, 5000]], (64, 64), "x") != expected).mean() < 0.02
+
+
+@pytest.mark.parametrize("wrong", [[[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, {}]], [7], [[10**400] * 6]])
+def test_polygons_that_are_no_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"the polygons of x: `\[0\]"):
+        decoded_mask(wrong, (9, 13), "x")
 
 
 def test_masks_are_those_of_pycocotools(tmp_path):
@@ -73,17 +132,25 @@ def test_damaged_run_lengths_are_refused_before_they_are_decoded():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (changed(1, image_id=99), "`image_id` must be of an image of the file, got 99 in annotation 2"),
-        (changed(1, category_id=4), "`category_id` must be of a category of the file, got 4"),
-        (changed(1, bbox=[1, 2, 3]), "`bbox` must be left, top, width and height"),
-        (changed(1, bbox=[1, 2, float("nan"), 3]), "`bbox` must be"),
+        (changed(1, image_id=99), "`image_id` must be an `id` of `images`, got 99 in annotation 2"),
+        (changed(1, category_id=4), "`category_id` must be an `id` of `categories`, got 4"),
+        (changed(1, image_id=[1]), r"`annotations\[1\]\.image_id` must be a valid integer, got \[1\]"),
+        (changed(1, category_id={}), r"`annotations\[1\]\.category_id` must be a valid integer, got \{\}"),
+        (changed(1, image_id=True), r"`annotations\[1\]\.image_id` must be a valid integer"),
+        (changed(1, bbox=[1, 2, 3]), r"`annotations\[1\]\.bbox\[3\]` must be given"),
+        (changed(1, bbox=[1, 2, float("nan"), 3]), r"`annotations\[1\]\.bbox\[2\]` must be less than"),
+        (changed(1, bbox=[1, 2, 10**400, 3]), r"`annotations\[1\]\.bbox\[2\]` must be"),
+        (changed(1, area="1"), r"`annotations\[1\]\.area` must be a valid number"),
+        (changed(1, iscrowd=[]), r"`annotations\[1\]\.iscrowd` must be a valid boolean"),
+        (coco_values(annotations=[5]), r"`annotations\[0\]` must be a valid dictionary, got 5"),
+        (coco_values(categories=[{"id": 1}]), r"`categories\[0\]\.name` must be given"),
         (coco_values(images=[{"id": 1, "file_name": "../x.jpg", "height": 1, "width": 1}]), "must be paths within"),
         (coco_values(images=[{"id": 1, "file_name": "/etc/x.jpg", "height": 1, "width": 1}]), "must be paths within"),
-        (coco_values(images=[{"id": 1, "file_name": "a.jpg", "height": "9", "width": 1}]), "as `height`"),
+        (coco_values(images=[{"id": 1, "file_name": "a.jpg", "height": "9", "width": 1}]), r"`images\[0\]\.height`"),
         (coco_values(images=[]), "must have images with different ids"),
         (coco_values(categories=[]), "categories with different ids"),
-        (coco_values(annotations=None), "must have the list `annotations`"),
-        ([], "must have the list `images`"),
+        (coco_values(annotations=None), "`annotations` must be a valid list"),
+        ([], "must be annotations of COCO's format: it must be a valid dictionary"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_when_it_is_loaded(tmp_path, values, said):
