@@ -421,11 +421,14 @@ class Windows:
         window: the grid of a whole window, no larger than `grid`.
         shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
             part of a window precedes it.
+        rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
+            and column contain tokens of opposite borders.
     """
 
     grid: Grid
     window: Grid
     shift: tuple[int, int] = (0, 0)
+    rolled: bool = False
 
     def tiles(self) -> list[list[Tile]]:
         """Return the tiles: one list per strip of rows, from the top, each from left to right."""
@@ -434,6 +437,42 @@ class Windows:
             for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True)
         )
         return [[Tile(at, across, part, part_across) for across, part_across in columns] for at, part in rows]
+
+    def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
+        """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window each.
+
+        Each comes with its mask, (M, M), True for tokens of a window that were neighbors before the map was rolled; it
+        is None if all were. A map that windows do not tile is padded with zeros at the bottom and on the right.
+        """
+        y, window = x.unflatten(1, self.grid.shape), self.window
+        if any(self.shift):
+            y = y.roll([-by for by in self.shift], (1, 2))
+        below, beside = (-side % step for side, step in zip(self.grid.shape, window.shape, strict=True))
+        if below or beside:
+            y = F.pad(y, (0, 0, 0, beside, 0, below))
+        lower, upper = (
+            [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
+            for side, step, shift in zip(y.shape[1:3], window.shape, self.shift, strict=True)
+        )
+        return [
+            [
+                (y[:, top:end, left:right], _near(window, down, across, x.device))
+                for left, right, across in upper
+                if right
+            ]
+            for top, end, down in lower
+            if end
+        ]
+
+
+def _near(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
+    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
+    if not down and not across:
+        return None
+    y = torch.arange(window.height, device=device) >= window.height - down
+    x = torch.arange(window.width, device=device) >= window.width - across
+    kind = (2 * y[:, None] + x).flatten()
+    return kind[:, None] == kind
 
 
 def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:

@@ -69,7 +69,7 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
 
 @changes
 @pytest.mark.parametrize("encoding", ["gqpe", "ggqpe"])
-@pytest.mark.parametrize("shift", [None, "swin", "released"])
+@pytest.mark.parametrize("shift", [None, "swin"])
 def test_a_quadratic_model_with_other_windows_is_the_one_built_with_them(windows, encoding, shift):
     encoding = spec(encoding, bias=False)
     model = posmlp(encoding, shift=shift)
@@ -180,7 +180,6 @@ BORDERS = [
     ((4, 4, 4, 2), "swin"),
     ((6, 3, 3, 2), None),
     ((6, 3, 3, 2), "swin"),
-    ((5, 8, 4, 2), "released"),  # stages covered by one window are also shifted
 ]
 borders = pytest.mark.parametrize(("windows", "shift"), BORDERS)
 
@@ -208,7 +207,7 @@ def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, 
         window = grid.window(windows[stage])
         for index in range(model.depths[stage]):
             block, given = model.block(stage, index), layers[layer]
-            seen, place = cut(grid, window, layer if shift == "released" else index, shift)
+            seen, place = cut(grid, window, index, shift)
             x = torch.randn(1, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64, requires_grad=True)
             mixed = mix_tokens(x, given.mixing, None, block.windows(grid))
             whole = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
@@ -507,11 +506,10 @@ def test_an_absolute_encoding_does_not_depend_on_the_windows_and_follows_the_ima
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("shift", "height"), [("swin", 4), ("released", 2)])
-def test_an_axis_that_one_window_covers_is_shifted_by_the_released_code_alone(shift, height):
+def test_an_axis_that_one_window_covers_is_not_shifted():
     sizes = {"img_size": (16, 32), "windows": (4, 4)}
     model = (
-        draw(graticule.create_model("posmlp_nano_32", encoding="lrpe(bias=False)", shift=shift, **sizes))
+        draw(graticule.create_model("posmlp_nano_32", encoding="lrpe(bias=False)", shift="swin", **sizes))
         .double()
         .eval()
     )
@@ -520,7 +518,81 @@ def test_an_axis_that_one_window_covers_is_shifted_by_the_released_code_alone(sh
     changed = x.clone()
     changed[:, 0] += torch.randn(32)  # the token at (0, 0) of 4 x 8, one window high and two wide
     moved = (block(changed, given, model.grid) - block(x, given, model.grid)).norm(dim=-1).view(4, 8)
-    assert moved[:height, :2].all() and moved.count_nonzero() == 2 * height
+    assert moved[:, :2].all() and moved.count_nonzero() == 8
+
+
+def rolled(x, grid, window, mask):
+    """Mix tokens x: (B, N, C) by the weights for each `mask`, (M, M), in the windows of the rolled map."""
+    (height, width), (h, w) = grid.shape, window.shape
+    move = h // 2, w // 2
+    y = x.unflatten(1, grid.shape).roll([-by for by in move], (1, 2))
+    region = [
+        sum((torch.arange(side) >= side - cut).long() for cut in (step, by))
+        for side, step, by in zip(grid.shape, window.shape, move, strict=True)
+    ]
+    kind = 3 * region[0][:, None] + region[1]
+    out = torch.empty_like(y)
+    for top in range(0, height, h):
+        for left in range(0, width, w):
+            at = (slice(top, top + h), slice(left, left + w))
+            one = kind[at].flatten()
+            weights = mask(-200.0 * (one[:, None] != one).double())  # (groups, M, M)
+            tokens = y[:, *at].flatten(1, 2).unflatten(-1, (len(weights), -1))
+            out[:, *at] = torch.einsum("gij,bjgc->bigc", weights, tokens).flatten(-2).unflatten(1, (h, w))
+    return out.roll(move, (1, 2)).flatten(1, 2)
+
+
+@pytest.mark.parametrize("product", ["matrix", "displacement"])
+@pytest.mark.parametrize(("size", "stage"), [((64, 64), 0), ((32, 64), 1), ((64, 64), 2)])
+@torch.no_grad()
+def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_are_extreme(size, stage, product):
+    """A group whose center is far away has logits below -200 for all neighbors, so it takes the opposite border."""
+    model = posmlp(spec("ggqpe", bias=False, product=product), img_size=size, shift="released", depths=(2, 2, 2, 1))
+    grid, block = model.grid.pyramid(4)[stage], model.block(stage, 1)
+    encoding = mixing_of(model)[stage].encodings.get_submodule("1")
+    encoding.center[0] = torch.tensor([300.0, -400.0])
+    encoding.matrix[0] = torch.eye(2)
+    given = model.position(model.grid)[2 * stage + 1]
+    logits = encoding.logits(grid.within)
+    pairs = given.mixing._replace(table=logits, softmax=False).matrix()
+    x = torch.randn(2, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64)
+    mixed = mix_tokens(x, given.mixing, None, block.windows(grid))
+    expected = rolled(x, grid, grid.within, lambda mask: (pairs + mask).softmax(-1))
+    torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-10)
+    hard = rolled(x, grid, grid.within, lambda mask: (pairs + 1e6 * mask).softmax(-1))
+    assert not torch.allclose(hard, expected)
+
+
+@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
+@torch.no_grad()
+def test_released_windows_without_a_softmax_mix_opposite_borders(encoding):
+    options = {"softmax": False} if encoding == "ggqpe" else {}
+    model = posmlp(spec(encoding, bias=False, **options), shift="released")
+    given, block = model.position(model.grid)[1], model.block(0, 1)
+    weights = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
+    x = torch.randn(2, 256, 32, dtype=torch.float64)
+    mixed = mix_tokens(x, given.mixing, None, block.windows(model.grid))
+    torch.testing.assert_close(mixed, rolled(x, model.grid, Grid(4, 4), lambda _: weights), rtol=0, atol=1e-10)
+
+
+def test_released_windows_that_do_not_tile_a_grid_are_refused():
+    with pytest.raises(ValueError, match="`windows` must tile the grid of each stage with `shift='released'`"):
+        posmlp(shift="released", windows=(5, 8, 4, 2))
+    with pytest.raises(ValueError, match="`windows` must tile"):
+        posmlp(shift="released")(image(96, 64))
+
+
+@torch.no_grad()
+def test_channels_of_every_stage_can_be_given():
+    sizes = {"embed_dim": (8, 16, 16, 48), "groups": (2, 4, 4, 8)}
+    model = posmlp(**sizes)
+    assert [module.conv.out_channels for module in model.downsamples[1:]] == [16, 16, 48]
+    assert model(image()).shape == (2, 5)
+    assert posmlp(embed_dim=(16, 24, 32, 16), patch_merging="dense_conv")(image()).shape == (2, 5)
+    with pytest.raises(ValueError, match="`embed_dim` must be multiples of those of the previous stage"):
+        posmlp(embed_dim=(16, 24, 48, 48))
+    with pytest.raises(ValueError, match="several `embed_dim` must have a value for each of the 4 stages"):
+        posmlp(embed_dim=(16, 32))
 
 
 def test_the_released_code_counts_shifted_blocks_through_the_whole_network():

@@ -9,6 +9,7 @@ import torch
 from graticule.displacement import displacement_index
 from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
 from graticule.encodings.sgu import resize_pairs
+from graticule.factory import build_position
 from graticule.grid import Grid
 from graticule.layers import mix_tokens
 from in_turn import in_turn
@@ -262,3 +263,19 @@ def test_half_precision_is_that_of_the_result_alone(dtype):
 def test_what_cannot_be_is_refused(build, said):
     with pytest.raises(ValueError, match=said):
         build()
+
+
+def test_lrpe_m_has_a_table_for_each_group_if_told():
+    grid = Grid(3, 4)
+    for options, tables in (("", 1), ("(group_tables=True)", 2)):
+        position = build_position(grid, dim=8, depth=1, num_heads=2, encoding=f"lrpe_m{options}")
+        (encoding,) = position.encodings
+        assert encoding.second.relative_position_table.shape == (tables, 35)
+        assert torch.equal(encoding(grid), encoding.first(grid) + encoding.second(grid))
+
+
+def test_logits_are_the_weights_without_a_softmax():
+    grid = Grid(3, 4)
+    plain, soft = QuadraticMixing(grid, 2, softmax=False), QuadraticMixing(grid, 2)
+    soft.load_state_dict(plain.state_dict())
+    assert torch.equal(soft(grid), plain(grid).softmax(-1))

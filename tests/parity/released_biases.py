@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from graticule import Grid
 from graticule.backbones import SwinTransformer, SwinTransformerV2, VisionTransformer
-from graticule.backbones.window_attention import _kinds
 from graticule.encodings import Irpe
 from graticule.factory import build_position
 
@@ -124,7 +123,7 @@ def masks(windows: Any) -> Tensor:
     """Return the mask of every window, (windows, M, M), 0 and -100 as recorded."""
     size = windows.window.tokens
     strips = []
-    for strip in _kinds(torch.zeros(1, windows.grid.tokens, 1), windows):
+    for strip in windows.kinds(torch.zeros(1, windows.grid.tokens, 1)):
         row = []
         for part, seen in strip:
             rows, columns = part.shape[1] // windows.window.height, part.shape[2] // windows.window.width

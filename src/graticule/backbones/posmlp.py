@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -38,10 +39,14 @@ class PosMlp(Pyramid):
 
     A window is never larger than the grid of its stage. Where windows do not tile the grid, which the paper leaves
     open and the authors' code refuses, the last windows of rows and columns are cut at its border, and so are shifted
-    windows on all sides: no token has a weight for positions beyond the border. The authors' code does so with a
-    mask on the logits of GQPE and GGQPE; in its LRPE, GLRPE, LRPE-M and SGU shifted windows mix opposite borders,
-    but not here. The weights are computed once per forward pass, for a window. An absolute encoding in addition to the
-    mixing one is added before the first stage only (Table 7).
+    windows on all sides: no token has a weight for positions beyond the border. The weights are computed once per
+    forward pass, for a window. An absolute encoding in addition to the mixing one is added before the first stage only
+    (Table 7).
+
+    With `shift='released'` shifted windows are those of the authors' code, which rolls the map: in GQPE and GGQPE the
+    logits of tokens of opposite borders are lowered by 200, so a group whose other logits are lower still takes them;
+    LRPE, GLRPE, LRPE-M and SGU mix opposite borders. Windows must then tile the grid. Not here is its SGU of more than
+    two chunks, a chain of gates, which no released configuration has.
 
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
@@ -51,7 +56,7 @@ class PosMlp(Pyramid):
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'avg' or '' (none).
-        embed_dim: C, channels of the first stage; they double from stage to stage.
+        embed_dim: C, channels of the first stage, which double from stage to stage, or those of each stage.
         depths: blocks of each stage.
         windows: side of each stage's windows, in patches.
         groups: s of each stage.
@@ -65,7 +70,7 @@ class PosMlp(Pyramid):
         combine: how the halves are combined (`GatingUnit`).
         shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin',
             every second block of each stage, but not along an axis that one window covers, as in Swin; with
-            'released', every second block of the network, always, as in the authors' code.
+            'released', every second block of the network, always, with the mask of the authors' code.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter a stage.
         proj_drop_rate: dropout after the last linear layer of each block, as in the released code.
@@ -91,7 +96,7 @@ class PosMlp(Pyramid):
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "avg",
-        embed_dim: int = 96,
+        embed_dim: int | Sequence[int] = 96,
         depths: Sequence[int] = (2, 2, 18, 2),
         windows: Sequence[int] = (14, 14, 14, 7),
         groups: Sequence[int] = (8, 16, 32, 64),
@@ -125,12 +130,17 @@ class PosMlp(Pyramid):
         ):
             if changed and sampling == "linear":
                 raise ValueError(f"`{name}` must be left out where sampling is linear, which has its own norm.")
-        if not len(depths) == len(windows) == len(groups) == len(mlp_ratios):
+        dims = [embed_dim << stage for stage in range(len(depths))] if isinstance(embed_dim, int) else list(embed_dim)
+        if not len(depths) == len(dims) == len(windows) == len(groups) == len(mlp_ratios):
             raise ValueError(
-                f"`windows`, `groups` and `mlp_ratios` must have a value for each of the {len(depths)} stages, got "
-                f"{len(windows)}, {len(groups)} and {len(mlp_ratios)}."
+                f"`windows`, `groups`, `mlp_ratios` and several `embed_dim` must have a value for each of the "
+                f"{len(depths)} stages, got {len(windows)}, {len(groups)}, {len(mlp_ratios)} and {len(dims)}."
             )
-        dims = [embed_dim << stage for stage in range(len(depths))]
+        if patch_merging == "conv" and any(after % before for before, after in itertools.pairwise(dims)):
+            raise ValueError(
+                f"`embed_dim` must be multiples of those of the previous stage with the patch merging 'conv', got "
+                f"{tuple(dims)}."
+            )
         for dim, ratio, s in zip(dims, mlp_ratios, groups, strict=True):
             mixed = int(dim * ratio) // (1 if combine == "nonsplit" else 2)
             if s < 1 or mixed % s:
@@ -148,18 +158,18 @@ class PosMlp(Pyramid):
             drop_rate=drop_rate,
             pos_drop_rate=pos_drop_rate,
         )
-        self.windows = tuple(windows)
+        self.windows, self.shift = tuple(windows), shift
         self.build_position(position, groups)
         self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         act_layer = act_layer or nn.GELU
-        stem: nn.Module = LinearPatchEmbed(in_chans, embed_dim)
+        stem: nn.Module = LinearPatchEmbed(in_chans, dims[0])
         if patch_embedding == "conv":
-            stem = ConvPatchEmbed(in_chans, embed_dim, stem_norm, act_layer)
-        merging: Callable[[int], nn.Module] = LinearPatchMerging
+            stem = ConvPatchEmbed(in_chans, dims[0], stem_norm, act_layer)
+        merging: Callable[[int, int], nn.Module] = LinearPatchMerging
         if patch_merging != "linear":
             merging = partial(ConvPatchMerging, norm=merging_norm, depthwise=patch_merging == "conv")
-        self.downsamples = nn.ModuleList([stem, *(merging(dim) for dim in dims[:-1])])
+        self.downsamples = nn.ModuleList([stem, *itertools.starmap(merging, itertools.pairwise(dims))])
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
         self.blocks = nn.ModuleList(
             nn.ModuleList(
@@ -206,7 +216,15 @@ class PosMlp(Pyramid):
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
-        return super().grid_at(image).in_windows(self.windows[: len(self.depths)])
+        grid = super().grid_at(image).in_windows(self.windows[: len(self.depths)])
+        if self.shift == "released":
+            for stage in grid.pyramid(len(self.depths)):
+                if any(side % step for side, step in zip(stage.shape, stage.within.shape, strict=True)):
+                    raise ValueError(
+                        f"`windows` must tile the grid of each stage with `shift='released'`, got a side of "
+                        f"{stage.within.height} x {stage.within.width} on {stage.height} x {stage.width} patches."
+                    )
+        return grid
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn images, or the map of the previous stage, into tokens (B, H * W, D)."""
@@ -251,7 +269,7 @@ class _WindowBlock(GatedBlock):
             0 if self.shift is None or (self.shift == "swin" and step == side) else step // 2
             for side, step in zip(grid.shape, window.shape, strict=True)
         )
-        return Windows(grid, window, (down, across))
+        return Windows(grid, window, (down, across), rolled=self.shift == "released")
 
 
 _POOL = {"pool_size": (7, 7)}

@@ -65,23 +65,24 @@ class LinearPatchEmbed(nn.Module):
 
 
 class ConvPatchMerging(nn.Module):
-    """A patch merging: a 3 x 3 convolution of stride 2 to twice the channels, followed by a norm.
+    """A patch merging: a 3 x 3 convolution of stride 2, by default to twice the channels, followed by a norm.
 
     Reference: PosMLP (Wang et al., 2022), section 4.2, Figure 2 (c); the norm is that of the released code.
 
     Args:
         dim: D.
+        out_dim: D'; a multiple of D if `depthwise`.
         norm: 'layer' for LayerNorm, 'batch' for BatchNorm.
-        depthwise: two output channels per input channel, as in the paper; if False, a dense convolution.
+        depthwise: D' / D output channels per input channel, two in the paper; if False, a dense convolution.
     """
 
-    def __init__(self, dim: int, norm: ConvNorm = "layer", depthwise: bool = True) -> None:
+    def __init__(self, dim: int, out_dim: int, norm: ConvNorm = "layer", depthwise: bool = True) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, groups=dim if depthwise else 1)
-        self.norm = _norm(norm, 2 * dim)
+        self.conv = nn.Conv2d(dim, out_dim, 3, stride=2, padding=1, groups=dim if depthwise else 1)
+        self.norm = _norm(norm, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""
+        """Map a map (B, D, H, W) to tokens (B, N / 4, D')."""
         return _normalized(self.norm, self.conv(x)).flatten(2).transpose(1, 2)
 
 
@@ -93,10 +94,10 @@ class LinearPatchMerging(nn.Module):
     Reference: PosMLP (Wang et al., 2022), Table 10, "PM Linear"; Swin Transformer (Liu et al., 2021).
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * dim, eps=1e-6)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a map (B, D, H, W) to tokens (B, N / 4, 2D)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.grid import Grid, Windows
@@ -36,7 +35,7 @@ class WindowAttention(Attention):
         (windows,) = where
         grid, window = windows.grid, windows.window
         strips = []
-        for strip in _kinds(x, windows):
+        for strip in windows.kinds(x):
             row = []
             for part, seen in strip:
                 y = self._attend(*self._project_windows(part, window, position, seen), position)
@@ -61,7 +60,7 @@ class WindowAttention(Attention):
         windows: Windows
         (windows,) = where
         found = []
-        for strip in _kinds(x, windows):
+        for strip in windows.kinds(x):
             for part, seen in strip:
                 q, k, _, bias = self._project_windows(part, windows.window, position, seen)
                 logits = q * self.scale @ k.transpose(-2, -1)
@@ -83,45 +82,13 @@ class WindowAttention(Attention):
         return q, k, v, bias[None, None] if bias.ndim == 2 else bias
 
 
-def _kinds(x: Tensor, windows: Windows) -> list[list[tuple[Tensor, Tensor | None]]]:
-    """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D), each of one kind of window with its mask.
-
-    The mask, (M, M), is True for tokens of a window that attend to each other; it is None if all do.
-    """
-    y, window = x.unflatten(1, windows.grid.shape), windows.window
-    if any(windows.shift):
-        y = y.roll([-by for by in windows.shift], (1, 2))
-    below, beside = (-side % step for side, step in zip(windows.grid.shape, window.shape, strict=True))
-    if below or beside:
-        y = F.pad(y, (0, 0, 0, beside, 0, below))
-    lower, upper = (
-        [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
-        for side, step, shift in zip(y.shape[1:3], window.shape, windows.shift, strict=True)
-    )
-    return [
-        [(y[:, top:end, left:right], _seen(window, down, across, x.device)) for left, right, across in upper if right]
-        for top, end, down in lower
-        if end
-    ]
-
-
 def window_tokens(windows: Windows) -> Tensor:
     """Return the tokens of each window in the order of `WindowAttention.weights`, (windows, M); -1 for padding."""
     window = windows.window
     numbers = torch.arange(1, windows.grid.patches + 1)[None, :, None]
     found = []
-    for strip in _kinds(numbers, windows):
+    for strip in windows.kinds(numbers):
         for part, _ in strip:
             cut = part[0, :, :, 0].unflatten(1, (-1, window.width)).unflatten(0, (-1, window.height))
             found.append(cut.transpose(1, 2).flatten(2).flatten(0, 1))
     return torch.cat(found) - 1
-
-
-def _seen(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
-    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
-    if not down and not across:
-        return None
-    y = torch.arange(window.height, device=device) >= window.height - down
-    x = torch.arange(window.width, device=device) >= window.width - across
-    kind = (2 * y[:, None] + x).flatten()
-    return kind[:, None] == kind

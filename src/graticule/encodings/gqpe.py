@@ -64,6 +64,8 @@ class QuadraticMixing(MixingEncoding):
             patch; or 'spread', which is ours: Delta on a circle of one patch, at the golden angle from group to group
             (at 0 for a single group), and M = I / sigma^2 with sigma in geometric steps from half a patch to a quarter
             of the shorter side (one patch for a single group).
+        softmax: whether the weights are the softmax of the logits; the logits themselves if not, an option of the
+            authors' code that the paper does not use.
     """
 
     @checked
@@ -74,6 +76,7 @@ class QuadraticMixing(MixingEncoding):
         form: Form = "gamma_gamma_t",
         shift: bool = True,
         start: Start = "released",
+        softmax: bool = True,
     ) -> None:
         super().__init__(grid, groups)
         if form not in get_args(Form):
@@ -83,6 +86,7 @@ class QuadraticMixing(MixingEncoding):
         self.form = form
         self.shift = shift
         self.start = start
+        self.softmax = softmax
         self.center = nn.Parameter(torch.empty(groups, 2), requires_grad=shift)
         self.matrix = nn.Parameter(torch.empty(groups) if self._isotropic else torch.empty(groups, 2, 2))
         self.reset_parameters()
@@ -151,12 +155,12 @@ class QuadraticMixing(MixingEncoding):
         return table
 
     def forward(self, grid: Grid) -> Tensor:
-        """Return the weights for `grid`, (groups, N, N); rows sum to 1."""
+        """Return the weights for `grid`, (groups, N, N); with a softmax, rows sum to 1."""
         return self.displacements(grid).matrix().to(self.center.dtype)
 
     def displacements(self, grid: Grid) -> Displacements:
-        """Return the logits for `grid`, to which a softmax is applied."""
-        return Displacements(self.logits(grid), softmax=True)
+        """Return the logits for `grid`, to which a softmax is applied unless `softmax` is False."""
+        return Displacements(self.logits(grid), self.softmax)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, form={self.form}, shift={self.shift}"
@@ -164,8 +168,6 @@ class QuadraticMixing(MixingEncoding):
 
 class _Quadratic(TokenMixing, QuadraticMixing):
     """A Gaussian around a learned displacement, by a quadratic form."""
-
-    softmax = True
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
@@ -178,8 +180,15 @@ class Gqpe(_Quadratic):
     """Mixes tokens by a Gaussian around one learned displacement."""
 
     @checked
-    def __init__(self, grid: Grid, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released") -> None:
-        super().__init__(grid, 1, form, shift, start)
+    def __init__(
+        self,
+        grid: Grid,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
+        softmax: bool = True,
+    ) -> None:
+        super().__init__(grid, 1, form, shift, start, softmax)
 
 
 @register_encoding("ggqpe")
@@ -188,6 +197,12 @@ class Ggqpe(_Quadratic):
 
     @checked
     def __init__(
-        self, grid: Grid, num_heads: int, form: Form = "gamma_gamma_t", shift: bool = True, start: Start = "released"
+        self,
+        grid: Grid,
+        num_heads: int,
+        form: Form = "gamma_gamma_t",
+        shift: bool = True,
+        start: Start = "released",
+        softmax: bool = True,
     ) -> None:
-        super().__init__(grid, num_heads, form, shift, start)
+        super().__init__(grid, num_heads, form, shift, start, softmax)

@@ -48,11 +48,14 @@ class LrpeM(TokenMixing, MixingSum):
 
     Args:
         grid: the grid that both are for.
+        num_heads: number of groups of channels.
+        group_tables: whether each group has a table of its own, as in the authors' code; the matrix is one for all.
         resampler: resampler of both for another grid.
     """
 
     holds = "positions, displacements"
 
     @checked
-    def __init__(self, grid: Grid, resampler: str = "bicubic") -> None:
-        super().__init__(DenseMixing(grid, resampler=resampler), LearnableMixing(grid, resampler=resampler))
+    def __init__(self, grid: Grid, num_heads: int, group_tables: bool = False, resampler: str = "bicubic") -> None:
+        table = LearnableMixing(grid, num_heads if group_tables else 1, resampler=resampler)
+        super().__init__(DenseMixing(grid, resampler=resampler), table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from graticule.encodings.base import Encoding, Position, Site
 from graticule.encodings.mixing_position import MixingPosition, Product
@@ -14,7 +14,7 @@ class TokenMixing(Encoding):
     """An encoding whose weights mix the tokens in gated MLPs and mixers; one per joined layer."""
 
     #: True if its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
-    softmax: ClassVar[bool] = False
+    softmax: bool = False
 
     @classmethod
     def position(

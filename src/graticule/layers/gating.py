@@ -19,6 +19,8 @@ from graticule.token_mlp import TokenMlp
 
 #: The ways to combine the two halves of the channels (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]
+#: Number that PosMLP's released code adds to the logits of tokens of opposite borders.
+RELEASED_MASK = -200.0
 #: A dropout rate, or one for each of two layers.
 Drop = float | tuple[float, float]
 
@@ -47,19 +49,57 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
     """Mix tokens x: (B, N, C) as `mix_tokens`; returns (B, N, groups, C / groups), which may be a view."""
     if windows is None or (windows.window == windows.grid and not any(windows.shift)):
         return _product(x[:, None, :, None, None], mixing, bias)[:, 0, :, 0, 0]
-    tokens = x.unflatten(1, windows.grid.shape)  # (B, H, W, C)
     strips = []
-    for strip in windows.tiles():
+    for strip in _parts(x, mixing, bias, windows):
         row = []
-        for tile in strip:
-            part = tokens[:, tile.rows, tile.columns]
-            down, across = tile.repeats
-            part = part.unflatten(2, (across, tile.part.width)).unflatten(1, (down, tile.part.height))
-            y = _product(part, *_weights_of(tile, windows.window, mixing, bias))
+        for part, *weights in strip:
+            y = _product(part, *weights)
             # copied here and not by `flatten`, whose search for a view takes minutes with symbolic sizes
             row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
         strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
-    return (torch.cat(strips, 1) if len(strips) > 1 else strips[0]).flatten(1, 2)
+    y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
+    return (y.roll(windows.shift, (1, 2)) if windows.rolled else y).flatten(1, 2)
+
+
+def _parts(
+    x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows
+) -> list[list[tuple[Tensor, Mixing, Tensor | None]]]:
+    """Cut tokens into rectangles of one kind of window, (B, rows, h, columns, w, C), with the weights and the bias."""
+    window = windows.window
+
+    def split(part: Tensor, repeats: tuple[int, int], one: Grid) -> Tensor:
+        return part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
+
+    if windows.rolled:
+        return [
+            [
+                (
+                    split(part, (part.shape[1] // window.height, part.shape[2] // window.width), window),
+                    _masked(mixing, near),
+                    bias,
+                )
+                for part, near in strip
+            ]
+            for strip in windows.kinds(x)
+        ]
+    tokens = x.unflatten(1, windows.grid.shape)  # (B, H, W, C)
+    return [
+        [
+            (
+                split(tokens[:, tile.rows, tile.columns], tile.repeats, tile.part),
+                *_weights_of(tile, window, mixing, bias),
+            )
+            for tile in strip
+        ]
+        for strip in windows.tiles()
+    ]
+
+
+def _masked(mixing: Mixing, near: Tensor | None) -> Mixing:
+    """Return weights with `RELEASED_MASK` on the logits of tokens that are not `near`; unchanged without a softmax."""
+    if near is None or not isinstance(mixing, Displacements) or not mixing.softmax:
+        return mixing
+    return (mixing._replace(softmax=False).matrix() + RELEASED_MASK * ~near).softmax(-1)
 
 
 def _weights_of(tile: Tile, window: Grid, mixing: Mixing, bias: Tensor | None) -> tuple[Mixing, Tensor | None]:
