@@ -56,7 +56,8 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim"), _CHANNELS),
     # of an encoding or a head: some of them are computed for every patch or pair of patches
     **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
-    **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans"), Range(1, 2**16)),
+    **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
+    "octave": Range(1, 100),
     **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     **dict.fromkeys(("layers", "convs"), Range(most=1000)),
@@ -66,7 +67,7 @@ RANGES: dict[str, Range] = {
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
     **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
-    **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale"), _POSITIVE),
+    **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 import graticule
 from graticule.dense import (
@@ -14,6 +15,7 @@ from graticule.dense import (
     HEADS,
     Decoder,
     DeformableAttention,
+    FeaturePyramid,
     SimplePyramid,
     deformable_sample,
     register_decoder,
@@ -318,6 +320,26 @@ def test_anchors_of_coarse_levels_are_at_multiples_of_their_stride():
     assert math.isclose(width * height, 128**2, rel_tol=1e-5) and math.isclose(height / width, 2, rel_tol=1e-5)
 
 
+def test_anchors_of_retinanet_have_the_scales_and_ratios_of_its_options():
+    head = "retinanet(convs=0, scale=2, octave=2, ratios=(0.25, 1))"
+    model = graticule.create_detector(**PVT, num_classes=3, head=head, neck="fpn(channels=32)")
+    found = 2 * model.model.anchor_generator.cell_anchors[0][:, 2:]  # width and height, at a stride of 8
+    torch.testing.assert_close(
+        found, torch.tensor([[32, 8], [32 * 2**0.5, 8 * 2**0.5], [16, 16], [16 * 2**0.5] * 2]).double()
+    )
+    assert model.model.head.classification_head.cls_logits.out_channels == 4 * 3
+
+
+def test_levels_added_to_the_outputs_of_a_pyramid_are_torchvisions():
+    neck = FeaturePyramid((4, 6), (4, 8), channels=5, extra="outputs")
+    theirs = LastLevelP6P7(5, 5)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), neck.more.state_dict().values(), strict=True)))
+    maps = neck([torch.randn(2, 4, 16, 24), torch.randn(2, 6, 8, 12)])
+    expected, _ = theirs(maps[:2], maps[:2], ["0", "1"])
+    assert neck.strides == (4, 8, 16, 32) and len(maps) == 4
+    torch.testing.assert_close(maps, expected)
+
+
 def test_the_simple_pyramid_has_four_strides_and_more_where_asked():
     for extra, count in (("none", 4), ("pool", 5), ("convolutions", 6)):
         neck = SimplePyramid((8,), (16,), channels=6, extra=extra)
@@ -512,6 +534,11 @@ def test_parts_that_do_not_fit_are_refused_with_what_to_do():
         (partial(detector, **VIT, num_classes=2, encodin="rope"), "did you mean `encoding`"),
         (partial(detector, model.backbone, 2, img_size=32), "`backbone` must be a name"),
         (partial(segmenter, **PVT, num_classes=2, decoder="fcn(level=7)"), "`level` must be the index"),
+        (partial(detector, **PVT, num_classes=2, head="retinanet(ratios=())"), "`ratios` must have at least one"),
+        (
+            partial(DeformableAttention(8, 1, 2), box["boxes"].new_zeros(1, 1, 8), torch.zeros(1, 1, 1, 4), None, []),
+            "`reference` must be the (x, y) of each query; boxes are not supported, got 4 numbers",
+        ),
         (partial(segment_in_windows, model, image[None], 40), "multiples of 16 pixels"),
         (partial(segment_in_windows, model, image[None], 32, 40), "`stride` must be from 1"),
         (partial(model, image[None, :, :40], graticule.Crop((4, 4), (0, 0, 2, 4))), "multiples of 16 if `crop`"),

@@ -32,7 +32,19 @@ SMALL = {
 @pytest.fixture(scope="module")
 def mask_rcnn():
     torch.manual_seed(0)
-    return graticule.create_detector("vit_nano_patch4_28", head="mask_rcnn(score=0.0, most=5)", **SMALL)
+    head = (
+        "mask_rcnn(score=0.0, most=5, regions=24, proposals=50, hidden=32, channels=16, convs=3, ratios=(0.5, 1, 2, 3))"
+    )
+    return graticule.create_detector("vit_nano_patch4_28", head=head, **SMALL)
+
+
+def test_regions_and_widths_of_mask_rcnn_are_options(mask_rcnn):
+    rpn, heads = mask_rcnn.model.rpn, mask_rcnn.model.roi_heads
+    assert (heads.fg_bg_sampler.count, rpn.post_nms_top_n()) == (24, 50)
+    assert (heads.box_head.fc7.out_features, heads.mask_predictor.conv5_mask.out_channels) == (32, 16)
+    assert len(heads.mask_head) == 3 and rpn.head.cls_logits.out_channels == 4
+    with pytest.raises(ValueError, match="`channels` and `convs` must be at least 1, got 16 and 0"):
+        graticule.create_detector("vit_nano_patch4_28", head="mask_rcnn(channels=16, convs=0)", **SMALL)
 
 
 def test_a_region_of_a_map_that_is_linear_in_pixels_has_the_values_at_the_centers_of_its_bins():
@@ -133,7 +145,6 @@ def test_several_processes_and_a_resumed_run_draw_the_regions_of_one_process(mas
 
 def test_losses_and_gradients_of_a_batch_are_the_means_of_those_of_its_images(mask_rcnn):
     model = copy.deepcopy(mask_rcnn).double().train()
-    model.model.roi_heads.fg_bg_sampler.count = 24  # cheaper
     boxes = [torch.tensor([[4.0, 8, 60, 50], [30, 20, 90, 60]]), torch.tensor([[8.0, 8, 30, 40]]), torch.zeros(0, 4)]
     targets = [
         {
@@ -186,7 +197,7 @@ def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
 
     y = torch.randn(2, 8, 14, 14, dtype=torch.float64)
     found = heads.mask_predictor(heads.mask_head(y))
-    for index in range(4):
+    for index in range(3):
         y = conv(f"roi_head.mask_head.convs.{index}.conv", y).relu()
     up = "roi_head.mask_head.upsample"
     y = F.conv_transpose2d(y, weights[f"{up}.weight"], weights[f"{up}.bias"], stride=2).relu()

@@ -63,7 +63,8 @@ class DeformableAttention(nn.Module):
     .. math:: \phi_{q h l p} = r_q + \Delta_{q h l p} / (W_l, H_l), \quad A_q = softmax_{l p}(W_A z_q)
 
     Offsets are in cells of their level. Names are those of Deformable DETR's code, whose CUDA operator computes
-    `deformable_sample`.
+    `deformable_sample`. References are points, and all cells are sampled: the boxes of that model's decoder (references
+    of four numbers) and its mask of padded cells are not supported, since no head here has such a decoder.
 
     Reference: Deformable DETR (Zhu et al., 2021), Eq. 3.
 
@@ -115,7 +116,15 @@ class DeformableAttention(nn.Module):
             reference: (B or 1, Q, L or 1, 2), the (x, y) of each query on each level, in [0, 1].
             value: (B, S, D), the cells of all levels.
             shapes: (H, W) of each level.
+
+        Raises:
+            ValueError: if `reference` has other than two numbers per query.
         """
+        if reference.shape[-1] != 2:
+            raise ValueError(
+                f"`reference` must be the (x, y) of each query; boxes are not supported, got {reference.shape[-1]} "
+                "numbers."
+            )
         locations, weights = self.points_of(query, reference, shapes)
         values = self.value_proj(value).unflatten(-1, (self.num_heads, -1))
         mixed: Tensor = self.output_proj(deformable_sample(values, shapes, locations, weights))

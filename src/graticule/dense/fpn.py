@@ -14,18 +14,19 @@ from torchvision.ops import FeaturePyramidNetwork
 from graticule.checks import checked
 from graticule.dense.features import Neck, register_neck
 
-Extra = Literal["none", "pool", "convolutions"]
+Extra = Literal["none", "pool", "convolutions", "outputs"]
 
 
 class ExtraLevels(nn.Module):
     """Adds coarser maps to a pyramid.
 
     'pool' adds one, every second cell of the last map (Faster and Mask R-CNN); 'convolutions' adds two by convolutions
-    of stride 2, the first from the last input map, without an activation between them (RetinaNet in mmdetection;
-    torchvision's has one).
+    of stride 2, the first from the last input map, without an activation between them (RetinaNet in mmdetection);
+    'outputs' the same from the last map of the pyramid, with a ReLU between them (FCOS there: add_extra_convs
+    'on_output', relu_before_extra_convs).
 
     Args:
-        extra: 'none', 'pool' or 'convolutions'.
+        extra: 'none', 'pool', 'convolutions' or 'outputs'.
         inputs: channels of the last input map.
         channels: channels of the pyramid.
     """
@@ -33,8 +34,8 @@ class ExtraLevels(nn.Module):
     def __init__(self, extra: Extra, inputs: int, channels: int) -> None:
         super().__init__()
         self.kind = extra
-        self.count = {"none": 0, "pool": 1, "convolutions": 2}[extra]
-        widths = (inputs, channels) if extra == "convolutions" else ()
+        self.count = {"none": 0, "pool": 1}.get(extra, 2)
+        widths = {"convolutions": (inputs, channels), "outputs": (channels, channels)}.get(extra, ())
         self.convs = nn.ModuleList(nn.Conv2d(width, channels, 3, stride=2, padding=1) for width in widths)
         for parameter in self.parameters():
             nn.init.zeros_(parameter) if parameter.ndim == 1 else nn.init.kaiming_uniform_(parameter, a=1)
@@ -43,8 +44,10 @@ class ExtraLevels(nn.Module):
         """Return the maps of a pyramid and the added ones; `last` is the last input map."""
         if self.kind == "pool":
             return [*maps, F.max_pool2d(maps[-1], 1, 2)]
-        for conv in self.convs:
-            last = conv(last)
+        outputs = self.kind == "outputs"
+        last = maps[-1] if outputs else last
+        for step, conv in enumerate(self.convs):
+            last = conv(last.relu() if outputs and step else last)
             maps = [*maps, last]
         return maps
 

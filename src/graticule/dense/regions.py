@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN, MaskRCNN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 
 from graticule.checks import checked
@@ -17,8 +19,6 @@ from graticule.dense.region_heads import RegionHeads
 from graticule.dense.region_pool import RegionPool
 from graticule.dense.region_sampler import RegionSampler
 from graticule.dense.torchvision_parts import Anchors
-
-_RATIOS = (0.5, 1.0, 2.0)
 
 
 class RegionDetector(Detector, ABC):
@@ -63,15 +63,19 @@ class FasterRcnn(RegionDetector):
     """Proposes regions, then classifies them from the feature maps.
 
     torchvision's, with mmdetection's anchors (`Anchors`) and regions (`RegionPool`), so mmdetection's weights fit. In
-    training the losses of boxes are smooth near zero, as in torchvision, while mmdetection's are absolute; the second
-    stage learns from up to 2,000 proposals (1,000 in mmdetection), and its losses are means over images
-    (`RegionHeads`).
+    training the losses of boxes are smooth near zero, as in torchvision, while mmdetection's are absolute, and those of
+    the second stage are means over images (`RegionHeads`).
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
 
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
+        regions: proposals per image that the second stage learns from.
+        proposals: proposals per image that are kept, of which it learns and which it classifies.
+        hidden: channels of its two linear layers.
+        scale: side of the square anchors, in strides of their map.
+        ratios: height / width of the anchors of a cell.
         score: detections with a lower score are left out.
         nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
         most: number of detections per image that are kept.
@@ -82,11 +86,17 @@ class FasterRcnn(RegionDetector):
         self,
         features: Features,
         num_classes: int,
+        regions: int = 512,
+        proposals: int = 1000,
+        hidden: int = 1024,
+        scale: float = 8.0,
+        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
         score: float = 0.05,
         nms: float = 0.5,
         most: int = 100,
     ) -> None:
-        model = FasterRCNN(features, num_classes + 1, **_parts(features, score, nms, most))
+        parts = _parts(features, num_classes, regions, proposals, hidden, scale, ratios)
+        model = FasterRCNN(features, box_score_thresh=score, box_nms_thresh=nms, box_detections_per_img=most, **parts)
         super().__init__(features, num_classes, model)
 
 
@@ -102,6 +112,13 @@ class MaskRcnn(RegionDetector):
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
+        regions: proposals per image that the second stage learns from; at most a quarter are objects, with masks.
+        proposals: proposals per image that are kept, of which it learns and which it classifies.
+        hidden: channels of its two linear layers.
+        channels: channels of the convolutions of masks.
+        convs: number of these, on 14 x 14 samples of a region, before the one that doubles them.
+        scale: side of the square anchors, in strides of their map.
+        ratios: height / width of the anchors of a cell.
         score: detections with a lower score are left out.
         nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
         most: number of detections per image that are kept.
@@ -114,27 +131,59 @@ class MaskRcnn(RegionDetector):
         self,
         features: Features,
         num_classes: int,
+        regions: int = 512,
+        proposals: int = 1000,
+        hidden: int = 1024,
+        channels: int = 256,
+        convs: int = 4,
+        scale: float = 8.0,
+        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
         score: float = 0.05,
         nms: float = 0.5,
         most: int = 100,
     ) -> None:
-        parts = _parts(features, score, nms, most)
-        model = MaskRCNN(features, num_classes + 1, mask_roi_pool=_regions(features, 14), **parts)
+        if channels < 1 or convs < 1:
+            raise ValueError(f"`channels` and `convs` must be at least 1, got {channels} and {convs}.")
+        parts = _parts(features, num_classes, regions, proposals, hidden, scale, ratios)
+        model = MaskRCNN(
+            features,
+            mask_roi_pool=_pool(features, 14),
+            mask_head=MaskRCNNHeads(features.out_channels, (channels,) * convs, 1),
+            mask_predictor=MaskRCNNPredictor(channels, channels, num_classes + 1),
+            box_score_thresh=score,
+            box_nms_thresh=nms,
+            box_detections_per_img=most,
+            **parts,
+        )
         super().__init__(features, num_classes, model)
 
 
-def _parts(features: Features, score: float, nms: float, most: int) -> dict[str, Any]:
+def _parts(
+    features: Features,
+    num_classes: int,
+    regions: int,
+    proposals: int,
+    hidden: int,
+    scale: float,
+    ratios: Sequence[float],
+) -> dict[str, Any]:
     """Return the arguments for torchvision of both detectors."""
+    if hidden < 1 or not ratios:
+        raise ValueError(f"`hidden` must be at least 1 and `ratios` not empty, got {hidden} and {ratios}.")
     return {
-        "rpn_anchor_generator": Anchors(features.strides, (8.0,), _RATIOS),
-        "rpn_head": RPNHead(features.out_channels, len(_RATIOS)),
-        "box_roi_pool": _regions(features, 7),
-        "box_score_thresh": score,
-        "box_nms_thresh": nms,
-        "box_detections_per_img": most,
+        "rpn_anchor_generator": Anchors(features.strides, (scale,), ratios),
+        "rpn_head": RPNHead(features.out_channels, len(ratios)),
+        "rpn_pre_nms_top_n_train": 2 * proposals,  # per level, as in mmdetection
+        "rpn_pre_nms_top_n_test": proposals,
+        "rpn_post_nms_top_n_train": proposals,
+        "rpn_post_nms_top_n_test": proposals,
+        "box_roi_pool": _pool(features, 7),
+        "box_head": TwoMLPHead(features.out_channels * 7**2, hidden),
+        "box_predictor": FastRCNNPredictor(hidden, num_classes + 1),
+        "box_batch_size_per_image": regions,
     }
 
 
-def _regions(features: Features, side: int) -> RegionPool:
+def _pool(features: Features, side: int) -> RegionPool:
     """Return the pooling of regions to `side` x `side`, from all maps except the added levels."""
     return RegionPool(features.strides[: len(features.strides) - features.extra], side)

@@ -20,13 +20,14 @@ _CONVS = 4
 
 @register_head("retinanet")
 class RetinaNet(Detector):
-    """Classifies nine anchors per cell with the focal loss, and refines their boxes.
+    """Classifies the anchors of each cell, nine by default, with the focal loss, and refines their boxes.
 
     torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's, which adds the
     epsilon of float32 to its divisor, the number of positive anchors; for several, torchvision divides the losses of
     each image by its own number of positive anchors and takes the mean, while mmdetection divides the sum by the number
-    in all images. An anchor that is the best of one box but closer to another is assigned to the other by torchvision,
-    to the first by mmdetection.
+    in all images of a GPU. That is not an option, since the gradient of a step would depend on the number of GPUs. An
+    anchor that is the best of one box but closer to another is assigned to the other by torchvision, to the first by
+    mmdetection.
 
     Reference: Focal Loss for Dense Object Detection (Lin et al., 2017).
 
@@ -34,6 +35,9 @@ class RetinaNet(Detector):
         features: images to feature maps.
         num_classes: number of classes of objects.
         convs: convolutions before the classifier, and before the regression.
+        scale: side of the smallest square anchors, in strides of their map (mmdetection's octave_base_scale).
+        octave: anchors per octave of sides (scales_per_octave).
+        ratios: height / width of the anchors of a cell.
         score: detections with a lower score are left out.
         nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
         most: number of detections per image that are kept.
@@ -47,12 +51,17 @@ class RetinaNet(Detector):
         features: Features,
         num_classes: int,
         convs: int = 4,
+        scale: float = 4.0,
+        octave: int = 3,
+        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
         score: float = 0.05,
         nms: float = 0.5,
         most: int = 100,
     ) -> None:
-        anchors = Anchors(features.strides, [4 * 2 ** (octave / 3) for octave in range(3)], (0.5, 1.0, 2.0))
-        head = RetinaNetHead(features.out_channels, 9, num_classes)
+        if not ratios:
+            raise ValueError(f"`ratios` must have at least one ratio, got {ratios}.")
+        anchors = Anchors(features.strides, [scale * 2 ** (step / octave) for step in range(octave)], ratios)
+        head = RetinaNetHead(features.out_channels, octave * len(ratios), num_classes)
         _keep(head, convs)
         model = TorchvisionRetinaNet(
             features,
