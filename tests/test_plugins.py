@@ -90,6 +90,7 @@ def test_the_names_are_known_everywhere(capsys):
     [
         ("import graticule\n1 / 0\n", "ZeroDivisionError: division by zero, in line 2"),
         ("import sys\n\nsys.exit()\n", "SystemExit: , in line 3"),
+        ("raise BaseException('enough')\n", "BaseException: enough, in line 1"),
         ("def broken(:\n", "invalid syntax in line 1"),
         (
             "import graticule\n@graticule.register_encoding('learnable')\n"

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -15,6 +16,72 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+
+#: The folders that are kept open -> their descriptors.
+_held: dict[Path, int] = {}
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Create `folder` if necessary and keep it open until the block ends.
+
+    Files directly in it are then written and removed in this folder only, and if its path leads elsewhere meanwhile,
+    since it was deleted, moved or replaced by a link, writing is an error and creates nothing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.rename not in os.supports_dir_fd:  # Windows, which does not let an open folder be moved
+        yield
+        return
+    _held[folder] = os.open(folder, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.close(_held.pop(folder))
+
+
+def _descriptor(folder: Path) -> int | None:
+    """Return the descriptor of a folder that is kept open, None for others.
+
+    Raises:
+        OSError: if its path leads elsewhere by now.
+    """
+    if (descriptor := _held.get(folder)) is not None:
+        try:
+            same = os.path.samestat(folder.stat(), os.fstat(descriptor))
+        except OSError:
+            same = False
+        if not same:
+            raise OSError(
+                f"{folder} was deleted, moved or replaced while a process used it, so nothing more was written; "
+                "restore it, or name another folder."
+            )
+    return descriptor
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Rename a file or a folder to `path` in the same folder."""
+    if (inside := _descriptor(path.parent)) is None:
+        replace(temporary, path)
+    else:  # by name, so that it cannot arrive in another folder
+        os.replace(temporary.name, path.name, src_dir_fd=inside, dst_dir_fd=inside)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with its contents."""
+    inside = _descriptor(path.parent)
+    name = path if inside is None else path.name
+    if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+        shutil.rmtree(name, dir_fd=inside)
+    else:
+        os.unlink(name, dir_fd=inside)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add `data` to the end of a file, which is created if necessary."""
+    inside = _descriptor(path.parent)
+    name = path if inside is None else path.name
+    with open(name, "ab", opener=lambda file, flags: os.open(file, flags, 0o666, dir_fd=inside)) as file:
+        file.write(data)
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
@@ -33,7 +100,8 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         raise OSError(f"{path} could not be written: {what}.")
     if _is_stream(path):
         return _write_stream(path, write)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if _descriptor(path.parent) is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.touch()

@@ -61,7 +61,9 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     try:
         # not by the loader: its cache may be stale after a change within the same second that kept the length
         exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the code of a user raises
         del sys.modules[module_name]
         raise ValueError(f"the {kind} {path} cannot be imported: {_where(error, path)}") from error
     if str(path.resolve()) not in _loaded:
@@ -87,9 +89,9 @@ def call_file(path: Path, function: str) -> Any:
         _loaded[:] = loaded
     try:
         return build() if callable(build) else None
-    except ValueError:  # its message already says what to change
+    except (ValueError, KeyboardInterrupt):  # the message of the former already says what to change
         raise
-    except Exception as error:
+    except BaseException as error:
         raise ValueError(f"{function}() of {path} cannot be called: {_where(error, path)}") from error
 
 
@@ -240,7 +242,9 @@ def _entry_point(name: str) -> ModuleType:
         )
     try:
         module: ModuleType = installed[name].load()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
     if name not in _loaded:
         _loaded.append(name)

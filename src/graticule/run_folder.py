@@ -52,6 +52,11 @@ class RunFolder:
         return self.folder / "checkpoints"
 
     @property
+    def events(self) -> Path:
+        """The folder of the files for TensorBoard."""
+        return self.folder / "tensorboard"
+
+    @property
     def weights(self) -> Path:
         """The best weights, under the names of the model's state dict."""
         return self.folder / "weights.safetensors"

@@ -382,6 +382,13 @@ def test_the_umask_decides_who_may_read_weights(umask, mode, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
+def test_equal_weights_give_equal_bytes(tmp_path):
+    state = {"weight": torch.ones(3), "größe.bias": torch.zeros(2, dtype=torch.bfloat16)}
+    files = {save_weights(state, tmp_path / "a.safetensors").read_bytes() for _ in range(20)}
+    read = read_checkpoint(tmp_path / "a.safetensors")
+    assert len(files) == 1 and all(torch.equal(value, state[name]) for name, value in read.items())
+
+
 def test_a_model_without_position_is_refused_by_name(saved):
     path = saved(torch.nn.Linear(2, 2).state_dict())
     with pytest.raises(ValueError, match="`model` must"):

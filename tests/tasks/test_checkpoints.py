@@ -3,13 +3,16 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
+from commands import run_command
 from graticule.cli import main
+from graticule.files import append, held, remove, write_bytes
 from graticule.metric import TOP1
 from graticule.training import Run, train
 from graticule.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
@@ -158,6 +161,53 @@ def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, whole)
     train(short(), run.folder, resume=True, progress=False)
     assert run.best.is_file() and run.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
     assert torch.equal(load_file(run.weights)["head.weight"], load_file(whole.weights)["head.weight"])
+
+
+# A folder that is replaced during training
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", ""])
+def test_nothing_is_written_or_removed_through_a_link_that_replaced_a_folder_during_training(tmp_path, name):
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    mine.mkdir()
+    for file in ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"):
+        (mine / file).write_text("precious")
+
+    def replaced():
+        (folder / name).rename(tmp_path / "moved")
+        (folder / name).symlink_to(mine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, replaced)
+        with pytest.raises(OSError, match=rf"{name} was deleted, moved or replaced while .* used it"):
+            train(short(checkpoint_steps=1), folder, progress=False)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == dict.fromkeys(
+        ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"), "precious"
+    )
+
+
+def test_a_file_is_removed_in_the_folder_that_was_opened(tmp_path):
+    folder, mine = tmp_path / "folder", tmp_path / "mine"
+    mine.mkdir()
+    with held(folder):
+        for place in (folder, mine):
+            (place / "step-000000001.ckpt").write_text("weights")
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(mine)
+        for writes in (remove, lambda path: append(path, b"more"), lambda path: write_bytes(path, b"other")):
+            with pytest.raises(OSError, match="was deleted, moved or replaced"):
+                writes(folder / "step-000000001.ckpt")
+    assert [(path / "step-000000001.ckpt").read_text() for path in (mine, tmp_path / "moved")] == ["weights"] * 2
+
+
+def test_a_run_folder_that_is_deleted_during_training_ends_the_run_and_is_not_created_again(tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, lambda: shutil.rmtree(folder))
+        given = ("--quick", "--limit-train", 40, "--epochs", 2, "--model-kwargs", "depth=1", "--output", folder)
+        code, _, err = run_command(capsys, "train", "digits_quick", *given)
+    assert code == 1 and not folder.exists()
+    assert err.splitlines()[-1].endswith("restore it, or name another folder.")
 
 
 # A full disk

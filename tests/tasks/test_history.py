@@ -9,6 +9,7 @@ import pytest
 import torch
 from short_runs import RICH, at_step, rows, short, stopped
 
+from graticule.run_folder import RunFolder
 from graticule.training import Run, train
 from graticule.training.callbacks import History, Progress, memory
 
@@ -92,7 +93,8 @@ def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_pa
         is_global_zero=True, global_step=0, world_size=1, current_epoch=0, max_epochs=1, callback_metrics={},
         strategy=types.SimpleNamespace(root_device=torch.device("cpu")),
     )  # fmt: skip
-    first, again = (History(tmp_path / "metrics.csv", tmp_path / "log.txt") for _ in range(2))
+    RunFolder(tmp_path).events.mkdir()
+    first, again = (History(RunFolder(tmp_path)) for _ in range(2))
     first.on_train_start(trainer, None)
     first.on_train_epoch_start(trainer, None)
     now[0] += 7

@@ -65,12 +65,24 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
     """Write a state dict as .safetensors, completely or not at all, with the grid of each table, and return `path`.
 
+    Equal weights give equal bytes, so that the hash of the file is a fingerprint.
+
     Raises:
         OSError: if it cannot be written; an existing file at `path` is then unchanged.
     """
     tensors = {name: value.contiguous() for name, value in state.items()}
-    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state))}
-    return write_whole(path, lambda temporary: save_file(tensors, temporary, metadata))
+    metadata = {"format": "pt", GRIDS: json.dumps(read_grids(state), sort_keys=True)}
+
+    def write(temporary: Path) -> None:
+        save_file(tensors, temporary, metadata)
+        with temporary.open("r+b") as file:  # its header has the metadata in a random order
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            file.seek(8)
+            file.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length))
+
+    return write_whole(path, write)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
+import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +19,25 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from graticule.files import write_text
+from graticule.files import append, write_text
 from graticule.metric import Metric
 from graticule.progress import hidden
+from graticule.run_folder import RunFolder
 
 
 class History(L.Callback):
     """One row per epoch, stored in the checkpoint and in a CSV file, so that a resumed run has a complete history.
 
-    A plain log gets a line per epoch, and one when the run starts, is resumed or stops.
+    A plain log gets a line per epoch, and one when the run starts, is resumed or stops; TensorBoard's file gets the
+    numbers.
     """
 
-    def __init__(self, path: Path, log_file: Path) -> None:
-        self.path = path
-        self.log_file = log_file
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
         self.rows: list[dict[str, float]] = []
         self._before = 0.0  # seconds of the epoch before the run was resumed
         self._start = time.perf_counter()
+        self._events = _Events(run.events)
 
     @property
     def state_key(self) -> str:
@@ -41,9 +46,7 @@ class History(L.Callback):
 
     def say(self, text: str) -> None:
         """Add a line to the log, with date and time."""
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+        append(self.run.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock, and log the step."""
@@ -71,7 +74,8 @@ class History(L.Callback):
         writer = csv.DictWriter(text, list(self.rows[-1]), restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        write_text(self.path, text.getvalue())
+        write_text(self.run.metrics_file, text.getvalue())
+        self._events.write(trainer.global_step, self.rows[-1])
         shown = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
         self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
 
@@ -90,6 +94,31 @@ class History(L.Callback):
         """Restore the rows of a checkpoint."""
         self.rows = list(state_dict["rows"])
         self._before = state_dict.get("seconds", 0.0)
+
+
+class _Events:
+    """A file of TensorBoard, written by this thread: TensorBoard's own threads open the file anew for each event."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
+        self._begun = False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers at a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        numbers = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        events = [Event(wall_time=time.time(), step=step, summary=numbers)]
+        if not self._begun:
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)
+        for event in events:
+            writer.write(event.SerializeToString())
+        append(self.path, buffer.getvalue())
+        self._begun = True
 
 
 class Progress(L.Callback):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import TypedDict
 
 from graticule.checkpoints import read_checkpoint
-from graticule.files import write_json, write_whole
+from graticule.files import remove, write_json, write_whole
 from graticule.metric import Metric
 from graticule.training.interruption import SIGNALS, Preempted, handling_signals
 from graticule.typed import read_typed
@@ -66,7 +65,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def remove_leftovers(folder: Path) -> None:
     """Remove incomplete files of a killed process from `folder`, the checkpoints of a run."""
     for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        remove(path)
 
 
 class Checkpoints(Checkpoint):
@@ -185,7 +184,8 @@ class Checkpoints(Checkpoint):
             return
         if best:
             self._point(path.name, self.best)
-        spared = {best_checkpoint(self.folder), *saved_checkpoints(self.folder)[-self.keep :]}
+        named = self.folder / self.best_name if self.best_name else best_checkpoint(self.folder)
+        spared = {path, named, *saved_checkpoints(self.folder)[-self.keep :]}
         for old in saved_checkpoints(self.folder):
             if old not in spared:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+                remove(old)

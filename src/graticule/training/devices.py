@@ -29,6 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from typing_extensions import TypedDict
 
 from graticule.checkpoints import load_checkpoint, load_own, read_checkpoint
+from graticule.files import replace
 from graticule.training.recipe import TrainingRecipe
 from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 
@@ -105,7 +106,7 @@ class ShardedStrategy(ModelParallelStrategy):
             if path.exists():  # the same step again: the existing one is equivalent
                 shutil.rmtree(temporary)
             else:
-                temporary.replace(path)
+                replace(temporary, path)
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import nn
@@ -23,7 +22,7 @@ from torch import nn
 from graticule.backbones.hub_config import classes_within
 from graticule.checkpoints import save_weights
 from graticule.data import BatchOrder
-from graticule.files import locked, write_json
+from graticule.files import held, locked, write_json
 from graticule.training.callbacks import History, Progress
 from graticule.training.checkpoints import (
     Checkpoints,
@@ -74,7 +73,7 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
 
 def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
     recipe, folder = task.recipe, run.folder
-    history = History(run.metrics_file, run.log_file)
+    history = History(run)
     trainer = build_trainer(task, run, [history, saver, *([Progress(task.metric)] if progress else [])])
     first = trainer.is_global_zero
     if first:  # the other processes wait until the folder is prepared
@@ -105,6 +104,8 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
                 if trainer.world_size > 1:  # the other processes wait for this one
                     raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
                 return run
+            for each in (run.folder, run.checkpoints, run.events):
+                stack.enter_context(held(each))
             remove_leftovers(run.checkpoints)
             for path in (run.weights, run.metrics_file, run.result_file, run.recipe_file):
                 for left in run.folder.glob(f".{path.name}.*.tmp"):
@@ -162,7 +163,7 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
             sync_batchnorm=task.sync_batchnorm,
             use_distributed_sampler=False,
             callbacks=callbacks,
-            logger=TensorBoardLogger(run.folder, name="", version="tensorboard"),
+            logger=False,  # `History` writes the files of TensorBoard
             plugins=plugins,
             default_root_dir=run.folder,
             num_sanity_val_steps=0,

@@ -114,7 +114,7 @@ class Run(RunFolder):
             self.result_file,
             *(self.folder / name for name in further),
         )
-        folders = (self.checkpoints, self.folder / "tensorboard")
+        folders = (self.checkpoints, self.events)
         within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
         for path in (*files, self.folder / ".lock", *folders, *within):
             if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
