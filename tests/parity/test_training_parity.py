@@ -11,6 +11,7 @@ from timm.loss import SoftTargetCrossEntropy
 
 import graticule
 from graticule.data import DatasetInfo
+from graticule.data.sampling import BatchOrder, EpochSampler
 from graticule.tasks import Recipe
 from graticule.tasks.classification import Classification
 from graticule.tasks.distillation import Distillation
@@ -71,6 +72,52 @@ def test_the_learning_rates_are_those_of_timms_cosine_schedule_with_deits_values
     recorded = load_file(GOLDEN / "deit_schedule.safetensors")
     torch.testing.assert_close(ours, recorded["rate_at_t"][: len(ours)], rtol=0, atol=1e-12)
     torch.testing.assert_close(ours[:300], recorded["rate_in_epoch_timm"], rtol=0, atol=1e-12)
+
+
+def test_the_learning_rates_after_a_warmup_prefix_are_timms():
+    """timm trains for 20 epochs after 3 of warm-up; here that is 23."""
+    ours = rates(23, warmup_epochs=3, cooldown_epochs=4, warmup_prefix=True)
+    recorded = load_file(GOLDEN / "timm_schedule_prefix.safetensors")["rate_at_t"]
+    torch.testing.assert_close(ours, recorded[: len(ours)], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "poly"])
+def test_the_learning_rates_with_k_decay_are_those_of_its_formula(schedule):
+    ours = rates(20, schedule=schedule, k_decay=1.5)
+    share = (torch.arange(20, dtype=torch.float64) / 20) ** 1.5
+    falls = (1 + (torch.pi * share).cos()) / 2 if schedule == "cosine" else 1 - share
+    torch.testing.assert_close(ours[:20], 1e-5 + (1e-3 - 1e-5) * falls, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warmup_prefix": True}, "`warmup_prefix` must be left out without a warm-up"),
+        (
+            {"k_decay": 2.0, "schedule": "step", "decay_epochs": (2,)},
+            "`k_decay` must be left out with the schedule step",
+        ),
+    ],
+)
+def test_an_option_without_effect_on_the_schedule_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**options)
+
+
+def test_deits_late_loop_differs_by_half_a_percent_of_the_rate_after_the_warmup():
+    recorded = load_file(GOLDEN / "deit_schedule.safetensors")
+    late, timms = recorded["rate_in_epoch_deit"], recorded["rate_in_epoch_timm"]
+    assert torch.equal(late[1:], timms[:-1])
+    assert (late - timms)[6:].abs().max() < 0.0055 * 1e-3
+    assert abs(late.sum() / timms.sum() - 1) < 1.5e-4
+
+
+def test_the_floor_of_deits_sampler_leaves_out_images_that_fill_no_batch():
+    """With as many repeats and in the order of the recorded sampler, both take the same images of full batches."""
+    recorded = load_file(GOLDEN / "deit_rasampler.safetensors")["indices_4"]
+    order = BatchOrder(EpochSampler(300, 0, shuffle=False, repeats=3), 256, drop_last=True)
+    taken = [index for _, index, _ in order.keys(0, 0)]
+    assert taken == recorded.tolist() and len(order) == 1
 
 
 @pytest.mark.parametrize(

@@ -222,13 +222,17 @@ class TrainingModule(L.LightningModule):
             **eps,
         )
         steps = self.batches.steps
+        warmup = recipe.warmup_steps or recipe.warmup_epochs * steps
         scheduler, _ = create_scheduler_v2(
             optimizer,
             sched="multistep" if recipe.schedule == "step" else recipe.schedule,
-            num_epochs=recipe.epochs * steps,  # in steps, as the following arguments
+            # in steps, as the following arguments; timm does not count a warm-up that is a prefix
+            num_epochs=recipe.epochs * steps - (warmup if recipe.warmup_prefix else 0),
             min_lr=recipe.min_lr,
             warmup_lr=recipe.warmup_lr,
-            warmup_epochs=recipe.warmup_steps or recipe.warmup_epochs * steps,
+            warmup_epochs=warmup,
+            warmup_prefix=recipe.warmup_prefix,
+            k_decay=recipe.k_decay,
             cooldown_epochs=recipe.cooldown_epochs * steps,
             decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step earlier
             decay_rate=recipe.poly_power if recipe.schedule == "poly" else 0.1,

@@ -95,12 +95,16 @@ class TrainingRecipe:
     """epochs of linear warm-up, counted within `epochs`"""
     warmup_steps: Whole = 0
     """steps of linear warm-up, instead of `warmup_epochs`"""
+    warmup_prefix: Flag = False
+    """start the schedule cosine or poly after the warm-up, instead of entering it there; `epochs` counts both"""
     schedule: Literal["cosine", "step", "poly"] = "cosine"
     """learning rate after the warm-up: cosine, step (divided by 10 after each of `decay_epochs`) or poly"""
     decay_epochs: tuple[Count, ...] = ()
     """epochs after which the schedule step divides the learning rate by 10, such as 8 11 (1x) or 27 33 (3x)"""
     poly_power: Positive = 1.0
     """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
+    k_decay: Positive = 1.0
+    """exponent of the share of the steps in the schedules cosine and poly; above 1 the rate falls later"""
     layer_decay: Annotated[Positive, Field(le=1)] | None = None
     """factor of the learning rate from each layer of the backbone to the previous one (default: none)"""
     cooldown_epochs: Epochs = 0
@@ -187,6 +191,13 @@ class TrainingRecipe:
             )
         if self.poly_power != 1 and self.schedule != "poly":
             raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
+        if self.k_decay != 1 and self.schedule == "step":
+            raise ValueError(f"`k_decay` must be left out with the schedule step, got {self.k_decay}.")
+        if self.warmup_prefix and (self.schedule == "step" or not (self.warmup_epochs or self.warmup_steps)):
+            raise ValueError(
+                "`warmup_prefix` must be left out without a warm-up and with the schedule step; set `warmup_epochs` or "
+                "`warmup_steps`, and cosine or poly."
+            )
 
     def _check_names(self) -> None:
         """Check the names that need PyTorch or timm; the usual ones need neither."""
