@@ -9,12 +9,15 @@ from torch import nn
 import graticule
 from graticule.layers import Block
 from graticule.testing import check_backbone
+from graticule.testing.methods import FIELDS
+from tiny import fields
 
 
 class OwnBackbone(graticule.Backbone):
     """One stage of blocks on patches of 4, without a class token."""
 
     first_conv = "stem"
+    takes = graticule.Backbone.takes | Block.takes
 
     def __init__(self, position, img_size=16, patch_size=4, in_chans=1, num_classes=5, dim=12, depth=2, heads=3):
         super().__init__(
@@ -27,12 +30,45 @@ class OwnBackbone(graticule.Backbone):
         )
         self.stem = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.build_position(position, heads)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(self.block_of(dim, heads) for _ in range(depth))
         self.build_head(nn.LayerNorm)
         self.finish()
 
+    def block_of(self, dim, heads):
+        return Block(dim, heads)
+
     def tokenize(self, x, stage):
         return self.stem(x).flatten(2).mT
+
+
+class Averages(nn.Module):
+    """Adds the mean of all tokens to each; it uses no field of the position but `inner`, and that only if told."""
+
+    def __init__(self, dim, inner):
+        super().__init__()
+        self.norm, self.mlp, self.inner = nn.LayerNorm(dim), nn.Linear(dim, dim), inner
+
+    def forward(self, x, position, grid):
+        y = self.norm(x)
+        y = position.inside(y) if self.inner else y
+        return x + self.mlp(y).relu() + y.mean(1, keepdim=True)
+
+
+class Pooling(OwnBackbone):
+    """Averages without attention, with the fields that the base class applies."""
+
+    takes = graticule.Backbone.takes
+    inner = False
+
+    def block_of(self, dim, heads):
+        return Averages(dim, self.inner)
+
+
+class Careless(Pooling):
+    """Accepts what it ignores."""
+
+    takes = graticule.Backbone.takes | {"inner", "bias"}
+    inner = True
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +76,50 @@ def registered(forgotten):
     """Register the backbone for the tests of this module."""
     graticule.register_backbone("own_tiny", encoding="sinusoidal_2d")(OwnBackbone)
     graticule.register_backbone("own_deep", depth=4)(OwnBackbone)
+    graticule.register_backbone("own_pooling")(Pooling)
+    graticule.register_backbone("own_careless")(Careless)
 
 
 @pytest.mark.usefixtures("registered")
 def test_it_passes_the_contract():
     check_backbone("own_tiny", compiled=False)
     check_backbone("own_tiny", compiled=False, encoding="learnable + sandwich", joining="lape")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_backbone_takes_what_the_loop_over_its_blocks_applies():
+    for encoding, joining in (("learnable", "shared"), ("peg(places=-1)", "default"), ("peg", "default")):
+        graticule.create_model("own_pooling", encoding=encoding, joining=joining)
+    for encoding, joining in (("rope", "default"), ("relative_bias", "default"), ("learnable", "lape")):
+        with pytest.raises(ValueError, match=r"Pooling can use, which gives its layers after, before, pre; got"):
+            graticule.create_model("own_pooling", encoding=encoding, joining=joining)
+    check_backbone("own_pooling", compiled=False)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_field_that_a_backbone_takes_and_ignores_is_found():
+    with pytest.raises(AssertionError, match=r"`takes` must have only fields .* not `bias`, which layer 0 ignores"):
+        check_backbone("own_careless", compiled=False)
+
+
+def test_every_field_is_given_by_an_encoding():
+    assert FIELDS.keys() == set(graticule.LayerPosition._fields)
+    assert all(field in fields(*choice) for field, choice in FIELDS.items())
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_recipe_trains_a_backbone_without_stochastic_depth():
+    recipe = graticule.Recipe("own_tiny", img_size=(16, 16), patch_size=4)
+    assert graticule.tasks.build_backbone(recipe, 5, 1, (16, 16)).num_classes == 5
+    with pytest.raises(ValueError, match=r"`drop_path_rate` must be left out: own_tiny has no such argument, got 0\.1"):
+        graticule.tasks.build_backbone(graticule.Recipe("own_tiny", drop_path_rate=0.1), 5, 1, (16, 16))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_backbone_that_no_recipe_can_build_is_found(monkeypatch):
+    monkeypatch.setattr(OwnBackbone, "hidden_arguments", OwnBackbone.hidden_arguments | {"in_chans"})
+    with pytest.raises(AssertionError, match="a recipe must be able to build the backbone: `in_chans` must be left"):
+        check_backbone("own_tiny", compiled=False)
 
 
 @pytest.mark.usefixtures("registered")

@@ -73,7 +73,7 @@ class MultiscaleVisionTransformer(Pyramid):
         norm_layer: builds a norm from D, or its name.
     """
 
-    takes = Pyramid.takes | {"inputs", "queries_keys", "bias", "rotary", "query_scale"}
+    takes = Pyramid.takes | {"inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"}
     takes_why = "Queries and keys are pooled to different grids."
     prefix_names = ("cls_token",)
     stage_lists = ("stages",)

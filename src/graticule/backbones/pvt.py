@@ -56,6 +56,7 @@ class PyramidVisionTransformer(Pyramid):
         act_layer: the MLPs' activation.
     """
 
+    takes = Pyramid.takes | {"inner"}
     prefix_names = ("cls_token",)
     stage_lists = ("patch_embeds", "blocks")
     first_conv = "patch_embeds.0.proj"

@@ -22,7 +22,6 @@ class Pyramid(Backbone):
     before the pooling, as in PVT's and Swin's code.
     """
 
-    takes = frozenset({"pre", "before", "inner", "after"})
     #: Number of stages, from the first, that get an absolute encoding if one is requested; None for all.
     absolute_stages: ClassVar[int | None] = None
     #: True if odd sides are padded before they are halved; `tokenize` must then pad them.

@@ -24,13 +24,9 @@ register_notrace_module(Position)  # its grid is not a tensor, so torch.fx recor
 class TokenModel(nn.Module, ABC):
     """Blocks over tokens, each with its `LayerPosition`: the loop, weight initialization and parameter groups."""
 
-    #: The fields of `LayerPosition` that the layers can use.
-    takes: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("pre", "before", "inner", "inputs", "after"),
-            *("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "queries_keys", "query_scale"),
-        }
-    )
+    #: The fields of `LayerPosition` that the model uses; here those that `run_blocks` applies between the blocks. An
+    #: encoding that gives another field is refused. A class adds those that its blocks use.
+    takes: ClassVar[frozenset[str]] = frozenset({"pre", "before", "after"})
     #: The fields that every layer needs.
     needs: ClassVar[frozenset[str]] = frozenset()
     #: Reason for which the layers can use no others, as a sentence.

@@ -18,7 +18,7 @@ from graticule.backbones.token_model import init_linear
 from graticule.checks import checked
 from graticule.encodings import PositionBuilder
 from graticule.grid import Grid
-from graticule.layers import Attention, Patches, Tokenizer
+from graticule.layers import Attention, Block, Patches, Tokenizer
 from graticule.layers.block_kinds import block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, for_timm, norm_layer_of
 from graticule.layers.pooling import SequencePool
@@ -77,6 +77,7 @@ class VisionTransformer(Backbone):
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
     """
 
+    takes = Backbone.takes | Block.takes
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,21 @@ class Attention(nn.Module):
         qk_norm: builds a norm of the d channels of queries, and one of keys, before rotation; None for no norm.
         inner_norm: builds a norm of the D channels of the mixed values, before the projection; None for no norm.
     """
+
+    #: The fields of `LayerPosition` that it uses.
+    takes: ClassVar[frozenset[str]] = frozenset(
+        {
+            "inputs",
+            "bias",
+            "token_bias",
+            "key_bias",
+            "value_bias",
+            "positional",
+            "rotary",
+            "queries_keys",
+            "query_scale",
+        }
+    )
 
     @checked
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
@@ -40,6 +40,9 @@ class Block(nn.Module):
         mlp: a module that replaces the MLP.
         init_values: initial value of LayerScale, or one each for attention and MLP; 0 or None for no LayerScale.
     """
+
+    #: The fields of `LayerPosition` that it uses, with the default attention.
+    takes: ClassVar[frozenset[str]] = Attention.takes | {"inner"}
 
     @checked
     def __init__(

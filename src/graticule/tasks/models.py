@@ -73,7 +73,8 @@ def backbone_arguments(
     given = {
         "img_size": img_size,
         "patch_size": patch_size,
-        "drop_path_rate": recipe.drop_path_rate,
+        # a backbone without stochastic depth needs no argument for none
+        "drop_path_rate": recipe.drop_path_rate if recipe.drop_path_rate or "drop_path_rate" in known else None,
         "in_chans": channels,
         **given,
     }

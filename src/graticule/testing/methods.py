@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from types import NoneType
 from typing import Any, get_args
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
-from graticule.backbones import create_model
+from graticule.backbones import create_model, list_arguments
 from graticule.encodings import ENCODINGS, TokenMixing
 from graticule.encodings.base import LAYERS
 from graticule.joining import JOININGS
@@ -20,10 +22,32 @@ from graticule.model_checks import Finding, inspect_model
 from graticule.registries import Registry
 from graticule.specs import Spec
 from graticule.surgery import fold, unfold
+from graticule.tasks import Recipe
+from graticule.training import task_of
+from graticule.training.module import build_optimizer
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
 _GRIDS = ((3, 5), (4, 2), (5, 7))
+
+#: Field of `LayerPosition` -> an encoding and a joining that give it to layers.
+FIELDS = {
+    "pre": ("learnable", "shared"),
+    "before": ("peg(places=-1)", "default"),
+    "inner": ("learnable", "lape"),
+    "inputs": ("convolutional_projection(places=-1)", "default"),
+    "bias": ("relative_bias", "default"),
+    "token_bias": ("pape", "default"),
+    "key_bias": ("irpe(on='q')", "default"),
+    "value_bias": ("irpe(on='v')", "default"),
+    "positional": ("gpsa", "default"),
+    "rotary": ("rope_1d", "default"),
+    "queries_keys": ("learnable", "queries_keys"),
+    "query_scale": ("log_n(reference=2)", "default"),
+    "after": ("peg", "default"),
+    "mixing": ("sgu", "default"),
+    "spatial_bias": ("sgu", "default"),
+}
 
 #: Builds a model; keyword arguments replace the default ones.
 _Build = Callable[..., Any]
@@ -68,6 +92,9 @@ def check_joining(
 def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
     """Check the contract of backbones for a registered backbone.
 
+    It includes that each field of `LayerPosition` in `takes` has an effect in each layer that gets it, so that no
+    encoding is accepted and ignored, and that a recipe builds the backbone and trains it for a step.
+
     Args:
         name: name of the model.
         compiled: whether to compile the model, too.
@@ -81,6 +108,10 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
         return create_model(name, **{"num_classes": _CLASSES, **kwargs, **more})
 
     _check_model(build, compiled)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _check_fields(build)
+        _check_step(name, build(), kwargs)
 
 
 def check_model(
@@ -129,7 +160,7 @@ def _builder(encoding: Any, joining: Any) -> _Build:
 def _check_model(build: _Build, compiled: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = _drawn(build()).double()
+        model = _drawn(build()).double()
         images = torch.randn(2, model.in_chans, *model.img_size, dtype=torch.float64)
         _check_gradients(model, images)
         model.eval()
@@ -179,6 +210,73 @@ def _check_layers(model: Any) -> None:
             for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
                 found = tuple(getattr(position.positional, name).shape)
                 assert found == shape, f"`positional.{name}` must be {shape}, got {found}"
+
+
+@torch.no_grad()
+def _check_fields(build: _Build) -> None:
+    """Check that every field in `takes` changes the output of each layer that gets it, for an encoding that gives it.
+
+    So no encoding is accepted and ignored.
+    """
+    model = build().eval()
+    _drawn(model)
+    images, grids = torch.randn(2, model.in_chans, *model.img_size), model.layer_grids(model.grid)
+    logits = model.forward_head(model.features_of(list(model.each_layer(images))))
+    _assert_same(logits, _outputs(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
+    unknown = model.takes - FIELDS.keys()
+    assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
+    own = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
+    for field in sorted(model.takes):
+        encoding, joining = FIELDS[field]
+        for chosen in (encoding, f"{own} + {encoding}", own):  # a family may need its own encoding
+            try:
+                model = build(encoding=chosen, joining=joining)
+            except ValueError:
+                continue  # it is refused, so it cannot be ignored
+            _drawn(model.eval())
+            others = _drawn(copy.deepcopy(model.position))(model.grid)
+            for layer, given in enumerate(model.position(model.grid)):
+                if getattr(given, field) is None or grids[layer].within.tokens < 2:  # one token attends to itself
+                    continue
+                value = getattr(others[layer], field) if field in model.needs else None
+                expected, found = (_after(model, images, layer, **each) for each in ({}, {field: value}))
+                assert not torch.equal(found, expected), (
+                    f"`takes` must have only fields that every layer uses, not `{field}`, which layer {layer} ignores"
+                )
+            break
+
+
+def _after(model: Any, images: Tensor, layer: int, **changed: Any) -> Tensor:
+    """Return the tokens after a layer, with fields of its position changed."""
+
+    def change(_: nn.Module, args: Any, found: Any) -> Any:
+        return [*found[:layer], found[layer]._replace(**changed), *found[layer + 1 :]]
+
+    with model.position.register_forward_hook(change):
+        tokens: Tensor = next(islice(model.each_layer(images), layer, None))[0]
+    return tokens
+
+
+def _check_step(name: str, model: Any, kwargs: dict[str, Any]) -> None:
+    """Check that a recipe builds the backbone and trains it for a step."""
+    choices: dict[str, Any] = {key: str(kwargs[key]) for key in ("encoding", "joining") if key in kwargs}
+    settled = {"img_size", "patch_size", "in_chans", "num_classes"}
+    others = {key: kwargs[key] for key in list_arguments(name) if key not in settled and kwargs.get(key) is not None}
+    texts = tuple(f"{key}={json.dumps(value)}" for key, value in others.items())
+    recipe = Recipe(name, img_size=model.img_size, patch_size=kwargs.get("patch_size"), model_kwargs=texts, **choices)
+    task = task_of(recipe)
+    try:
+        built = task.build_model({"num_classes": _CLASSES, "channels": model.in_chans})
+    except ValueError as error:
+        raise AssertionError(f"a recipe must be able to build the backbone: {error}") from error
+    batch = torch.randn(2, model.in_chans, *model.img_size), torch.arange(2)
+    before = {key: value.clone() for key, value in built.state_dict().items()}
+    optimizer = build_optimizer(recipe, built)
+    task.loss(built.train(), batch, 0).backward()
+    optimizer.step()
+    after = built.state_dict()
+    assert all(value.isfinite().all() for value in after.values()), "a step must leave finite weights"
+    assert any(not torch.equal(value, before[key]) for key, value in after.items()), "a step must change the weights"
 
 
 def _check_options(
@@ -238,7 +336,7 @@ def _other_values(kind: object, value: object) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _drawn(model: nn.Module) -> nn.Module:
+def _drawn(model: Any) -> Any:
     """Set every trainable parameter to random values, so that each one has an effect."""
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from graticule.data import BatchOrder
 from graticule.files import write_json
 from graticule.training.devices import shard
+from graticule.training.recipe import TrainingRecipe
 from graticule.training.task import Task
 from graticule.training.validation import Sums, exact_dtype
 
@@ -206,21 +207,8 @@ class TrainingModule(L.LightningModule):
         self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
-        """Build timm's optimizer, without decay for parameters that the model excludes, and its schedule by step."""
-        recipe = self.recipe
-        eps = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
-        kept = set() if recipe.decay_position else getattr(self.model, "no_weight_decay", set)()
-        groups: Any = param_groups_weight_decay
-        if recipe.layer_decay is not None:
-            groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
-        optimizer = create_optimizer_v2(
-            self.model,
-            opt=recipe.optimizer,
-            lr=recipe.lr,
-            momentum=0.9,
-            param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
-            **eps,
-        )
+        """Build the optimizer and its schedule by step."""
+        recipe, optimizer = self.recipe, build_optimizer(self.recipe, self.model)
         steps = self.batches.steps
         warmup = recipe.warmup_steps or recipe.warmup_epochs * steps
         scheduler, _ = create_scheduler_v2(
@@ -244,6 +232,23 @@ class TrainingModule(L.LightningModule):
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Move timm's schedule to the next step."""
         scheduler.step_update(self.global_step)
+
+
+def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Build timm's optimizer, without decay for parameters that the model excludes."""
+    eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
+    kept: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
+    groups: Any = param_groups_weight_decay
+    if recipe.layer_decay is not None:
+        groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
+    return create_optimizer_v2(
+        model,
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        momentum=0.9,
+        param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
+        **eps,
+    )
 
 
 class ShardedModule(TrainingModule):
