@@ -137,8 +137,12 @@ def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     np.testing.assert_array_equal(panels[-1].images[0].get_array(), maps["none"][1].patches(2))
     assert panels[0].get_title() == "head 1" and panels[0].get_ylabel() == "layer 1"
     assert [text.get_text() for text in figure.texts] == ["learnable", "peg", "none", "title"]
-    rows = [{panel.images[0].get_clim() for panel in panels[start : start + 6]} for start in (0, 6)]
-    assert all(len(row) == 1 for row in rows)  # one color scale per row
+    scales = [[panel.images[0].get_clim() for panel in panels[start : start + 6]] for start in (0, 6)]
+    for row, layer in zip(scales, (0, 1), strict=True):  # one color scale per head, for all models
+        for head, of_head in zip((0, 2), (row[::2], row[1::2]), strict=True):
+            end = max(np.quantile(each[layer].patches(head), 0.995) for each in maps.values())
+            assert of_head == [(0, pytest.approx(end))] * 3
+    assert panels[1].get_xlabel().endswith(f"\n0 to {scales[0][1][1]:.2g}")
     fixed = attention_sheet(maps, heads=[0], limits=(0, 0.5))
     assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.5)}
 
@@ -183,6 +187,8 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
     np.testing.assert_array_equal(weights.get_array(), maps["a"][0].of_query(0, (0.5, 0.5), 0.6)[0])
     box = panels[0].patches[-1]
     assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (15.5, 7.5, 8, 8)
+    ends = [np.quantile(np.asarray(panel.images[1].get_array()), 0.995) for panel in panels]
+    assert [panel.images[1].get_clim()[1] for panel in panels] == pytest.approx(ends)  # each head has its own scale
     with pytest.raises(ValueError, match="`query`"):
         attention_on_image(maps, picture, (1.0, 0.5))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import tiny
 from commands import run_command
 from graticule.analysis import audit, audit_json, audit_page, rotary_similarity, view_of
 from graticule.analysis.position_maps import position_maps
+from graticule.analysis.position_time import Turns
 from graticule.data import DatasetInfo
 from graticule.data.pictures import Pictures
 from graticule.grid import Grid
@@ -282,6 +284,25 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     assert code == 1 and "`data` must have one folder for each of the 10 classes" in err
     code, _, err = run_command(capsys, "evaluate", *NANO, "--data", "digitz")
     assert code == 1 and "'digits'" in err
+
+
+def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pictures, tmp_path):
+    small = tmp_path / "small model.py"
+    kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 10}
+    small.write_text(f"import timm\n\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', **{kwargs})\n")
+    given = [f"{small}:model", "--images", pictures, "--count", 5, "--img-size", 48, "--sizes", 40]
+    code, _, err = run_command(capsys, "audit", *given, "--output", tmp_path)
+    assert code == 0, err
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["img_size"] == [48, 48] and found["grids"][0] == [6, 6, 1]
+    assert found["parameters"] == tiny.count(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    assert found["position_parameters"] == {"absolute table": 17 * 24}
+    assert shlex.split(found["command"]) == ["graticule", "audit", *map(str, given), "--output", str(tmp_path)]
+
+
+def test_shares_of_time_are_between_minus_one_and_one():
+    turns = Turns(1, {"computed": np.array([1.0, 1.0, 2.0]), "without": np.array([0.5, 8.0, 8.0])})
+    assert turns.share("computed", "without") == (-0.75, -0.8125, -0.125)
 
 
 OWN = """

@@ -237,6 +237,16 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
         *("--output", tmp_path / "a.html"),
     )
     assert code == 0 and (tmp_path / "a.html").is_file()
+    (tmp_path / "small.py").write_text(
+        "import timm\nmodel = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=1)\n"
+    )
+    code, _, err = run_command(
+        *(capsys, "explore", f"{tmp_path}/small.py:model", "--images", tmp_path / "a.png", "--img-size", 48),
+        *("--sizes", "32", "48", "24x40", "--output", tmp_path / "b.html"),
+    )
+    (shown,) = described_in(tmp_path / "b.html")["models"]
+    assert code == 0 and [size["pixels"] for size in shown["sizes"]] == [[48, 48], [32, 32], [24, 40]], err
+    assert " --img-size 48 --sizes 32 48 24x40 " in (tmp_path / "b.html").read_text()
 
 
 def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -74,6 +75,18 @@ def test_a_model_by_name_is_tried_on_images_without_classes(capsys, digits, tmp_
     assert code == 0, err
     assert "geometric" in out and "log_spaced" in out and "crop" not in out and "top-1" not in out
     assert json.loads((tmp_path / "resamplers.json").read_text())["own"] == ["geometric"]
+
+
+def test_a_model_of_timm_is_converted_and_tried(capsys, digits, tmp_path):
+    (tmp_path / "small.py").write_text(
+        "import timm\nstock = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=1)\n"
+    )
+    arguments = ["--images", digits / "3", "--sizes", 40, "--output", tmp_path]
+    code, out, err = run_command(capsys, "resamplers", f"{tmp_path}/small.py:stock", *arguments)
+    assert code == 0 and "the model has bicubic" in out, err
+    stock = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    with pytest.raises(ValueError, match="position of this library to be resampled, got VisionTransformer of timm"):
+        with_resampler(stock, "area")
 
 
 def test_what_cannot_be_tried_is_named(capsys, run, digits, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+import torchvision
 from timm_models import assert_same_bits, build, difference, in_float64
 
 import graticule
@@ -266,8 +267,15 @@ def test_what_cannot_be_converted_is_refused_with_the_part_and_its_value():
         with pytest.raises(ValueError) as refusal:
             graticule.convert(build(name, **given))
         assert message in str(refusal.value), name
-    with pytest.raises(ValueError, match=r"`model` must be of one of timm's classes .*VisionTransformer.*, got ResNet"):
-        graticule.convert(timm.create_model("test_resnet"))
+    for model, said in (
+        (timm.create_model("test_resnet"), "got ResNet of timm.models.resnet"),
+        (
+            torchvision.models.VisionTransformer(32, 8, 1, 3, 24, 48),
+            r"Transformer of torchvision\..*; graticule.attach",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"must be of one of timm's classes .*VisionTransformer.*, .*{said}"):
+            graticule.convert(model)
 
 
 def test_changed_parts_are_refused():

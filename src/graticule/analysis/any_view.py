@@ -7,7 +7,7 @@ from typing import cast
 from torch import nn
 
 from graticule.analysis.backbone_view import BackboneView
-from graticule.analysis.timm_view import TimmView
+from graticule.analysis.timm_view import TimmView, own_size
 from graticule.analysis.view import ModelView, Size
 from graticule.backbones import Backbone, TokenModel
 
@@ -17,13 +17,15 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
 
     Args:
         model: takes images (B, C, height, width).
-        img_size: (height, width) in pixels; that of the model by default.
+        img_size: (height, width) in pixels; that of the model by default. The view of a model of another library that
+            is built for another size is that of a copy.
 
     Raises:
-        ValueError: if no blocks are found, or no image size is known.
+        ValueError: if no blocks are found, no image size is known, or the model refuses it.
     """
     if isinstance(model, Backbone) or hasattr(model, "each_layer"):
         return BackboneView(cast("Backbone", model), img_size)
     if isinstance(model, TokenModel):
         raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
-    return TimmView(model, img_size)
+    view = TimmView(model, own_size(model) or img_size)
+    return view if img_size is None else view.sized(img_size)

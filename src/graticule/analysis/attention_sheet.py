@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from graticule.analysis.attention_map import AttentionMap
 from graticule.analysis.plots import SIMILARITY, axes_at
 
-#: Weights above this quantile of a row of the sheet are drawn in the last color: a few peaks would darken the rest.
+#: Weights above this quantile of a head are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
 #: Most columns of a sheet by default.
 _MOST = 6
@@ -31,8 +31,8 @@ def attention_sheet(
 ) -> Figure:
     """Draw the score matrices between patches, one row per layer and one column per model and head.
 
-    Every row of the sheet has one color scale, from 0 to the 99.5 % quantile of its weights. Below each matrix is its
-    mean attention distance.
+    Every head of a layer has a color scale of its own, the same for all models, from 0 to the 99.5 % quantile of its
+    weights. Below each matrix are its mean attention distance and the ends of its scale.
 
     Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
 
@@ -52,10 +52,7 @@ def attention_sheet(
         ax.imshow(one.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
         ax.set_xlabel(f"distance {one.distance(head, image):.2f} patches", fontsize=8)
 
-    def largest(one: AttentionMap, head: int) -> float:
-        return float(np.quantile(one.patches(head, image), _TOP))
-
-    return _sheet(maps, heads, draw, largest, 1.0, title, limits)
+    return _sheet(maps, heads, draw, lambda one, head: one.patches(head, image), 1.0, title, limits)
 
 
 def attention_on_image(
@@ -69,8 +66,8 @@ def attention_on_image(
 ) -> Figure:
     """Draw the attention of one query over the image, one row per layer and one column per model and head.
 
-    The query is a square. Every row has one color scale, from 0 to the largest of its weights. Where attention is
-    within windows, the rest of the image has no color.
+    The query is a square. Color scales are those of `attention_sheet`, for the weights of the query. Where attention
+    is within windows, the rest of the image has no color.
 
     Args:
         maps: as in `attention_sheet`.
@@ -102,10 +99,10 @@ def attention_on_image(
         ax.set(xlim=box[:2], ylim=box[2:])
         ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
 
-    def largest(one: AttentionMap, head: int) -> float:
-        return float(np.nanmax(one.of_query(head, query, height / width, image)[0]))
+    def weights_of(one: AttentionMap, head: int) -> NDArray[Any]:
+        return one.of_query(head, query, height / width, image)[0]
 
-    return _sheet(maps, heads, draw, largest, height / width, title, limits)
+    return _sheet(maps, heads, draw, weights_of, height / width, title, limits)
 
 
 def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
@@ -136,14 +133,14 @@ def _sheet(
     maps: Maps,
     heads: Sequence[int],
     draw: Callable[[Axes, AttentionMap, int, Normalize], None],
-    largest: Callable[[AttentionMap, int], float],
+    weights_of: Callable[[AttentionMap, int], NDArray[Any]],
     ratio: float,
     title: str,
     limits: Limits | None,
 ) -> Figure:
     """Draw the panels of a sheet; `ratio` is the height of a panel as a share of its width."""
     columns = list(maps.values())
-    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42
+    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42 if limits else 0.56
     high = side * ratio
     wide = len(heads) * (side + gap) - gap
     names = [_wrapped(label, int(13 * wide)) for label in maps]
@@ -154,15 +151,17 @@ def _sheet(
     figure = Figure(figsize=(inches[0], inches[1]))
 
     for row in range(len(columns[0])):
-        end = max(largest(column[row], head) for column in columns for head in heads)
-        scale = Normalize(*(limits or (0, end or 1.0)))
+        ends = [max(float(np.nanquantile(weights_of(one[row], head), _TOP)) for one in columns) for head in heads]
+        scales = [Normalize(*(limits or (0, end or 1.0))) for end in ends]
         y = top + row * (high + below)
         for number, column in enumerate(columns):
             start = left + number * (wide + between)
             for index, head in enumerate(heads):
                 ax = axes_at(figure, start + index * (side + gap), y, side, high)
-                draw(ax, column[row], head, scale)
+                draw(ax, column[row], head, scales[index])
                 ax.set(xticks=[], yticks=[])
+                if not limits:
+                    ax.set_xlabel(f"{ax.get_xlabel()}\n0 to {scales[index].vmax:.2g}", fontsize=8)
                 if row == 0:
                     ax.set_title(f"head {head + 1}", fontsize=8, pad=4)
                 if index == 0 and number == 0:
@@ -172,8 +171,10 @@ def _sheet(
                     (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
                 )
         bar = axes_at(figure, left + len(columns) * (wide + between) - between + 0.1, y, 0.12, high)
-        figure.colorbar(ScalarMappable(scale, SIMILARITY), cax=bar, extend="max")
+        figure.colorbar(ScalarMappable(Normalize(*(limits or (0, 1))), SIMILARITY), cax=bar, extend="max")
         bar.tick_params(labelsize=8)
+        if not limits:
+            bar.set_yticks([0, 1], ["0", "end"])
         if row == 0:
             bar.set_title("weight", fontsize=8, pad=5)
     figure.text(0.5, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)

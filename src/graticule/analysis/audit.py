@@ -34,8 +34,8 @@ class Audit:
     img_size: (height, width) in pixels of the images.
     images: number of images.
     grids: grid after each layer.
-    parameters: number of parameters of the model.
-    position: number of parameters of each part of the position information.
+    parameters: number of parameters of the model, before it is set to `img_size`.
+    position: number of parameters of each part of the position information, also before that.
     unknown: names of parameters that look like position information and belong to no known part.
     probe_content: probe of the embedded patches before any position information; None if they were not found.
     probes: probe of each layer.
@@ -152,7 +152,7 @@ def audit(
         images=len(given),
         grids=tuple(grids),
         parameters=sum(one.numel() for one in model.parameters()),
-        position=view.position_parameters,
+        position=view_of(model).position_parameters,
         unknown=view.unknown_parameters if isinstance(view, TimmView) else [],
         probe_content=None if content is None else content.probe(),
         probes=probes,

@@ -77,9 +77,10 @@ def findings(found: Audit) -> list[str]:
         one = found.times[-1]
         if "without" in one.seconds:
             median, low, high = one.share("computed", "without")
+            noise = ", so no more than the noise of this machine" if low < 0 else ""
             said.append(
                 f"Position takes {100 * median:.1f} % of a forward pass of {one.batch} images (quartiles "
-                f"{100 * low:.1f} to {100 * high:.1f} %)."
+                f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
             )
     return said
 
@@ -109,8 +110,8 @@ def _cost(report: Report, found: Audit) -> None:
         report.table(
             ("share of a forward pass", "images", "median", "quartiles", "rounds"),
             shares,
-            "Time on this machine: forward passes with and without position information, interleaved. A median below 0 "
-            "is the noise of the machine.",
+            "Time on this machine: forward passes with and without position information, interleaved. A quartile "
+            "below 0 is the noise of the machine.",
         )
 
 

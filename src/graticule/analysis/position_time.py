@@ -26,8 +26,12 @@ class Turns:
     seconds: Mapping[str, Array]
 
     def share(self, more: str, less: str) -> tuple[float, float, float]:
-        """Return the share of the time of `more` that `less` saves: the median over rounds, and the quartiles."""
-        saved = 1 - self.seconds[less] / self.seconds[more]
+        """Return the share of the time of `more` that `less` saves: the median over rounds, and the quartiles.
+
+        In a round in which `less` takes longer, which is noise, it is a share of the time of `less`, from -1 to 0.
+        """
+        a, b = self.seconds[more], self.seconds[less]
+        saved = (a - b) / np.maximum(a, b)
         low, median, high = np.quantile(saved, (0.25, 0.5, 0.75))
         return float(median), float(low), float(high)
 

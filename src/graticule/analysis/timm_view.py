@@ -44,7 +44,7 @@ class TimmView(ModelView):
                 f"stages, as in timm, got {type(model).__name__}."
             )
         self.prefix = int(getattr(model, "num_prefix_tokens", 0))
-        found = img_size or _own_size(model)
+        found = img_size or own_size(model)
         if found is None:
             raise ValueError(
                 f"`model` must have an attribute img_size, (height, width) in pixels, got {type(model).__name__}, "
@@ -296,7 +296,8 @@ def _grid_of(tokens: int, size: Size, prefix: int) -> Grid:
     raise Unavailable(f"{tokens} tokens are not a grid of an image of {size[0]} x {size[1]} pixels")
 
 
-def _own_size(model: nn.Module) -> Size | None:
+def own_size(model: nn.Module) -> Size | None:
+    """Return the (height, width) in pixels that a model is built for; None if it is not known."""
     stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
     configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
     for given in (getattr(stem, "img_size", None), getattr(model, "img_size", None), configured and configured[1:]):

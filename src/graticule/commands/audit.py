@@ -22,6 +22,7 @@ from graticule.commands.opening import (
 from graticule.commands.options import (
     Output,
     choose_device,
+    command_line,
     output_folder,
     parse,
     parse_checkpoint,
@@ -117,8 +118,8 @@ def run(arguments: list[str]) -> int:
     chosen = range(pictures.num_test)
     images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
     labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
-    found = audit(view.model.to(device), images, size, labels, batch_size=options.batch_size)
-    about = _about(opened, options, device)
+    found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size)
+    about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(found, opened.title, list(about.items()))
     record = audit_json(found, about)
@@ -145,7 +146,7 @@ def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
     return [other]
 
 
-def _about(opened: Opened, options: Audit, device: str) -> dict[str, str]:
+def _about(opened: Opened, options: Audit, device: str, command: str) -> dict[str, str]:
     """Return the description of the audit, as the rows of a table."""
     from datetime import UTC, datetime
 
@@ -157,7 +158,7 @@ def _about(opened: Opened, options: Audit, device: str) -> dict[str, str]:
         "model": opened.title,
         "opened from": opened.target,
         "images": str(options.images),
-        "command": f"graticule audit {opened.target} --images {options.images}",
+        "command": command,
         "versions": f"graticule {versions['graticule']}, torch {versions['torch']}, timm {versions['timm']}",
         "machine": f"{machine['processor']}, {machine['threads']} threads, {device}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -22,7 +22,7 @@ from graticule.commands.opening import (
     size_of,
     with_own_data,
 )
-from graticule.commands.options import parse, parse_checkpoint, parse_sizes, print_written
+from graticule.commands.options import command_line, parse, parse_checkpoint, parse_sizes, print_written
 from graticule.commands.predict import read_picture
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Explore(NamedModels):
     """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
+    img_size: str | None = None
+    """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
     checkpoint: str = "best"
     """best or last, of a run"""
     output: Path | None = None
@@ -62,7 +64,8 @@ def run(arguments: list[str]) -> int:
     check_targets(options.models, options, "explore")
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
-    checkpoint, sizes = parse_checkpoint(options.checkpoint), parse_sizes(options.sizes)
+    checkpoint, first = parse_checkpoint(options.checkpoint), options.img_size
+    sizes = list(dict.fromkeys(parse_sizes([*([] if first is None else [first]), *options.sizes])))
     given = _images(options.images, options.models)
     if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
         raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
@@ -77,7 +80,7 @@ def run(arguments: list[str]) -> int:
         images = [_read(known, given, size) for size in sizes or [size_of(one)]]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
     page = options.output or opened[0].folder / "explorer.html"
-    written = write_explorer(found, page, _made(options))
+    written = write_explorer(found, page, _made(command_line("explore", arguments)))
     print_written(written)
     if options.open and sys.stdout.isatty():
         import webbrowser
@@ -133,13 +136,10 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
     return torch.stack(found)
 
 
-def _made(options: Explore) -> str:
+def _made(command: str) -> str:
     """Return the footer with the command, version and date."""
     from datetime import UTC, datetime
     from importlib.metadata import version
 
-    command = ["graticule", "explore", *options.models]
-    command += ["--images", *options.images] if options.images else []
-    command += ["--sizes", *options.sizes] if options.sizes else []
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"Made by {' '.join(command)} with graticule {version('graticule')}, {now}."
+    return f"Made by {command} with graticule {version('graticule')}, {now}."

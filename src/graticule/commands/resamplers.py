@@ -28,7 +28,7 @@ class Resamplers(NamedModels):
         graticule resamplers RUN --images FOLDER --sizes 160 288
 
     Features are compared with those of the same images at the size of the training. Scores need a run and images in
-    one folder per class.
+    one folder per class. A model of timm is converted first.
     """
 
     model: tyro.conf.Positional[str]
@@ -66,11 +66,13 @@ def run(arguments: list[str]) -> int:
     find_pictures(options.images)  # before the model is built
     opened = with_own_data(open_model(options.model, options, checkpoint))
     assert opened.info is not None
+    from graticule.backbones import TokenModel
     from graticule.studies import try_resamplers
+    from graticule.surgery.convert import convert
     from graticule.surgery.resampler import resampled_modules
     from graticule.tasks import check_sizes
 
-    model: Any = opened.model
+    model: Any = opened.model if isinstance(opened.model, TokenModel) else convert(opened.model)
     resampled_modules(model)  # raises if there are none
     trained_at = size_of(opened)
     check_sizes(model, sizes)

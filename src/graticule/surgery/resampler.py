@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from graticule.encodings import Position
 from graticule.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.specs import Spec
 
@@ -19,6 +20,11 @@ def resampled_modules(model: nn.Module) -> list[Any]:
         ValueError: if there are none.
     """
     found = with_own_resampler(model.modules())
+    if not found and not any(isinstance(module, Position) for module in model.modules()):
+        raise ValueError(
+            f"`model` must have a position of this library to be resampled, got {type(model).__name__} of "
+            f"{type(model).__module__}; graticule.convert gives a model of timm one."
+        )
     if not found:
         raise ValueError(
             "`model` must have an encoding that is resampled, such as learnable, factorized or relative_bias, got one "

@@ -67,7 +67,10 @@ def read(model: nn.Module) -> Conversion:
     reader = CONVERSIONS.get(type(model))
     if reader is None:
         known = ", ".join(sorted(kind.__name__ for kind in CONVERSIONS))
-        raise ValueError(f"`model` must be of one of timm's classes {known}, got {type(model).__name__}.")
+        raise ValueError(
+            f"`model` must be of one of timm's classes {known}, got {type(model).__name__} of "
+            f"{type(model).__module__}; graticule.attach gives a transformer of any library a position."
+        )
     return reader(model)
 
 
