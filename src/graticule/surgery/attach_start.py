@@ -146,8 +146,9 @@ def _attention(block: nn.Module, ways: Ways, found: Survey) -> nn.Module:
         )
     if not weights or any(weight is None for weight in weights) or sum(map(len, weights)) != 3 * found.dim:
         return block
-    ours: Any = Attention(found.dim, ways.num_heads, all(bias is not None for bias in biases)).to(weights[0])
-    ours.qkv.weight.copy_(torch.cat(weights))
-    if ours.qkv.bias is not None:
-        ours.qkv.bias.copy_(torch.cat(biases))
-    return ours
+    biased = all(bias is not None for bias in biases)
+    qkv = nn.Linear(found.dim, 3 * found.dim, bias=biased).to(weights[0])
+    qkv.weight.copy_(torch.cat(weights))
+    if biased:
+        qkv.bias.copy_(torch.cat(biases))
+    return Attention(found.dim, ways.num_heads, qkv=qkv)
