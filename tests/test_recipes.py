@@ -422,6 +422,18 @@ def test_vit_adapters_have_the_scales_the_stochastic_depth_and_the_decay_of_its_
     assert {found[name] for name in scales} == {0} and max(found.values()) == recipe.weight_decay
 
 
+def test_segmenter_starts_from_a_table_that_is_resampled_bilinearly():
+    small = {"depth": 1, "embed_dim": 24, "num_heads": 2}
+    kwargs = tuple(f"{name}={value}" for name, value in small.items())
+    recipe = dataclasses.replace(load_recipe("seg_tiny_mask_ade20k"), model_kwargs=kwargs)
+    model = build_model(recipe, class_names=("a", "b"), channels=3)
+    source = graticule.create_model(recipe.model, **small).state_dict()
+    graticule.transfer(model.backbone, source, classifier=False)
+    old, new = (state["position.encodings.0.pos_embed"][0, 1:] for state in (source, model.backbone.state_dict()))
+    expected = F.interpolate(old.T.unflatten(-1, (14, 14))[None], size=(32, 32), mode="bilinear")
+    torch.testing.assert_close(new, expected.flatten(2)[0].T)
+
+
 def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
     for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
         stages = model_of(load_recipe(name)).backbone.blocks

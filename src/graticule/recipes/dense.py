@@ -244,11 +244,13 @@ def segmenter(model: str) -> graticule.SegmentationRecipe:
 
     Printed by LaPE (section 4.3): the mask transformer, patches of 16, ADE20K, five seeds, 121 to 125. All other values
     are those of segm/config.yml, segm/train.py and segm/data/config/ade20k.py of rstrudel/segmenter, and Nesterov's
-    momentum that of timm, which it uses as this library does. Its backbones of these sizes are ViTs of ImageNet-21k;
-    LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that are not ignored, here over all of them.
+    momentum that of timm, which it uses as this library does; tables are resampled bilinearly, as there. Its backbones
+    of these sizes are ViTs of ImageNet-21k; LaPE starts from DeiT. Its loss is the mean over the pixels of a batch that
+    are not ignored, here over all of them.
     """
     return _ade20k(
         model=model,
+        encoding="learnable(resampler='bilinear(antialias=False)')",
         decoder="segmenter_mask(drop=0.1)",
         img_size=(512, 512),
         drop_path_rate=0.1,
