@@ -147,7 +147,7 @@ def test_mistakes_are_one_line(trained, tmp_path, capsys):
         (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be any of batch, height, width, got 'depth'"),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
         (("export", run, "--encoding", "rope"), "`encoding` must be left out with a folder"),
-        (("export", "vit_nano_patch4_28", "--data", "cats"), "`dataset` must be one of"),
+        (("export", "vit_nano_patch4_28", "--data", "cats"), "`data` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be new"),

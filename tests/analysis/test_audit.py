@@ -281,7 +281,7 @@ def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
     code, _, err = run_command(capsys, "evaluate", *NANO)
     assert code == 1 and "`data` must be given for 'vit_nano_patch4_28'" in err
     code, _, err = run_command(capsys, "evaluate", *NANO, "--data", pictures / "0")
-    assert code == 1 and "`data` must have one folder for each of the 10 classes" in err
+    assert code == 1 and "`data` must have the 10 classes of vit_nano_patch4_28, got none in" in err
     code, _, err = run_command(capsys, "evaluate", *NANO, "--data", "digitz")
     assert code == 1 and "'digits'" in err
 

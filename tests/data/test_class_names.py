@@ -1,5 +1,6 @@
 """A run stores the names of its classes: data in which an output would mean another class are refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,9 +8,11 @@ import pytest
 from image_files import write_folder
 from safetensors.torch import load_file
 
+import graticule
+from commands import run_command
 from graticule import cli
-from graticule.data import check_class_names, same_classes
-from graticule.tasks import Distillation, Recipe, class_names
+from graticule.data import check_class_names, class_labels, same_classes
+from graticule.tasks import Distillation, Recipe, class_names, images_of
 from graticule.training import Run, train
 
 
@@ -77,6 +80,56 @@ def test_a_damaged_list_of_names_is_refused(trained, tmp_path):
             Run.open(folder).data()
 
 
+def ways(root):
+    """Return the options that name the folder of a data set."""
+    return ["--data", root], ["--data", "image_folder", "--data-root", root]
+
+
+def test_a_published_model_is_not_scored_on_other_classes(trained, renamed, tmp_path, capsys):
+    published = graticule.save_pretrained(trained.model(), tmp_path / "published")
+    for data in ways(renamed):
+        code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
+        assert code == 1 and "`data` must have the classes of" in said and "only in the data: 'zcat'; " in said
+    code, _, said = run_command(
+        capsys, "export", trained.folder, "--int8", "--data", renamed, "--output", tmp_path / "model.onnx"
+    )
+    assert code == 1 and "`data` must have the classes of" in said and not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_path, capsys):
+    model = graticule.create_model("vit_nano_patch4_28", img_size=8, depth=1, in_chans=3, num_classes=2)
+    published = graticule.save_pretrained(model, tmp_path / "published")
+    for classes in ("ab", "abc", "abcd"):
+        for data in ways(write_folder(tmp_path / classes, tuple(classes))):
+            code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
+            if len(classes) == 2:
+                assert code == 0 and "does not name its classes: those of" in said
+            else:
+                assert code == 1 and "`data` must have the 2 classes of" in said and f"got {len(classes)}" in said
+
+
+def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder_alike(trained, tmp_path, capsys):
+    pictures, found = trained.recipe().data_root, []
+    for mean in (0.9, 0.1):
+        options = {"mean": [mean] * 3, "interpolation": "nearest", "crop_pct": 0.5}
+        published = graticule.save_pretrained(trained.model(), tmp_path / str(mean), preprocessing=options)
+        for data in ways(pictures):
+            assert run_command(capsys, "evaluate", published, *data, "--output", tmp_path)[0] == 0
+            found.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tmp_path):
+    images = images_of(trained)
+    assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
+    old = moved(trained, trained.recipe().data_root, tmp_path / "old")
+    described = json.loads((old / "recipe.json").read_text())
+    for name in ("mean", "std", "size"):  # as of an earlier version
+        del described[name]
+    (old / "recipe.json").write_text(json.dumps(described))
+    assert dataclasses.replace(images_of(Run.open(old)), name="") == dataclasses.replace(images, name="")
+
+
 def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(trained, renamed, tmp_path, capsys):
     options = {"start_from": trained.folder, "lr": 1e-9, "min_lr": 0.0}
     same = train(recipe(trained.recipe().data_root, **options), tmp_path / "same", progress=False)
@@ -99,6 +152,13 @@ def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_pat
 def test_classes_in_another_order_are_refused_with_the_first_that_differs():
     with pytest.raises(ValueError, match="class 1 is 'b', and 'c' in RUN"):
         check_class_names("abc", "acb", "RUN")
+
+
+def test_classes_are_matched_by_name_and_in_order_only_without_names():
+    assert class_labels("cab", "abc", 3) == [2, 0, 1] and class_labels("b", "abc", 3) == [1]
+    assert class_labels("xyz", "abc", 3) is None and class_labels("abcd", "abc", 3) is None
+    assert class_labels("xyz", "", 3) == class_labels("xyz", "012", 3) == class_labels("012", "abc", 3) == [0, 1, 2]
+    assert class_labels("xy", "", 3) is None and class_labels("", "abc", 3) is None
 
 
 def test_classes_without_names_may_be_any_others_that_are_as_many():

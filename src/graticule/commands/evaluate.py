@@ -11,7 +11,16 @@ import tyro
 
 from graticule.commands.figures import Figures
 from graticule.commands.kinds import check_task_options
-from graticule.commands.opening import NamedData, Opened, check_targets, labels_of, open_model, test_data, test_task
+from graticule.commands.opening import (
+    NamedData,
+    Opened,
+    check_labels,
+    check_targets,
+    labels_of,
+    open_model,
+    test_data,
+    test_task,
+)
 from graticule.commands.options import (
     Output,
     choose_device,
@@ -73,11 +82,8 @@ def run(arguments: list[str]) -> int:
     loaded = []
     for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
         data = test_data(one, options)
-        if not getattr(data, "labelled", True):
-            raise ValueError(
-                f"`data` must have one folder for each of the {one.model.num_classes} classes of {one.target}, got "
-                f"{options.data!r}, whose folders are others."
-            )
+        if one.run is None:
+            check_labels(one, data, options.data)
         evaluation.check(task, one.model, data)
         loaded.append((one, task, data))
     evaluated = []

@@ -12,7 +12,6 @@ import tyro
 from graticule.checks import parse_sizes
 from graticule.commands.options import Output, parse
 from graticule.commands.sources import open_source
-from graticule.names import is_path
 
 if TYPE_CHECKING:
     from graticule.surgery import Exported
@@ -135,26 +134,22 @@ def _maps(model: Any) -> Any:
     return features
 
 
-def _batches(options: Export, model: Any, opened: Any, size: tuple[int, int]) -> Any:
+def _batches(options: Export, model: Any, run: Any, size: tuple[int, int]) -> Any:
     """Return batches of test images and labels to score the file on; None without data or need."""
-    if options.data is None and (opened is None or not options.int8):
+    if options.data is None and (run is None or not options.int8):
         return None
     if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
         if options.data is None:
             return None
         raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
-    from graticule.data import DataModule, list_datasets
-
     if options.data is None:
-        data = opened.data()
-    elif options.data not in list_datasets() and (is_path(options.data) or Path(options.data).is_dir()):
-        data = DataModule("image_folder", root=Path(options.data), size=size)
-    else:
-        data = DataModule(options.data, size=size)
-    data.setup()
-    if data.info.num_classes != model.num_classes or data.info.channels != model.in_chans:
-        raise ValueError(
-            f"`data` must have the {model.num_classes} classes and {model.in_chans} channels of the model, got "
-            f"{data.info.num_classes} and {data.info.channels}."
-        )
+        return run.data().eval_dataloader(size)
+    from graticule.commands.opening import check_labels, describe_model, named_data
+    from graticule.tasks import images_of
+
+    opened = describe_model(options.model, model, options.model)
+    if run is not None:
+        opened = dataclasses.replace(opened, info=images_of(run), augmentation=run.recipe().augmentation)
+    data = named_data(dataclasses.replace(opened, img_size=size), options.data)
+    check_labels(opened, data, options.data)
     return data.eval_dataloader(size)

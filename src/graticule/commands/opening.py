@@ -64,6 +64,7 @@ class Opened:
     folder: the default folder of results.
     run: its run, if it has one.
     own_data: the data of the run.
+    states_info: whether the mean and the standard deviation of `info` belong to its weights, and not only to its name.
     """
 
     target: str
@@ -75,6 +76,7 @@ class Opened:
     folder: Path = field(default_factory=Path)
     run: Run | None = None
     own_data: Any = None
+    states_info: bool = True
 
 
 def check_targets(targets: Sequence[str], options: NamedModels, command: str) -> None:
@@ -188,11 +190,11 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     if is_named(target):
         file, colon, name = target.rpartition(":")
         if colon and file.endswith(".py"):
-            return _described(target, module_of_file(file, name), target)
+            return describe_model(target, module_of_file(file, name), target)
         if is_published(target):
             from graticule.hub import from_pretrained
 
-            return _described(target, from_pretrained(target), target)
+            return describe_model(target, from_pretrained(target), target)
         return _by_name(target, options)
     from graticule.training import load
     from graticule.training.run import run_of
@@ -234,24 +236,58 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
     if opened.run is not None:
         data: DataModule = opened.own_data or opened.run.data()
         return data
-    assert options.data is not None and opened.info is not None
+    assert options.data is not None
+    return named_data(opened, options.data, options.data_root)
+
+
+def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModule:
+    """Return the test images of a folder or a data set, resized and normalized for a model.
+
+    Raises:
+        ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
+    """
+    assert opened.info is not None
     from graticule.data import DataModule, list_datasets
 
     size = size_of(opened)
-    if options.data not in list_datasets():
-        if not (is_path(options.data) or Path(options.data).is_dir()):
-            known_name("data", options.data, list_datasets())
+    if name not in list_datasets():
+        if not (is_path(name) or Path(name).is_dir()):
+            known_name("data", name, list_datasets())
         from graticule.data.pictures import Pictures
 
-        return Pictures(Path(options.data), opened.info, size, _classes(opened.model), augmentation=opened.augmentation)
-    data = DataModule(options.data, root=options.data_root, size=size, augmentation=opened.augmentation)
+        return Pictures(Path(name), opened.info, size, _classes(opened.model), augmentation=opened.augmentation)
+    data = DataModule(name, root=root, size=size, augmentation=opened.augmentation)
     data.setup()
     if data.info.channels != opened.info.channels:
         raise ValueError(
             f"`data` must have images of {opened.info.channels} channels, as {opened.target} takes, got "
-            f"{options.data!r} with {data.info.channels}."
+            f"{name!r} with {data.info.channels}."
         )
+    if opened.states_info:
+        data.info = replace(data.info, mean=opened.info.mean, std=opened.info.std)
     return data
+
+
+def check_labels(opened: Opened, data: Any, given: str) -> None:
+    """Check that the labels of data from `named_data` are outputs of a model; say so if only their number tells.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    assert opened.info is not None
+    from graticule.data import check_class_names, class_labels
+
+    names, count = opened.info.class_names, _classes(opened.model)
+    found = getattr(data, "folders", data.info.class_names)
+    labels = class_labels(found, names, count)
+    if labels is None or (not hasattr(data, "folders") and labels != list(range(len(found)))):
+        if names:
+            check_class_names(found, names, opened.target, "data")
+        raise ValueError(
+            f"`data` must have the {count} classes of {opened.target}, got {len(found) or 'none'} in {given!r}."
+        )
+    if not names:
+        print(f"{printable(opened.target)} does not name its classes: those of {given} are in order", file=sys.stderr)
 
 
 def test_task(opened: Opened) -> Any:
@@ -339,7 +375,8 @@ def _by_name(target: str, options: NamedModels) -> Opened:
         )
     build: Any = create_model if own else timm.create_model
     model: Any = build(name, **chosen)
-    published = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file")) and not chosen
+    sourced = any(model.pretrained_cfg.get(key) for key in ("hf_hub_id", "url", "file"))
+    published = sourced and not chosen
     if options.weights is None and published:
         print(f"loading the published weights of {name}, which are downloaded once", file=sys.stderr)
         try:
@@ -360,7 +397,8 @@ def _by_name(target: str, options: NamedModels) -> Opened:
         _load_timm(model, name, options.weights)
     position = "".join(f", {what} {value}" for what, value in chosen.items())
     weights = "published weights" if options.weights is None and published else options.weights or RANDOM
-    return _described(target, model, f"{target}{position}, weights: {weights}")
+    opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
+    return replace(opened, states_info=opened.states_info and (sourced or not own))
 
 
 def _load_timm(model: nn.Module, name: str, path: str) -> None:
@@ -378,7 +416,7 @@ def _load_timm(model: nn.Module, name: str, path: str) -> None:
     model.load_state_dict(state)
 
 
-def _described(target: str, model: nn.Module, title: str) -> Opened:
+def describe_model(target: str, model: nn.Module, title: str) -> Opened:
     """Return a model with the properties of its images from its configuration."""
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     from torch.nn import Conv2d
@@ -399,7 +437,9 @@ def _described(target: str, model: nn.Module, title: str) -> Opened:
     crop = configured.get("crop_pct")
     given = {"interpolation": interpolation, "crop_pct": crop}
     augmentation = Augmentation(**{name: value for name, value in given.items() if value})
-    return Opened(target, title, model, size, DatasetInfo("images", (), channels, None, mean, std), augmentation)
+    names = tuple(configured.get("label_names") or ())
+    info = DatasetInfo("images", names if len(names) == _classes(model) else (), channels, None, mean, std)
+    return Opened(target, title, model, size, info, augmentation, states_info="mean" in configured)
 
 
 def _classes(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graticule.data.dense_augmentation import DenseAugmentation
     from graticule.data.dense_module import DenseModule
     from graticule.data.documents import Document
-    from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, same_classes
+    from graticule.data.images import ArrayImages, DatasetInfo, check_class_names, class_labels, same_classes
     from graticule.data.module import DataModule, build_mixup, list_datasets, load_dataset
     from graticule.data.registry import register_dataset, register_text
     from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
@@ -55,6 +55,7 @@ __all__ = [
     "build_tokenizer",
     "check_class_names",
     "check_vocabulary",
+    "class_labels",
     "evaluation_transform",
     "list_datasets",
     "list_texts",
@@ -96,6 +97,7 @@ _HOMES = {
     "build_tokenizer": "text_module",
     "check_class_names": "images",
     "check_vocabulary": "tokens",
+    "class_labels": "images",
     "evaluation_transform": "transforms",
     "list_datasets": "module",
     "list_texts": "text",

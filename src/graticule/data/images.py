@@ -38,8 +38,8 @@ class DatasetInfo:
         return len(self.class_names)
 
 
-def check_class_names(found: Sequence[str], expected: Sequence[str], source: str) -> None:
-    """Check that data have the classes that `source`, a run, was trained on, by name and in order.
+def check_class_names(found: Sequence[str], expected: Sequence[str], source: str, name: str = "data_root") -> None:
+    """Check that the data of the argument `name` have the classes that `source` was trained on, by name and in order.
 
     Raises:
         ValueError: naming the classes that differ, since the outputs would mean other classes.
@@ -56,7 +56,7 @@ def check_class_names(found: Sequence[str], expected: Sequence[str], source: str
         number = next(n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1])
         differing = f"the order differs: class {number} is {found[number]!r}, and {expected[number]!r} in {source}"
     raise ValueError(
-        f"`data_root` must have the classes of {source}, by name and in order ({len(expected)}), got {len(found)}; "
+        f"`{name}` must have the classes of {source}, by name and in order ({len(expected)}), got {len(found)}; "
         f"{differing}. Restore the names, or train another run."
     )
 
@@ -69,6 +69,22 @@ def same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     ours, theirs = tuple(ours), tuple(theirs)
     numbers = tuple(map(str, range(len(ours))))
     return ours == theirs or (len(ours) == len(theirs) and numbers in (ours, theirs))
+
+
+def class_labels(found: Sequence[str], names: Sequence[str], num_classes: int) -> list[int] | None:
+    """Return the output of a model for each class of data; None if they are not the classes of the model.
+
+    Classes are matched by name. Only if those of the model or of the data have no names are they taken in order.
+
+    Args:
+        found: the classes of the data.
+        names: the classes of the model, in the order of its outputs; empty if it does not name them.
+        num_classes: number of outputs of the model.
+    """
+    if found and set(found) <= set(names):
+        return [list(names).index(name) for name in found]
+    in_order = len(found) == num_classes and (not names or same_classes(found, names))
+    return list(range(num_classes)) if in_order else None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from graticule.data.augmentation import Augmentation
 from graticule.data.folder import SPLITS, FolderImages, files_below, is_image
-from graticule.data.images import DatasetInfo
+from graticule.data.images import DatasetInfo, class_labels
 from graticule.data.module import DataModule
 from graticule.files import read_bytes
 
@@ -23,8 +23,8 @@ class Pictures(DataModule):
     """The images of a folder as test images; there are no training images.
 
     FOLDER/val/CLASS/*, FOLDER/CLASS/* and FOLDER/* are used. The names of the folders decide the labels: the indices of
-    the model's classes if they are names of these; their alphabetical order, as in ImageNet's folders, if there are as
-    many as the model has classes. Otherwise there are no labels.
+    the model's classes if they are names of these. If the model does not name its classes and there are as many
+    folders, it is their alphabetical order, as in ImageNet's folders. Otherwise there are no labels.
 
     Args:
         folder: the folder of the images.
@@ -54,6 +54,7 @@ class Pictures(DataModule):
     ) -> None:
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
         root, found = find_pictures(folder)
+        self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
         total = len(found)
         kept = [found[index * total // count] for index in range(count)] if count and total > count else found
         places = [path.relative_to(root) for path in kept]
@@ -63,8 +64,11 @@ class Pictures(DataModule):
                 raise ValueError(f"`labels` must have a line for each image, got none for {missing[0]} in {labels}.")
             given: list[int] | None = [table[place.as_posix()] for place in places]
         else:
-            every = {path.relative_to(root).parts[0] for path in found if path.parent != root}
-            given = _labels_of(places, every, info.class_names, num_classes)
+            flat = any(path.parent == root for path in found)
+            self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in found}))
+            outputs = class_labels(self.folders, info.class_names, num_classes) if self.folders else None
+            by_folder = None if outputs is None else dict(zip(self.folders, outputs, strict=True))
+            given = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
         self.labelled = given is not None
         names = info.class_names or tuple(str(index) for index in range(num_classes))
         self.info = DatasetInfo("images", names, info.channels, info.size, info.mean, info.std)
@@ -101,18 +105,6 @@ class _Pictures(FolderImages):
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         image, label = super().__getitem__(index)
         return (image.convert("L") if self.channels == 1 else image), label
-
-
-def _labels_of(places: Sequence[Path], folders: set[str], names: Sequence[str], num_classes: int) -> list[int] | None:
-    """Return the labels of images from the names of their folders; None if these are not the model's classes."""
-    if not folders or any(len(place.parts) < 2 for place in places):
-        return None
-    if folders <= set(names):
-        return [names.index(place.parts[0]) for place in places]
-    if len(folders) == num_classes:
-        order = sorted(folders)
-        return [order.index(place.parts[0]) for place in places]
-    return None
 
 
 def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from graticule.lazy import lazy_names
 from graticule.tasks import classification, detection, language, segmentation  # noqa: F401 - registers the tasks
 
 if TYPE_CHECKING:
-    from graticule.tasks.classification import Classification, Mixing, Recipe, class_names
+    from graticule.tasks.classification import Classification, Mixing, Recipe, class_names, images_of
     from graticule.tasks.coco_scores import CocoScores
     from graticule.tasks.detection import Detection, DetectionRecipe
     from graticule.tasks.distillation import Distillation
@@ -49,6 +49,7 @@ __all__ = [
     "class_names",
     "evaluate",
     "evaluate_text",
+    "images_of",
     "set_windows",
     "size_causes",
     "tokenizer_of",
@@ -80,6 +81,7 @@ _HOMES = {
     "class_names": "classification",
     "evaluate": "image_scores",
     "evaluate_text": "text_scores",
+    "images_of": "classification",
     "set_windows": "image_scores",
     "size_causes": "image_causes",
     "tokenizer_of": "language",

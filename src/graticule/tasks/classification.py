@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -25,6 +25,7 @@ from graticule.training.task import Task, TrainedRun, register_task
 from graticule.typed import (
     Count,
     Epochs,
+    Finite,
     Flag,
     NotNegative,
     Share,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from graticule.backbones import Backbone
-    from graticule.data import DataModule
+    from graticule.data import DataModule, DatasetInfo
     from graticule.tasks.teacher import Teacher
 
 
@@ -143,6 +144,9 @@ class _Classes(TypedDict):
     num_classes: Count
     channels: Count
     class_names: tuple[str, ...]
+    size: NotRequired[tuple[Side, Side] | None]
+    mean: NotRequired[tuple[Finite, ...]]
+    std: NotRequired[tuple[Finite, ...]]
 
 
 @register_task("classification")
@@ -190,16 +194,20 @@ class Classification(Task[Recipe, "DataModule"]):
         return data
 
     def describe(self, data: DataModule) -> dict[str, Any]:
-        """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
+        """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
         info = data.info
-        return {"num_classes": info.num_classes, "channels": info.channels, "class_names": info.class_names}
+        return {
+            "num_classes": info.num_classes,
+            **{name: getattr(info, name) for name in ("channels", "class_names", "size", "mean", "std")},
+        }
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
-        """Build the backbone for `num_classes` and `channels` (default: 1)."""
+        """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
+        from graticule.backbones.hub_config import prepare
         from graticule.tasks.models import build_backbone
 
         recipe = self.recipe
-        return build_backbone(
+        model: Backbone = build_backbone(
             recipe,
             described["num_classes"],
             described.get("channels", 1),
@@ -207,6 +215,11 @@ class Classification(Task[Recipe, "DataModule"]):
             recipe.patch_size,
             recipe.global_pool,
         )
+        if "mean" in described:
+            mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
+            resizing = {name: getattr(recipe.augmentation, name) for name in ("interpolation", "crop_pct")}
+            prepare(model, {"mean": mean, "std": std, "label_names": names, **resizing})
+        return model
 
     def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
         """Return whether the classes of a run are those of the data, as far as the classes have names."""
@@ -270,14 +283,14 @@ class Classification(Task[Recipe, "DataModule"]):
         return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
-        """Return the five most likely classes of an image; the data set of the run must exist, for its mean."""
+        """Return the five most likely classes of an image."""
         from PIL import Image
         from torchvision.transforms.functional import to_pil_image
 
-        from graticule.data import evaluation_transform, load_dataset
+        from graticule.data import evaluation_transform
 
         recipe = self.recipe
-        _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
+        info = _images(recipe, described)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
         if info.size is not None:  # all images of the data set have this size
             pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
@@ -302,6 +315,24 @@ class Classification(Task[Recipe, "DataModule"]):
     def sync_batchnorm(self) -> bool:
         """Return whether BatchNorm is synchronized over all GPUs."""
         return self.recipe.sync_batchnorm
+
+
+def images_of(run: TrainedRun) -> DatasetInfo:
+    """Return the facts of the images that a run was trained on, with the names of its classes."""
+    class_names(run)
+    return _images(run.recipe(), run.described())
+
+
+def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
+    """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
+    from graticule.data import DatasetInfo, load_dataset
+
+    names = tuple(described["class_names"])
+    if "mean" not in described:
+        _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
+        return dataclasses.replace(info, class_names=names)
+    size, mean, std = (described[key] for key in ("size", "mean", "std"))
+    return DatasetInfo(recipe.dataset, names, described["channels"], size, mean, std)
 
 
 def class_names(run: TrainedRun) -> tuple[str, ...]:
