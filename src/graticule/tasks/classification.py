@@ -203,7 +203,7 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
-        from graticule.backbones.hub_config import prepare
+        from graticule.backbones.hub_config import Preparation, prepare
         from graticule.tasks.models import build_backbone
 
         recipe = self.recipe
@@ -217,8 +217,9 @@ class Classification(Task[Recipe, "DataModule"]):
         )
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
-            resizing = {name: getattr(recipe.augmentation, name) for name in ("interpolation", "crop_pct")}
-            prepare(model, {"mean": mean, "std": std, "label_names": names, **resizing})
+            crop, interpolation = recipe.augmentation.crop_pct, recipe.augmentation.interpolation
+            stated: Preparation = {"mean": mean, "std": std, "label_names": names}
+            prepare(model, {**stated, "crop_pct": crop, "interpolation": interpolation})
         return model
 
     def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
