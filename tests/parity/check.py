@@ -3,220 +3,372 @@
     python tests/parity/check.py CASE.safetensors [CASE.safetensors ...]
 
 A case is two files: `CASE.safetensors` (input, weights under their published names, outputs) and `CASE.json`
-(reference, class, keyword arguments). The model is built in float64 by the class's entry in `BUILDERS`, and
-every recorded output is compared with ours. Prints the largest difference of each tensor; exits 1 above 1e-9.
+(reference, class, keyword arguments). A model of timm is built by its class with those arguments, and converted by
+`graticule.convert`; one of other code is built by our class, whose arguments are those of the case by the names in
+`PORTS`, and loads the weights under their published names. All are computed in float64. An argument that ours does not
+have is an error that names it. Prints the largest difference of each tensor; exits 1 above 1e-9.
 
-A new family adds its class to `BUILDERS`.
+A new family adds its class to `PORTS`; timm's need nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import released_biases
 import released_posmlp
-import released_rope
+import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graticule.backbones import (
-    CeitTransformer,
-    CompactTransformer,
-    DistilledVisionTransformer,
-    GMlp,
-    PyramidVisionTransformer,
-    SwinTransformer,
-    T2tVisionTransformer,
-    VisionTransformer,
-)
-from graticule.backbones.registry import checkpoint_filter_fn
-from graticule.encodings import Peg
+import graticule
+from graticule import Grid, backbones
+from graticule.encodings import Irpe, Peg
 from graticule.factory import build_position
-from graticule.grid import Grid
+from graticule.specs import parse_sum
 
 TOLERANCE = 1e-9
-
-#: LaPE's names -> ours
-ENCODINGS = {
-    "learnable": "learnable",
-    "1D_sin": "sinusoidal_1d",
-    "2D_sin": "sinusoidal_2d",
-    "2D_RPE": "relative_bias",
-}
-JOININGS = {"basic": "default", "share": "shared", "unshare": "unshared", "LaPE": "lape", "LN": "lape"}
+Tensors = dict[str, Tensor]
+Arguments = dict[str, Any]
 
 
 class UnknownClassError(Exception):
-    """Raised if no model is registered for the class of a case."""
+    """Raised if there is no port of the class of a case, or not of an option of it."""
 
 
-def build_lape(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
-    """Build our model for keyword arguments of LaPE's code."""
-    position = partial(
-        build_position,
-        encoding=ENCODINGS[kwargs.pop("pe", "learnable")],
-        joining=JOININGS[kwargs.pop("join_type", "basic")],
-    )
-    return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
+# Arguments of other code
 
 
-def build_timm(kwargs: dict[str, Any], distilled: bool = False) -> nn.Module:
-    """Build our model for keyword arguments of timm."""
-    position = partial(build_position, encoding="none" if kwargs.pop("pos_embed", "learn") == "none" else "learnable")
-    return (DistilledVisionTransformer if distilled else VisionTransformer)(position, **kwargs)
+class Port(NamedTuple):
+    """Our counterpart of a class of other code.
+
+    backbone: our class.
+    position: returns encoding and joining from the arguments of a case, and removes their arguments.
+    names: their name of an argument -> ours; the others have the same name.
+    given: further arguments of ours.
+    fixed: arguments of theirs that can have only this value.
+    layout: converts the weights to a layout that our model loads.
+    """
+
+    backbone: Any
+    position: Callable[[Arguments], tuple[str, str]]
+    names: Mapping[str, str] = {}
+    given: Mapping[str, Any] = {}
+    fixed: Mapping[str, Any] = {}
+    layout: Callable[[Tensors, Arguments], Tensors] = lambda weights, kwargs: weights
 
 
-def build_pvt(kwargs: dict[str, Any], peg: bool = False) -> nn.Module:
-    """Build our model for keyword arguments of PVT's code, or of Twins' with PEG and global average pooling."""
-    position = partial(build_position, encoding="peg" if peg else "learnable(resampler='bilinear')")
-    return PyramidVisionTransformer(position, global_pool="avg" if peg else "token", **kwargs)
+def always(encoding: str) -> Callable[[Arguments], tuple[str, str]]:
+    """Return the position of a class that has one encoding."""
+    return lambda kwargs: (encoding, "default")
 
 
-def build_gmlp(kwargs: dict[str, Any]) -> nn.Module:
-    """Build our model for keyword arguments of timm's MlpMixer as a gMLP."""
-    if (kwargs.pop("block_layer"), kwargs.pop("mlp_layer")) != ("SpatialGatingBlock", "GatedMlp"):
-        raise UnknownClassError("of MlpMixer there is only gMLP, with SpatialGatingBlock and GatedMlp")
-    return GMlp(partial(build_position, encoding="sgu"), **kwargs)
-
-
-def build_swin(kwargs: dict[str, Any]) -> nn.Module:
-    """Build our model for keyword arguments of timm's Swin."""
-    return SwinTransformer(partial(build_position, encoding="relative_bias"), **kwargs)
-
-
-def build_compact(kwargs: dict[str, Any], family: str) -> nn.Module:
-    """Build our model for keyword arguments of the code of compact transformers."""
-    kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
-    position = partial(build_position, encoding=kinds[kwargs.pop("positional_embedding")])
-    named = {
-        "embed_dim": "embedding_dim",
-        "depth": "num_layers",
-        "patch_size": "kernel_size",
-        "conv_layers": "n_conv_layers",
-        "conv_stride": "stride",
-        "conv_padding": "padding",
+def lape(kwargs: Arguments) -> tuple[str, str]:
+    """Return the position of LaPE's models."""
+    encodings = {
+        "learnable": "learnable",
+        "1D_sin": "sinusoidal_1d",
+        "2D_sin": "sinusoidal_2d",
+        "2D_RPE": "relative_bias",
     }
-    given = {own: kwargs.pop(theirs) for own, theirs in named.items() if theirs in kwargs}
-    if family == "cct":
-        given["tokenizer"] = "convolutions"
-    return CompactTransformer(position, global_pool="token" if family == "vit_lite" else "seq", **given, **kwargs)
+    joinings = {"basic": "default", "share": "shared", "unshare": "unshared", "LaPE": "lape", "LN": "lape"}
+    return encodings[kwargs.pop("pe", "learnable")], joinings[kwargs.pop("join_type", "basic")]
 
 
-def build_t2t(kwargs: dict[str, Any]) -> nn.Module:
-    """Build our model for keyword arguments of T2T-ViT's code."""
-    return T2tVisionTransformer(partial(build_position, encoding="sinusoidal_1d"), **kwargs)
+def compact(kwargs: Arguments) -> tuple[str, str]:
+    """Return the position of compact transformers."""
+    kinds = {"learnable": "learnable", "sine": "sinusoidal_1d", "none": "none"}
+    return kinds[kwargs.pop("positional_embedding", "learnable")], "default"
 
 
-def build_ceit(kwargs: dict[str, Any]) -> nn.Module:
-    """Build our model for keyword arguments of CeiT's code."""
-    if kwargs.pop("hybrid_backbone") != "Image2Tokens()":
-        raise UnknownClassError("of CeiT there is the stem Image2Tokens alone")
-    return CeitTransformer(partial(build_position, encoding="learnable"), **kwargs)
+def irpe(kwargs: Arguments) -> tuple[str, str]:
+    """Return the position of DeiT with iRPE."""
+    return f"learnable + irpe({irpe_options(kwargs.pop('rpe_config'))})", "default"
 
 
-class PegAlone(nn.Module):
-    """A PEG on a fixed grid, as a model of tokens."""
-
-    def __init__(self, dim: int, grid: Grid) -> None:
-        super().__init__()
-        self.peg = Peg(dim)
-        self.grid = grid
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the PEG to x: (B, N, D)."""
-        return self.peg(x, self.grid)
+def irpe_options(config: Arguments) -> str:
+    """Convert iRPE's configuration to our options."""
+    method = {"product": "product", "euc": "euclidean", "quant": "quant", "cross": "cross"}[config["method"]]
+    mode = {"ctx": "contextual", "bias": "bias"}[config["mode"]]
+    shared, ratio = config["shared_head"], config["ratio"]
+    return f"method={method!r}, on={config['rpe_on']!r}, mode={mode!r}, ratio={ratio!r}, shared_heads={shared!r}"
 
 
-def build_peg(kwargs: dict[str, Any]) -> nn.Module:
-    """Build a PEG on the grid of the case; those of stride 2 are no position encoding and are not supported."""
-    if kwargs["s"] != 1 or kwargs["in_chans"] != kwargs["embed_dim"]:
-        raise UnknownClassError(f"a PEG keeps grid and channels, got {kwargs}")
-    return PegAlone(kwargs["embed_dim"], Grid(*kwargs["grid"]))
+def swin(kwargs: Arguments) -> tuple[str, str]:
+    """Return the position of Microsoft's Swin, and of naver's with rotary encodings."""
+    encodings = ["relative_bias"] if kwargs.pop("use_rpb", "rope_mixed" not in kwargs) else []
+    if "rope_mixed" in kwargs:
+        encodings.append(rotary(kwargs)[0])
+    return " + ".join([*encodings, *["learnable"] * kwargs.pop("ape", False)]) or "none", "default"
 
 
-BUILDERS: dict[tuple[str, str], Callable[[dict[str, Any]], nn.Module]] = {
-    ("Ingrid725/LaPE", "VisionTransformer"): build_lape,
-    ("Ingrid725/LaPE", "DistilledVisionTransformer"): partial(build_lape, distilled=True),
-    ("whai362/PVT", "PyramidVisionTransformer"): build_pvt,
-    ("SHI-Labs/Compact-Transformers", "ViTLite"): partial(build_compact, family="vit_lite"),
-    ("SHI-Labs/Compact-Transformers", "CVT"): partial(build_compact, family="cvt"),
-    ("SHI-Labs/Compact-Transformers", "CCT"): partial(build_compact, family="cct"),
-    ("yitu-opensource/T2T-ViT", "T2T_ViT"): build_t2t,
-    ("coeusguo/ceit", "CeIT"): build_ceit,
-    ("Meituan-AutoML/Twins", "CPVTV2"): partial(build_pvt, peg=True),
-    ("Meituan-AutoML/Twins", "PosCNN"): build_peg,
-    ("timm", "timm.models.VisionTransformer"): build_timm,
-    ("timm", "timm.models.SwinTransformer"): build_swin,
-    ("timm", "timm.models.MlpMixer"): build_gmlp,
-    ("timm", "timm.models.VisionTransformerDistilled"): partial(build_timm, distilled=True),
+def rotary(kwargs: Arguments) -> tuple[str, str]:
+    """Return the position of naver's ViT."""
+    name = "rope_mixed" if kwargs.pop("rope_mixed") else "rope"
+    return f"{name}(preset='rope_vit', base={kwargs.pop('rope_theta')})", "default"
+
+
+def rope_vit(weights: Tensors, kwargs: Arguments) -> Tensors:
+    """Name the frequencies of naver's ViT like timm's."""
+    found = {name: value for name, value in weights.items() if not name.startswith("freqs_t_")}
+    if "freqs" in found:
+        found["rope.freqs"] = found.pop("freqs").unflatten(-1, (kwargs["num_heads"], -1))
+    return found
+
+
+def rope_swin(weights: Tensors, kwargs: Arguments) -> Tensors:
+    """Stack the frequencies of the blocks of a stage."""
+    found = {name: value for name, value in weights.items() if not re.search(r"\.rope_(freqs|t_[xy])$", name)}
+    for stage, depth in enumerate(kwargs["depths"]):
+        names = [f"layers.{stage}.blocks.{block}.attn.rope_freqs" for block in range(depth)]
+        if names[0] in weights:
+            found[f"position.stages.{stage}.encoding.freqs"] = torch.stack([weights[name] for name in names], 1)
+    return found
+
+
+COMPACT = {
+    "embedding_dim": "embed_dim",
+    "num_layers": "depth",
+    "kernel_size": "patch_size",
+    "n_conv_layers": "conv_layers",
+    "stride": "conv_stride",
+    "padding": "conv_padding",
+    "n_input_channels": "in_chans",
+    "dropout": "proj_drop_rate",
+    "attention_dropout": "attn_drop_rate",
+    "stochastic_depth": "drop_path_rate",
+}
+#: Arguments of Microsoft's code that change no number.
+UNUSED = {"use_checkpoint": False, "fused_window_process": False}
+PORTS: dict[tuple[str, str], Port] = {
+    ("Ingrid725/LaPE", "VisionTransformer"): Port(backbones.VisionTransformer, lape),
+    ("Ingrid725/LaPE", "DistilledVisionTransformer"): Port(backbones.DistilledVisionTransformer, lape),
+    ("whai362/PVT", "PyramidVisionTransformer"): Port(
+        backbones.PyramidVisionTransformer,
+        always("learnable(resampler='bilinear')"),
+        given={"global_pool": "token"},
+    ),
+    ("Meituan-AutoML/Twins", "CPVTV2"): Port(
+        backbones.PyramidVisionTransformer, always("peg"), given={"global_pool": "avg"}
+    ),
+    ("SHI-Labs/Compact-Transformers", "ViTLite"): Port(
+        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "token"}
+    ),
+    ("SHI-Labs/Compact-Transformers", "CVT"): Port(
+        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "seq"}
+    ),
+    ("SHI-Labs/Compact-Transformers", "CCT"): Port(
+        backbones.CompactTransformer, compact, COMPACT, {"global_pool": "seq", "tokenizer": "convolutions"}
+    ),
+    ("yitu-opensource/T2T-ViT", "T2T_ViT"): Port(backbones.T2tVisionTransformer, always("sinusoidal_1d")),
+    ("coeusguo/ceit", "CeIT"): Port(
+        backbones.CeitTransformer, always("learnable"), fixed={"hybrid_backbone": "Image2Tokens()"}
+    ),
+    ("microsoft/Cream", "iRPE/DeiT-with-iRPE VisionTransformer"): Port(backbones.VisionTransformer, irpe),
+    ("microsoft/Swin-Transformer", "SwinTransformer"): Port(
+        backbones.SwinTransformer, swin, given={"shift": "microsoft"}, fixed={"qk_scale": None, **UNUSED}
+    ),
+    ("naver-ai/rope-vit", "deit rope_vit_models"): Port(
+        backbones.VisionTransformer,
+        rotary,
+        given={"init_values": 1e-4},
+        fixed={"block_layers": "RoPE_Layer_scale_init_Block", "Attention_block": "RoPEAttention"},
+        layout=rope_vit,
+    ),
+    ("naver-ai/rope-vit", "RoPESwinTransformer"): Port(
+        backbones.SwinTransformer,
+        swin,
+        given={"shift": "microsoft"},
+        fixed={"qk_scale": None, **UNUSED},
+        layout=rope_swin,
+    ),
 }
 
 
-#: (reference, class) -> function that computes the outputs of its cases from their arguments and weights.
-COMPUTE: dict[tuple[str, str], Callable[..., dict[str, Tensor]]] = {
-    **{(released_posmlp.SOURCE, kind): compute for kind, compute in released_posmlp.COMPUTE.items()},
-    **released_rope.COMPUTE,
-    **released_biases.COMPUTE,
-}
-
-
-def _source(case: dict[str, Any]) -> str:
-    """Return the reference of a case, without its version."""
-    return str(case["reference"].split("@")[0].split(" ")[0])
-
-
-def build(case: dict[str, Any]) -> nn.Module:
-    """Build our model of a case, in float64 and evaluation mode, with random weights."""
-    reference = _source(case)
-    try:
-        builder = BUILDERS[reference, case["class"]]
-    except KeyError:
-        known = ", ".join(f"{cls} of {source}" for source, cls in BUILDERS)
-        raise UnknownClassError(f"no builder for {case['class']} of {reference}; there are: {known}") from None
+def build(case: Arguments, weights: Tensors) -> nn.Module:
+    """Build our model of a case with its weights, in float64 and evaluation mode."""
     kwargs = dict(case["kwargs"])
     if "norm_eps" in kwargs:
         kwargs["norm_layer"] = partial(nn.LayerNorm, eps=kwargs.pop("norm_eps"))
-    return builder(kwargs).double().eval()
+    if _source(case) == "timm" and case["class"].startswith("timm.models."):
+        return graticule.convert(build_timm(case["class"].rpartition(".")[2], kwargs, weights))
+    port = PORTS.get((_source(case), case["class"]))
+    if port is None:
+        known = ", ".join(f"{cls} of {source}" for source, cls in [*PORTS, *COMPUTE])
+        raise UnknownClassError(
+            f"no port of {case['class']} of {_source(case)}; there are all of timm that `convert` accepts, and {known}"
+        )
+    for name, value in port.fixed.items():
+        if kwargs.pop(name, value) != value:
+            raise UnknownClassError(f"`{name}` can only be {value}, got {case['kwargs'][name]}")
+    encoding, joining = port.position(kwargs)
+    position = partial(build_position, encoding=encoding, joining=joining)
+    model = port.backbone(position, **port.given, **{port.names.get(name, name): kwargs[name] for name in kwargs})
+    model.double().eval().load_state_dict(port.layout(weights, case["kwargs"]), strict=True)
+    return model
+
+
+def build_timm(name: str, kwargs: Arguments, weights: Tensors | None) -> nn.Module:
+    """Build a model of timm by the name of its class; arguments that are classes are given by their names."""
+    files = [module for path, module in sys.modules.items() if path.startswith("timm.models.")]
+    kind = next((getattr(file, name) for file in files if hasattr(file, name)), None)
+    if kind is None:
+        raise UnknownClassError(f"timm {timm.__version__} has no {name}")
+    for key, value in kwargs.items():
+        if key.endswith(("_layer", "_fn")) and isinstance(value, str):
+            kwargs[key] = getattr(sys.modules[kind.__module__], value, None) or getattr(timm.layers, value)
+    model = kind(**kwargs).double().eval()
+    if weights is not None:
+        model.load_state_dict(weights, strict=True)
+    return model
+
+
+# Tensors besides the output
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, Tensor]:
-    """Compute the named outputs: `output`, and `pe_layer_L`, which layer L adds after its norm."""
-    found = {"output": model(images)}
-    position_of: Any = getattr(model, "position", lambda grid: [])
-    for layer, position in enumerate(position_of(model.grid)):
-        if position.inner is not None:
-            found[f"pe_layer_{layer}"] = position.inner
-    return {name: found[name] for name in names if name in found}
+def outputs(model: Any, images: Tensor) -> Tensors:
+    """Compute the output and, under their recorded names, everything that a case may record of the position."""
+    found: Tensors = {}
+
+    def bias(attention: Any, given: tuple[Any, ...], _: Any, name: str) -> None:
+        x, position, *_ = given
+        queries = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1))[:, :, 0].transpose(1, 2)
+        found[name] = position.bias(queries * attention.scale)
+
+    grid, tables = model.grid, []
+    for layer, position in enumerate(model.position(grid)):
+        found |= {} if position.inner is None else {f"pe_layer_{layer}": position.inner}
+        if isinstance(position.bias, Tensor):
+            found[f"bias_layer_{layer}"] = position.bias
+        elif position.bias is not None:
+            model.blocks[layer].attn.register_forward_hook(partial(bias, name=f"rpe_k_layer_{layer}"))
+        if position.rotary is not None:
+            tables.append(position.rotary.table[..., -grid.within.patches :, :])
+            sines, cosines = (part[..., ::2] for part in tables[-1].chunk(2, -1))
+            found |= {f"rope_cos_layer_{layer}": cosines, f"rope_sin_layer_{layer}": sines}
+    if tables and len({table.shape for table in tables}) == 1:
+        same = all(torch.equal(table, tables[0]) for table in tables)
+        found["rope"] = tables[0] if same else torch.stack(tables)
+        sines, cosines = (part[..., ::2] for part in found["rope"].chunk(2, -1))
+        found |= {"rope_cos": cosines, "rope_sin": sines}
+    found["output"] = model(images)
+    layer = 0
+    for module in model.position.modules():
+        if isinstance(module, Irpe):
+            found |= buckets(module)
+        elif hasattr(module, "coordinates") and hasattr(module, "patch_bias"):
+            found |= {f"coords_layer_{layer}": module.coordinates(module.grid), "coords": module.coordinates(grid)}
+            found["index"] = grid.offset_index().double()
+            layer += 1
+        elif hasattr(module, "relative_position_bias_table"):
+            found["index"] = rows_of(module)
+    if isinstance(model, backbones.SwinTransformer):
+        found |= masks(model)
+    return found
+
+
+def buckets(encoding: Any) -> Tensors:
+    """Return iRPE's buckets under their recorded names."""
+    names = ("bucket_rows", "bucket_cols") if encoding.method == "cross" else ("bucket",)
+    return {name: index.double() for name, index in zip(names, encoding.index, strict=True)}
+
+
+def rows_of(encoding: Any) -> Tensor:
+    """Return the index of each pair: the bias of a table of row numbers."""
+    table = encoding.relative_position_bias_table
+    before = table.clone()
+    table.copy_(torch.arange(len(table), dtype=torch.float64)[:, None].expand_as(table))
+    index: Tensor = encoding(encoding.grid)[0]
+    table.copy_(before)
+    return index
+
+
+def masks(model: Any) -> Tensors:
+    """Return the mask of every window of the shifted layers of Swin, (windows, M, M), 0 and -100 as recorded."""
+    found: Tensors = {}
+    blocks = [(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
+    grids = model.position_grids(model.grid)
+    for layer, (stage, index) in enumerate(blocks):
+        (windows,) = model.where(stage, index, grids[stage])
+        strips = []
+        for strip in windows.kinds(torch.zeros(1, windows.grid.tokens, 1)):
+            row = []
+            for part, near in strip:
+                side = windows.window.tokens
+                mask = torch.zeros(side, side) if near is None else -100.0 * ~near
+                shape = part.shape[1] // windows.window.height, part.shape[2] // windows.window.width
+                row.append(mask.double().expand(*shape, -1, -1))
+            strips.append(torch.cat(row, 1))
+        if any(windows.shift):
+            found[f"attn_mask_layer_{layer}"] = torch.cat(strips).flatten(0, 1)
+    return found
+
+
+# Modules alone
+
+
+def compute_irpe(kwargs: Arguments, weights: Tensors, queries: Tensor) -> Tensors:
+    """Compute a case of iRPE's module alone."""
+    config = kwargs["rpe_config"]
+    grid = Grid(*kwargs["grid"], prefix=config["skip"])
+    if kwargs["on"] not in ("q", "k") or config["mode"] != "ctx":
+        raise UnknownClassError(f"iRPE alone is contextual, on queries or keys, got {kwargs}")
+    spec = parse_sum(f"irpe({irpe_options({**config, 'rpe_on': kwargs['on']})})", "encoding")
+    encoding = Irpe(grid, kwargs["num_heads"], kwargs["head_dim"], **spec[0].options).double()
+    prefix = f"rpe_{kwargs['on']}."
+    names = {own: encoding.published_names(own)[-1].removeprefix(prefix) for own, _ in encoding.named_parameters()}
+    encoding.load_state_dict({own: weights[theirs] for own, theirs in names.items()})
+    made: Any = encoding(grid).bias
+    return {"output": made(queries), **buckets(encoding)}
+
+
+def compute_peg(kwargs: Arguments, weights: Tensors, x: Tensor) -> Tensors:
+    """Compute a case of a PEG on a grid; those of stride 2 are no position encoding and are not supported."""
+    if kwargs["s"] != 1 or kwargs["in_chans"] != kwargs["embed_dim"]:
+        raise UnknownClassError(f"a PEG keeps grid and channels, got {kwargs}")
+    peg = Peg(kwargs["embed_dim"]).double()
+    peg.load_state_dict({name.removeprefix("peg."): value for name, value in weights.items()})
+    return {"output": peg(x, Grid(*kwargs["grid"]))}
+
+
+#: (reference, class) -> function that computes the outputs of its cases from their arguments and weights.
+COMPUTE: dict[tuple[str, str], Callable[..., Tensors]] = {
+    **{(released_posmlp.SOURCE, kind): compute for kind, compute in released_posmlp.COMPUTE.items()},
+    ("microsoft/Cream", "iRPE"): compute_irpe,
+    ("Meituan-AutoML/Twins", "PosCNN"): compute_peg,
+}
+
+
+def _source(case: Arguments) -> str:
+    """Return the reference of a case, without its version."""
+    return str(case["reference"].split("@")[0].split(" ")[0])
 
 
 def differences(path: Path) -> dict[str, float]:
     """Return the largest absolute difference of every recorded output of the case at `path`; inf if ours is missing."""
     case = json.loads(path.with_suffix(".json").read_text())
-    tensors = load_file(path)
+    tensors = {name: t.double() if t.is_floating_point() else t for name, t in load_file(path).items()}
     weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
-    weights = {name: t.double() if t.is_floating_point() else t for name, t in weights.items()}
-    recorded = {name: t.double() for name, t in tensors.items() if not name.startswith("weight.") and name != "input"}
-
+    recorded = {name: t.double() for name, t in tensors.items() if not name.startswith(("weight.", "input"))}
     compute = COMPUTE.get((_source(case), case["class"]))
-    if compute is not None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # timm computes tables in it
+    try:
         with torch.no_grad():
-            return _compared(compute(case["kwargs"], weights, tensors["input"].double()), recorded)
-    model = build(case)
-    if hasattr(model, "position"):
-        weights = checkpoint_filter_fn(weights, model)
-    model.load_state_dict(weights, strict=True)
-    return _compared(outputs(model, tensors["input"].double(), list(recorded)), recorded)
-
-
-def _compared(ours: dict[str, Tensor], recorded: dict[str, Tensor]) -> dict[str, float]:
+            if compute is None:
+                ours = outputs(build(case, weights), tensors["input"])
+            else:
+                ours = compute(case["kwargs"], weights, tensors["input"])
+    finally:
+        torch.set_default_dtype(default)
     return {
         name: (ours[name].reshape(value.shape) - value).abs().max().item()
         if name in ours and ours[name].numel() == value.numel()

@@ -20,10 +20,16 @@ from graticule.encodings import MixingPosition, QuadraticMixing
 from graticule.factory import build_position
 from graticule.grid import Grid, Windows
 from graticule.layers import GatingUnit, mix_tokens
+from graticule.specs import Spec
 
 SOURCE = "Zhicaiwww/PosMLP"
 BLOCK = "levels.0.encoder.0."
 Tensors = dict[str, Tensor]
+#: Arguments of the code's units, gates and blocks, and those of its pyramid.
+KNOWN = {"win_size", "gamma", "generalized", "symmetric", "quadratic", "pos_only", "use_softmax", "absolute_bias"}
+KNOWN |= {"dim", "chunks", "norm_eps", "mlp_ratio", "gate_unit", "layer_idx", "num_blocks"}
+PYRAMID = {"img_size", "num_levels", "embed_dims", "depths", "num_classes", "stem", "pool_layer", "stem_norm"}
+PYRAMID |= {"downsample_norm", "depth_conv", "shift", "drop_rate", "drop_path_rate"}
 
 
 def encoding_of(kwargs: dict[str, Any]) -> str:
@@ -38,11 +44,17 @@ def encoding_of(kwargs: dict[str, Any]) -> str:
 def spec_of(kwargs: dict[str, Any]) -> str:
     """Return the encoding of a gate with options: a quadratic one has its form."""
     encoding = encoding_of(kwargs)
-    if encoding != "ggqpe":
-        return encoding
-    if not kwargs.get("generalized", True):
-        return "ggqpe(form='alpha_released')"
-    return "ggqpe(form='gamma_gamma_t')" if kwargs.get("symmetric", True) else "ggqpe(form='gamma_released')"
+    options: dict[str, Any] = {}
+    if not kwargs.get("absolute_bias", True) or (encoding == "sgu" and kwargs.get("layer_idx", 0) > 25):
+        options["bias"] = False
+    if encoding == "lrpe_m":
+        options["group_tables"] = True
+    elif encoding == "ggqpe":
+        generalized, symmetric = kwargs.get("generalized", True), kwargs.get("symmetric", True)
+        options["form"] = "gamma_released" if generalized and not symmetric else "gamma_gamma_t"
+        options |= {} if generalized else {"form": "alpha_released"}
+        options |= {} if kwargs.get("use_softmax", True) else {"softmax": False}
+    return str(Spec(encoding, options))
 
 
 def contiguous(half: int, groups: int, halves: int = 1) -> Tensor:
@@ -61,7 +73,14 @@ class Part:
 
     def __init__(self, kwargs: dict[str, Any], weights: Tensors, dim: int, ratio: float, prefix: str) -> None:
         side, encoding = kwargs["win_size"], encoding_of(kwargs)
-        side = side if isinstance(side, int) else side[0]
+        if not isinstance(side, int):
+            (side,) = set(side)  # windows of the code are squares
+        if unknown := sorted(kwargs.keys() - KNOWN):
+            raise ValueError(f"{', '.join(unknown)} is no known argument of PosMLP's parts")
+        if kwargs.get("chunks", 2) > 2:
+            raise ValueError("a chain of gates is not supported: `chunks` must be 1 or 2 in a block")
+        if "pos.token_proj_n_bias" in "".join(weights) and not kwargs.get("absolute_bias", True):
+            weights = {name: value for name, value in weights.items() if not name.endswith("token_proj_n_bias")}
         self.grid = Grid(side, side)
         self.groups = kwargs.get("gamma", 1)
         combine = "nonsplit" if kwargs.get("chunks", 2) == 1 else "gate"
@@ -185,12 +204,16 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
     """Build our model for keyword arguments of the released PosMLP."""
     encoding = encoding_of(kwargs)
     linear = "stem" in kwargs
+    if unknown := sorted(kwargs.keys() - KNOWN - PYRAMID):
+        raise ValueError(f"{', '.join(unknown)} is no known argument of PosMLP")
+    sizes = {name: kwargs[name] for name in ("drop_rate", "drop_path_rate") if name in kwargs}
     merging = "linear" if linear else "conv" if kwargs.get("depth_conv", True) else "dense_conv"
     named = {"embed_dims": "embed_dim", "win_size": "windows", "gamma": "groups", "mlp_ratio": "mlp_ratios"}
+    size = kwargs["img_size"]
     given = {own: kwargs[theirs] for theirs, own in named.items()}
     return PosMlp(
         partial(build_position, encoding=spec_of(kwargs)),
-        img_size=tuple(kwargs["img_size"]),
+        img_size=size if isinstance(size, int) else tuple(size),
         depths=kwargs["depths"],
         num_classes=kwargs["num_classes"],
         patch_embedding="linear" if linear else "conv",
@@ -199,8 +222,9 @@ def pyramid_model(kwargs: dict[str, Any]) -> PosMlp:
         merging_norm="batch" if kwargs.get("downsample_norm") == "BN" else "layer",
         gate_norm=encoding == "sgu",
         combine="nonsplit" if kwargs.get("chunks") == 1 else "gate",
-        shift="released" if kwargs.get("shift") and kwargs["num_blocks"] != 1 else None,
-        **{**given, "embed_dim": given["embed_dim"][0]},
+        shift="released" if kwargs.get("shift") and kwargs.get("num_blocks", 1) != 1 else None,
+        **given,
+        **sizes,
     )
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import check
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
+
+from tiny import draw
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -92,6 +95,49 @@ def copy(tmp_path):
     return change
 
 
+#: Cases of timm that are not recorded: class and arguments.
+FURTHER = [
+    ("VisionTransformer", {"qk_norm": True, "init_values": 0.1, "class_token": False, "global_pool": "avg"}),
+    ("VisionTransformer", {"reg_tokens": 2, "no_embed_class": True, "qkv_bias": False, "pre_norm": True}),
+    ("VisionTransformerDistilled", {}),
+    ("MlpMixer", {"num_blocks": 2, "mlp_ratio": 4, "block_layer": "ResBlock", "norm_layer": "Affine"}),
+    ("SwinTransformer", {"img_size": (32, 64), "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}),
+    ("VisionTransformerRelPos", {"rel_pos_type": "bias", "class_token": True, "init_values": 0.1}),
+    ("Beit", {"use_rel_pos_bias": True, "use_abs_pos_emb": False, "init_values": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "kwargs"), FURTHER)
+@torch.no_grad()
+def test_a_case_of_timm_that_is_not_recorded_is_checked_by_convert(kind, kwargs, tmp_path):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_classes": 5}
+    if "depths" not in kwargs and "num_blocks" not in kwargs:
+        sizes |= {"depth": 2, "num_heads": 3}
+    case = {"reference": f"timm {timm.__version__}", "class": f"timm.models.{kind}", "kwargs": {**sizes, **kwargs}}
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = draw(check.build_timm(kind, dict(case["kwargs"]), None))
+        side = case["kwargs"]["img_size"]
+        images = torch.randn(2, 3, *((side, side) if isinstance(side, int) else side))
+        output = model(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    weights = {f"weight.{name}": value.clone() for name, value in model.state_dict().items()}
+    save_file({"input": images, "output": output, **weights}, tmp_path / "case.safetensors")
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    assert check.differences(tmp_path / "case.safetensors")["output"] < 1e-12
+
+
+def test_an_argument_that_ours_does_not_have_is_named(copy, capsys):
+    kwargs = json.loads((GOLDEN / "ceit.json").read_text())["kwargs"]
+    for more, message in (({"hybrid_backbone": "ResNet()"}, "`hybrid_backbone` can only be"), ({"w": 1}, "'w'")):
+        assert check.main([str(copy("ceit", kwargs={**kwargs, **more}))]) == 1
+        assert message in capsys.readouterr().out
+    kwargs = json.loads((GOLDEN / "posmlp_block_sgu.json").read_text())["kwargs"]
+    assert check.main([str(copy("posmlp_block_sgu", kwargs={**kwargs, "chunks": 3}))]) == 1
+    assert "a chain of gates is not supported" in capsys.readouterr().out
+
+
 def test_the_program_passes_a_good_case_and_prints_its_differences(capsys, monkeypatch):
     cases = [GOLDEN / "lape_learnable_lape.safetensors", GOLDEN / "deit.safetensors"]
     monkeypatch.setattr("sys.argv", ["check.py", *map(str, cases)])
@@ -116,7 +162,7 @@ def test_the_program_fails_an_unknown_class_and_continues_with_the_next_case(cop
     unknown = copy("deit", **{"class": "timm.models.Mystery"})
     assert check.main([str(unknown), str(GOLDEN / "lape_sin2d_lape.safetensors")]) == 1
     out = capsys.readouterr().out
-    assert "no builder for timm.models.Mystery of timm" in out
+    assert "has no Mystery" in out
     assert "ok   lape_sin2d_lape" in out
 
 
