@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from graticule.checks import printable
 from graticule.files import read_json
 
-#: Upper limit of counts: a larger number is a mistake, and would overflow or never finish.
+#: Upper limit of numbers: a larger one is a mistake, and would overflow or never finish.
 _MOST = 1_000_000_000
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
@@ -26,8 +26,8 @@ Side = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Number = Annotated[float, Field(strict=True)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, le=_MOST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=_MOST, allow_inf_nan=False)]
 #: In [0, 1], [0, 1) and (0, 1].
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 ShareBelowOne = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]

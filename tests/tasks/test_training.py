@@ -1,6 +1,7 @@
 """Training follows the recipe: schedule, optimizer, decay, averaging, precision."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,13 @@ from safetensors.torch import load_file
 from short_runs import short
 
 from graticule.checkpoints import read_checkpoint
-from graticule.tasks import Classification, Recipe
+from graticule.commands.choices import parse_choices
+from graticule.commands.options import overridden
+from graticule.data import Augmentation
+from graticule.recipes import load_recipe
+from graticule.tasks import Classification, Mixing, Recipe
 from graticule.training import build_data, build_model, train
-from graticule.training.module import TrainingModule
+from graticule.training.module import TrainingModule, warmup_of
 
 
 def module_of(recipe: Recipe) -> TrainingModule:
@@ -76,7 +81,7 @@ def test_bfloat16_and_clipping_train(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_with_advice_and_leaves_the_last_checkpoint(tmp_path):
     with pytest.raises(FloatingPointError, match="`lr`"):
-        train(short(optimizer="sgd", lr=1e30, epochs=3), tmp_path, progress=False)
+        train(short(optimizer="sgd", lr=1e9, epochs=3), tmp_path, progress=False)
 
 
 def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
@@ -103,3 +108,74 @@ def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
 def test_a_value_that_cannot_be_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"`{field}`"):
         short(**{field: value})
+
+
+# Values that the user gave
+
+
+@pytest.mark.parametrize(
+    ("choice", "needs"),
+    [
+        ("schedule=step,decay_epochs=5,min_lr=1e-4", "schedule=cosine or schedule=poly"),
+        ("warmup_lr=1e-5,warmup_epochs=0", "warmup_epochs or warmup_steps"),
+        ("share_seed=1", "train_share"),
+        ("mixing.prob=0.5", "mixing.mixup or mixing.cutmix"),
+        ("mixing.off_epoch=2", "mixing.mixup or mixing.cutmix"),
+        ("mixing.mixup=0.5,mixing.switch_prob=0.1", "mixing.mixup and mixing.cutmix"),
+        ("distillation.alpha=0.2", "distillation.teacher"),
+        ("augmentation.rand_augment=rand-m9,augmentation.color_jitter=0.1", "augmentation.rand_augment=None"),
+        ("augmentation.crop_pct=0.5", "images larger than those of digits"),
+        ("augmentation.hflip=0.5,augmentation.ratio=0.2 5", "random crops by area"),
+        ("augmentation.random_interpolation=true", "random crops by area"),
+    ],
+)
+def test_a_given_value_without_effect_is_refused(choice, needs):
+    with pytest.raises(ValueError, match=f"must be left out without {needs}.*since it has no effect, got "):
+        build_data(parse_choices(load_recipe("digits_quick"), [choice], "train")[choice])
+
+
+def test_a_given_value_that_is_used_and_values_of_the_recipe_that_are_not_are_accepted():
+    recipe = replace(load_recipe("digits_quick"), mixing=Mixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
+    for choice in (
+        "schedule=step,decay_epochs=5",
+        "mixing.mixup=0.5,mixing.prob=0.2",
+        "train_share=0.5,share_seed=1",
+        "augmentation.scale=0.5 1,augmentation.ratio=0.9 1.1",
+        "schedule=poly,min_lr=1e-4",
+    ):
+        build_data(parse_choices(recipe, [choice], "train")[choice])
+
+
+def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():
+    given = parse_choices(load_recipe("digits_quick"), ["warmup_epochs=0,warmup_steps=800"], "train")
+    recipe = given.popitem()[1]
+    assert warmup_of(recipe, steps=81) == 800
+    with pytest.raises(ValueError, match="`warmup_steps` must be fewer than the steps of the run, 800, got 800"):
+        warmup_of(recipe, steps=80)
+    assert warmup_of(replace(recipe), steps=80) == 80  # a tenth
+
+
+def test_a_trial_of_one_epoch_shortens_the_warm_up_of_the_recipe_and_says_so(capsys):
+    recipe = overridden(replace(load_recipe("digits_quick"), warmup_epochs=4), ["--epochs", "3"], "train")
+    assert (recipe.epochs, recipe.warmup_epochs) == (3, 1)
+    assert "the warm-up of the recipe, 4 of 10 epochs, is shortened to 1 of 3" in capsys.readouterr().err
+    recipe = overridden(load_recipe("digits_quick"), ["--epochs=1"], "train")
+    assert (recipe.epochs, recipe.warmup_epochs) == (1, 0)
+    with pytest.raises(ValueError, match="`warmup_epochs` must be fewer than `epochs`, 1, got 1"):
+        overridden(load_recipe("digits_quick"), ["--epochs", "1", "--warmup-epochs", "1"], "train")
+
+
+def test_a_number_that_float32_cannot_hold_is_refused():
+    for kind, name in ((Recipe, "lr"), (Recipe, "min_lr"), (Recipe, "weight_decay"), (Augmentation, "color_jitter")):
+        with pytest.raises(ValueError, match=rf"{name}` must be at most 1000000000, got 1e\+300"):
+            kind(**{name: 1e300})
+
+
+@pytest.mark.parametrize(("optimizer", "reason"), [("adahessian", "does not require grad"), ("fusedadam", "CUDA")])
+def test_an_optimizer_that_cannot_run_here_is_refused_before_any_work(tmp_path, optimizer, reason):
+    with pytest.raises(ValueError, match=f"`optimizer` must be one that runs here.* got '{optimizer}' .*{reason}"):
+        train(short(optimizer=optimizer), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="`optimizer`") as refused:
+        short(optimizer="adahessia")
+    assert optimizer not in str(refused.value)

@@ -76,7 +76,8 @@ def study_with(study: Study, values: CommonValues) -> Study:
                 )
     start = dataclasses.replace(load_recipe(study.recipe), **study.base)
     found = values.changed(start, f"train {study.recipe}")
-    base = {**study.base, **{key: getattr(found, key) for key in keys}}
+    changed = {one.name for one in dataclasses.fields(start) if getattr(found, one.name) != getattr(start, one.name)}
+    base = {**study.base, **{key: getattr(found, key) for key in {*keys, *changed}}}
     return dataclasses.replace(study, base=base)
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
 
@@ -133,12 +133,52 @@ def _check_order(kind: type, name: str, arguments: Sequence[str]) -> None:
 def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
     """Parse overrides of a recipe; a refused value is an error of the recipe, not of the parser."""
 
-    @dataclasses.dataclass
-    class Overrides:
-        recipe: Any = dataclasses.field(default_factory=lambda: recipe)
+    def options(recipe: Any) -> type:
+        @dataclasses.dataclass
+        class Overrides:
+            recipe: Any = dataclasses.field(default_factory=lambda: recipe)
 
-    Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
-    return parse(Overrides, command, arguments).recipe
+        Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
+        return Overrides
+
+    return parse_recipe(options, recipe, arguments, command).recipe
+
+
+def parse_recipe(kind: Callable[[Any], type], recipe: Any, arguments: list[str], command: str) -> Any:
+    """Parse options with overrides of a recipe, which must have an effect; a warm-up of the recipe's own is shortened.
+
+    Args:
+        kind: returns the options with the values of a recipe as the defaults of their field `recipe`.
+        recipe: the recipe.
+        arguments: the options as given.
+        command: the command, for messages.
+    """
+    known = set(_value_names(recipe))
+    given: dict[str, str] = {}
+    for text, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, equals, value = text.partition("=")
+        *groups, name = option.removeprefix("--").replace("-", "_").split(".")
+        named = (".".join([*groups, each]) for each in (name, name.removeprefix("no_")))
+        given |= {each: value if equals else following for each in named if option.startswith("--") and each in known}
+    epochs = given.get("epochs", "")
+    if "warmup_epochs" not in given and epochs.isdecimal() and 0 < int(epochs) <= getattr(recipe, "warmup_epochs", 0):
+        warmup = recipe.warmup_epochs * int(epochs) // recipe.epochs
+        said = f"the warm-up of the recipe, {recipe.warmup_epochs} of {recipe.epochs} epochs, is shortened to {warmup}"
+        print(f"{said} of {epochs}", file=sys.stderr)
+        recipe = dataclasses.replace(recipe, warmup_epochs=warmup)
+    options = parse(kind(recipe), command, arguments)
+    if hasattr(recipe, "give"):
+        options.recipe.give(recipe.given | given.keys())
+    return options
+
+
+def _value_names(recipe: Any) -> Iterator[str]:
+    """Yield the names of the values of a recipe, such as mixing.prob."""
+    for one in dataclasses.fields(recipe):
+        inner = getattr(recipe, one.name)
+        yield one.name
+        if dataclasses.is_dataclass(inner):
+            yield from (f"{one.name}.{name}" for name in _value_names(inner))
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:

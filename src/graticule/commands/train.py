@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from graticule.checks import printable
-from graticule.commands.options import command_line, output_folder, parse
+from graticule.commands.options import command_line, output_folder, parse_recipe
 from graticule.commands.stopping import STOPPED, requeue_code
 from graticule.run_folder import RunFolder
 
@@ -153,7 +153,7 @@ def _warn_of_changes(run: str) -> None:
 
 def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
     """Parse options with the values of a recipe as defaults."""
-    return parse(options_class(loaded), command, arguments)
+    return parse_recipe(options_class, loaded, arguments, command)
 
 
 def options_class(loaded: object) -> type:

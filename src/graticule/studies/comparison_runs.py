@@ -17,6 +17,7 @@ from graticule.studies.comparison_files import write_comparison
 from graticule.studies.execution import Submits, train_runs
 from graticule.studies.runs import read_metrics
 from graticule.training import Run, TrainingRecipe, task_of
+from graticule.training.module import warmup_of
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,7 @@ def check_choices(
     for name, recipe in choices.items():
         task = task_of(recipe)
         data = task.build_data()
+        warmup_of(recipe, data.train_order().steps)
         with torch.device("meta"):
             model = task.build_model(task.describe(data))
         parameters[name] = sum(p.numel() for p in model.parameters())

@@ -74,6 +74,14 @@ class Recipe(TrainingRecipe):
 
     task: ClassVar[str] = "classification"
     metric: ClassVar[Metric] = TOP1
+    needs: ClassVar[Mapping[str, str]] = {
+        **TrainingRecipe.needs,
+        "share_seed": "train_share",
+        **dict.fromkeys(("mixing.prob", "mixing.off_epoch"), "mixing.mixup or mixing.cutmix"),
+        "mixing.switch_prob": "mixing.mixup and mixing.cutmix",
+        **dict.fromkeys(("distillation.alpha", "distillation.temperature"), "distillation.teacher"),
+        "augmentation.color_jitter": "augmentation.rand_augment=None",
+    }
 
     model: str = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
@@ -189,6 +197,11 @@ class Classification(Task[Recipe, "DataModule"]):
             group_by_aspect=recipe.group_by_aspect,
         )
         data.setup("fit")
+        augmentation, small = recipe.augmentation, data.info.size is not None
+        recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
+        by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
+        for name in ("augmentation.ratio", "augmentation.random_interpolation"):
+            recipe.check_effect(name, augmentation.random and by_area, "random crops by area, of augmentation.scale")
         if run is not None:
             check_class_names(data.info.class_names, class_names(run), str(run.folder))
         return data

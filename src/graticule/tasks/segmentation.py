@@ -23,6 +23,7 @@ class SegmentationRecipe(DenseRecipe):
 
     task: ClassVar[str] = "segmentation"
     metric: ClassVar[Metric] = MIOU
+    needs: ClassVar[Mapping[str, str]] = {**DenseRecipe.needs, "auxiliary_weight": "auxiliary"}
 
     decoder: str = "segmenter_linear"
     """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""

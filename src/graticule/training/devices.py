@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from pydantic import Field
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -30,7 +31,7 @@ from typing_extensions import TypedDict
 
 from graticule.checkpoints import load_checkpoint, load_own, read_checkpoint
 from graticule.files import replace
-from graticule.training.recipe import TrainingRecipe
+from graticule.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.typed import Count, Epochs, NotNegative, Number, Whole, check_value
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
@@ -272,6 +273,27 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
+    """Check by a step of a small layer that an optimizer runs here: some need libraries, GPUs or second derivatives."""
+    try:
+        layer = nn.Linear(2, 2).to(device)
+        optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
+
+        def closure() -> Tensor:
+            loss: Tensor = layer(torch.ones(1, 2, device=device)).sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step(closure)
+    except Exception as error:  # each fails in its own way
+        raise ValueError(
+            f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
+            f"{recipe.optimizer!r} ({_reason(error)})."
+        ) from None
+
+
 def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
     """Check that the number of processes is that of the recipe, and that they can find each other.
 
@@ -281,6 +303,8 @@ def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bo
     """
     if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
+    if recipe.optimizer not in USUAL_OPTIMIZERS:
+        _check_optimizer(recipe, trainer.strategy.root_device)
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
         raise ValueError(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -32,7 +33,7 @@ from graticule.training.checkpoints import (
 )
 from graticule.training.devices import build_strategy, check_trainer, read_rest
 from graticule.training.interruption import Interrupted
-from graticule.training.module import ShardedModule, TrainingModule
+from graticule.training.module import ShardedModule, TrainingModule, warmup_of
 from graticule.training.recipe import TrainingRecipe
 from graticule.training.run import Run
 from graticule.training.start import start
@@ -82,6 +83,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     L.seed_everything(recipe.seed, verbose=False)
     data = task.build_data(run if run.recipe_file.exists() else None)
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
+    warmup = warmup_of(recipe, batches.steps)
     model: Any = task.build_model(task.describe(data))
     if finished:
         return run
@@ -113,6 +115,10 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
             if not run.recipe_file.exists():
                 task.save(data, run.folder)
                 write_json(run.recipe_file, _describe(task, data, model))
+            if warmup < recipe.warmup_steps:
+                said = f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}"
+                print(f"{said}, a tenth of the run", file=sys.stderr)
+                history.say(said)
             if taken is not None:
                 print(taken)
                 history.say(f"starts from {recipe.start_from}")

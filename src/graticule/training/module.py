@@ -210,7 +210,7 @@ class TrainingModule(L.LightningModule):
         """Build the optimizer and its schedule by step."""
         recipe, optimizer = self.recipe, build_optimizer(self.recipe, self.model)
         steps = self.batches.steps
-        warmup = recipe.warmup_steps or recipe.warmup_epochs * steps
+        warmup = warmup_of(recipe, steps)
         scheduler, _ = create_scheduler_v2(
             optimizer,
             sched="multistep" if recipe.schedule == "step" else recipe.schedule,
@@ -266,6 +266,22 @@ class ShardedModule(TrainingModule):
     def _nothing(self, loss: Tensor) -> Tensor:
         """Return 0 times the loss: its backward pass gathers the parameters, and the gradients are dropped."""
         return loss * 0.0
+
+
+def warmup_of(recipe: TrainingRecipe, steps: int) -> int:
+    """Return the steps of the warm-up for `steps` per epoch: a tenth of the run, if the recipe's do not end within it.
+
+    Raises:
+        ValueError: if the user gave a warm-up that does not.
+    """
+    warm, total = recipe.warmup_steps or recipe.warmup_epochs * steps, recipe.epochs * steps
+    if warm < total:
+        return warm
+    if "warmup_steps" in recipe.given:
+        raise ValueError(
+            f"`warmup_steps` must be fewer than the steps of the run, {total}, got {warm}; give fewer, or train longer."
+        )
+    return total // 10
 
 
 def _total(rows: list[list[float]]) -> list[float]:

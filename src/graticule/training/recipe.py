@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -38,6 +40,8 @@ MACHINE = (
 #: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 USUAL_JOINING = "default"
+#: Optimizers that need other libraries and GPUs, or second derivatives, and are not proposed.
+_SPECIAL = ("fused", "bnb", "adahessian")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,13 @@ class TrainingRecipe:
 
     task: ClassVar[str]
     metric: ClassVar[Metric]
+    #: Value -> the values that use it, joined by `or` and `and`; it must not be given without them.
+    needs: ClassVar[Mapping[str, str]] = {
+        "min_lr": "schedule=cosine or schedule=poly",
+        "warmup_lr": "warmup_epochs or warmup_steps",
+    }
+    #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
+    given: ClassVar[frozenset[str]] = frozenset()
 
     model: str
     """name of the model"""
@@ -205,7 +216,9 @@ class TrainingRecipe:
         if self.optimizer not in USUAL_OPTIMIZERS:
             from timm.optim import list_optimizers
 
-            known_name("optimizer", self.optimizer, [str(name) for name in list_optimizers()])
+            names = [str(name) for name in list_optimizers()]
+            if self.optimizer not in names:
+                known_name("optimizer", self.optimizer, [name for name in names if not name.startswith(_SPECIAL)])
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Parse `model_kwargs`: the value after each = is JSON or a word."""
@@ -229,6 +242,36 @@ class TrainingRecipe:
                     f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
                 )
         return found
+
+    def give(self, names: Iterable[str]) -> None:
+        """Record the values that a user gave, and check that they have an effect.
+
+        Raises:
+            ValueError: naming the first one that has none, and what would use it.
+        """
+        object.__setattr__(self, "given", frozenset(names))
+        for name, needs in self.needs.items():
+            terms = [[self._on(term) for term in both.split(" or ")] for both in needs.split(" and ")]
+            self.check_effect(name, all(map(any, terms)), needs)
+
+    def check_effect(self, name: str, used: bool, needs: str) -> None:
+        """Check that a value is used, if the user gave it.
+
+        Raises:
+            ValueError: if it is not; `needs` are the values or the data that use it.
+        """
+        if name in self.given and not used:
+            raise ValueError(
+                f"`{name}` must be left out without {needs}, since it has no effect, got {self._value(name)}."
+            )
+
+    def _on(self, term: str) -> bool:
+        """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
+        name, equals, wanted = term.partition("=")
+        return str(self._value(name)) == wanted if equals else bool(self._value(name))
+
+    def _value(self, name: str) -> Any:
+        return operator.attrgetter(name)(self)
 
     def differences(self, other: TrainingRecipe) -> list[str]:
         """List the fields that differ and change the result; devices do not, except for the order of sums."""
