@@ -667,9 +667,8 @@ CLAIMS = [
         NOTES,
         "footnote 17",
         "the causal mask alone carries order",
-        "graticule compare pydoc_nano --choices encoding=learnable encoding=none --seeds 1 2 3 4 5",
-        test="no encoding against a bigram model; without a control",
-        verdict=BEFORE,
+        test="tests/test_introduction.py::test_footnote_17_the_mask_encodes_the_order",
+        verdict="exact",
     ),
     Claim(
         NOTES,

@@ -91,6 +91,12 @@ def ours(module, X):
         return module(X.T[None])[0].T
 
 
+def vit(**options):
+    """Return a small ViT for images of 8 x 12 pixels, with 2 x 3 patches."""
+    size = {"img_size": (8, 12), "patch_size": 4, "embed_dim": D, "depth": 2, "num_heads": 3, "num_classes": 5}
+    return graticule.create_model("vit_tiny_patch16_224", **size, **options)
+
+
 @pytest.fixture
 def X():
     return torch.randn(D, N, dtype=NUMBER)
@@ -142,6 +148,31 @@ def test_the_block_of_figure_5(kind, causal, X):
     torch.testing.assert_close(ours(block, X), expected, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+def test_figure_2_W_maps_the_vector_of_each_patch_to_a_token():
+    model = drawn(vit())
+    image = torch.randn(3, 8, 12, dtype=NUMBER)
+    W = model.patch_embed.proj.weight.flatten(1)
+    patches = [image[:, y : y + 4, x : x + 4] for y in (0, 4) for x in (0, 4, 8)]
+    X_0 = torch.stack([W @ patch.flatten() for patch in patches], 1)  # vec
+    tokens = model.embed(image[None])[0].T
+    torch.testing.assert_close(tokens[:, 1:], X_0, rtol=0, atol=1e-12)
+    torch.testing.assert_close(tokens[:, 0], model.cls_token[0, 0])  # the learned token of section 4.2, at n = 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_section_4_2_the_classifier_is_a_softmax_of_the_pooled_tokens_or_of_token_0(pool):
+    model = drawn(vit(global_pool=pool, class_token=pool == "token", fc_norm=False))
+    image = torch.randn(1, 3, 8, 12, dtype=NUMBER)
+    X_M = model.forward_features(image)[0].T  # after the final norm, which the paper does not have
+    h = X_M[:, 0] if pool == "token" else sum(x_n / X_M.shape[1] for x_n in X_M.T)  # ours is the mean, not the sum
+    p = torch.tensor(
+        [math.exp(g @ h + b) for g, b in zip(model.head.weight, model.head.bias, strict=True)], dtype=NUMBER
+    )
+    torch.testing.assert_close(model(image)[0].softmax(0), p / p.sum(), rtol=0, atol=1e-12)
+
+
 def test_the_layer_norm_that_is_printed_is_not_the_one_that_is_meant(X):
     def printed(X):
         return (X - X.mean(1, keepdim=True)) / X.var(1, keepdim=True, correction=0).sqrt()
@@ -165,6 +196,28 @@ def test_footnote_16_appending_a_position_embedding_and_projecting_is_adding_one
     # so it equals adding `pre` to the tokens W' p_n
     added = LayerPosition(pre=(V_2 @ e).T).enter(((V_1 @ W) @ p).T[None])[0].T
     torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_footnote_16_the_joining_concatenation_is_the_projection_of_tokens_and_table():
+    model = drawn(vit(encoding="sinusoidal_2d", joining="concatenation"))
+    image = torch.randn(1, 3, 8, 12, dtype=NUMBER)
+    V_1, V_2 = torch.randn(D, D, dtype=NUMBER), model.position.joining.projection
+    appended = torch.cat([V_1, V_2], 1) @ torch.cat(
+        [model.embed(image)[0].T, model.position.encodings[0](model.grid).T]
+    )
+    W = model.patch_embed.proj.weight
+    W.copy_(torch.einsum("ed,dcyx->ecyx", V_1, W))  # W' = V_1 W
+    model.cls_token.copy_(model.cls_token @ V_1.T)
+    added = model.position(model.grid)[0].enter(model.embed(image))[0].T
+    torch.testing.assert_close(added, appended, rtol=0, atol=1e-12)
+
+
+def test_a_model_with_concatenation_starts_as_with_the_default_joining():
+    models = [vit(joining=joining).eval() for joining in ("default", "concatenation")]
+    models[1].load_state_dict(models[0].state_dict(), strict=False)
+    images = torch.randn(2, 3, 8, 12)
+    torch.testing.assert_close(models[1](images), models[0](images), rtol=0, atol=1e-6)
 
 
 def test_section_3_without_position_permuting_the_columns_permutes_the_representations(X):

@@ -163,7 +163,8 @@ PARTS = [
     (encoding, joining)
     for encoding, joining in PAIRS
     if ENCODINGS[encoding].layered
-    and (joining, ENCODINGS[encoding].joined) not in (("lape", "table"), ("default", "table"))
+    and (joining, ENCODINGS[encoding].joined)
+    not in (("lape", "table"), ("default", "table"), ("concatenation", "table"))
 ]
 
 

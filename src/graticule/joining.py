@@ -116,6 +116,19 @@ def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: 
     return kind(**{name: value for name, value in known.items() if name in wanted}, **spec.options)
 
 
+def _check_once(joining: Joining, joined: str | None, options: Collection[str]) -> None:
+    """Refuse `layers` of a joining that adds a table once.
+
+    Raises:
+        ValueError: if they are among the options.
+    """
+    if joined == "table" and "layers" in options:
+        raise ValueError(
+            f"`layers` must be left out with joining {JOININGS.name_of(type(joining))!r} and an absolute encoding: it "
+            "is added once and reaches every layer."
+        )
+
+
 @register_joining("default")
 class Default(Joining):
     """Adds w once, to the token embedding; the residual stream carries it through the layers.
@@ -128,15 +141,46 @@ class Default(Joining):
 
     def check(self, joined: str | None, options: Collection[str]) -> None:
         """Refuse `layers` with a table: it is added once and so reaches every layer."""
-        if joined == "table" and "layers" in options:
-            raise ValueError(
-                "`layers` must be left out with joining 'default' and an absolute encoding: it is added once and "
-                "reaches every layer."
-            )
+        _check_once(self, joined, options)
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before the first layer."""
         return [LayerPosition(pre=tables[0])], None
+
+
+@register_joining("concatenation")
+class Concatenation(Joining):
+    r"""Appends w to the token embedding and projects both, D channels each, to D channels, once.
+
+    .. math:: x_n = V \begin{bmatrix} W p_n \\ w_n \end{bmatrix} = (V_1 W) p_n + V_2 w_n
+
+    V_1 W is one matrix, the weight of the patch embedding (of prefix tokens, the tokens), so V_2 alone is a parameter
+    here. It starts as the identity: the model starts as with `default`, and then learns amplitude and directions of
+    the appended part apart from the table, which can be fixed.
+
+    Reference: An Introduction to Transformers (Turner, 2024), section 3 and footnote 16.
+
+    Args:
+        dim: D.
+        depth: number of layers.
+        layers: left out, as with `Default` and a table.
+    """
+
+    repeats = False
+
+    @checked
+    def __init__(self, dim: int, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
+        super().__init__(depth, layers)
+        #: V_2, (D, D).
+        self.projection = nn.Parameter(torch.eye(dim))
+
+    def check(self, joined: str | None, options: Collection[str]) -> None:
+        """Refuse `layers`: w is added once and so reaches every layer."""
+        _check_once(self, joined, options)
+
+    def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
+        """Add w V_2^T: (N, D) to the residual stream before the first layer."""
+        return [LayerPosition(pre=tables[0] @ self.projection.T)], None
 
 
 @register_joining("shared")

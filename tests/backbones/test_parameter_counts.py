@@ -46,6 +46,16 @@ def test_parameters_of_position_are_those_of_lapes_table_7(encoding, joining, pa
     assert f"{round(parameters / 1000)}K" == printed
 
 
+@pytest.mark.parametrize(
+    ("joining", "parameters"), [("default", 12 * 27 * 27 * 3), ("lape", 12 * (27 * 27 * 3 + 2 * 196))]
+)
+def test_the_relative_bias_has_the_parameters_of_lapes_code_and_not_the_3049k_of_its_table_7(joining, parameters):
+    position = full_size("deit_tiny_patch16_224", encoding="relative_bias", joining=joining).position
+    assert count(position) == parameters
+    page = (Path(__file__).parents[2] / "docs" / "joinings.md").read_text(encoding="utf-8")
+    assert f"{parameters:,}" in page and "3,049K" in page
+
+
 def test_a_fixed_table_counts_and_is_not_trained():
     model = full_size("deit_tiny_patch16_224", encoding="sinusoidal_2d")
     assert count(model) == FACTS["deit_tiny_patch16_224.default"]["parameters"]

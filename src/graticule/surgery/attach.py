@@ -49,9 +49,9 @@ def attach(
     """Add an encoding and a joining to a transformer with pre-norm blocks, in place, and return it.
 
     It works on modules of timm, transformers and torchvision and on your own, whose code is unchanged: hooks add to the
-    residual stream (joinings `default`, `shared`, `unshared`, and PEG), to the normalized tokens (`lape_sharing`,
-    `lape`), to queries and keys (`queries_keys`), or to attention logits (`tupe`, biases). The last two need access to
-    the attention, which differs between models; if there is no access, the error says why.
+    residual stream (joinings `default`, `concatenation`, `shared`, `unshared`, and PEG), to the normalized tokens
+    (`lape_sharing`, `lape`), to queries and keys (`queries_keys`), or to attention logits (`tupe`, biases). The last
+    two need access to the attention, which differs between models; if there is no access, the error says why.
 
     The parameters are part of the module, under `graticule.position`; they are trained, saved, loaded, copied and moved
     with it. `fold` and `resize` accept such a module, and `detach` restores the original. Attach before

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.decompositions import Scale
 from graticule.encodings import AbsoluteEncoding, JoinedPosition, NoPosition
 from graticule.encodings.learnable import Learnable
-from graticule.joining import Default, Joining, Lape, LapeSharing, QueriesKeys, Shared, Unshared
+from graticule.joining import Concatenation, Default, Joining, Lape, LapeSharing, QueriesKeys, Shared, Unshared
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
 from graticule.surgery.fits.tables import copy_table, target_of
@@ -50,12 +50,14 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
 
 @register_fit(NoPosition, JoinedPosition)
 def start_without_effect(old: NoPosition, new: JoinedPosition, before: Before) -> bool:
-    """Set the tables to zero, or the norms of LaPE, whose table keeps its initial values; exact."""
+    """Set the tables to zero, or the norms of LaPE or the projection, whose table keeps its values; exact."""
     encodings = cast("Sequence[AbsoluteEncoding]", list(new.encodings))
     tables = [encoding(before.grid) for encoding in encodings]
     if isinstance(new.joining, LapeSharing):
         for norm in new.joining.norms if tables else ():
             fit_norm(norm, tables[0], torch.zeros_like(tables[0]))
+    elif isinstance(new.joining, Concatenation):
+        new.joining.projection.zero_()
     elif type(new.joining) in (Default, Shared, Unshared, QueriesKeys):
         for encoding, table in zip(encodings, tables, strict=True):
             if (fit := find_fit(type(encoding), type(encoding))) is not None:
@@ -64,10 +66,17 @@ def start_without_effect(old: NoPosition, new: JoinedPosition, before: Before) -
     return bool(given) and not any(value is not None and value.any() for one in given for value in cast("Any", one))
 
 
+@register_fit(Default, Concatenation)
 @register_fit(Default, LapeSharing)
 def keep(old: Default, new: Joining, before: Before) -> list[Tensor]:
     """Keep the table."""
     return [target_of(before)]
+
+
+@register_fit(Concatenation, Default)
+def project(old: Concatenation, new: Joining, before: Before) -> list[Tensor]:
+    """Return the projected table."""
+    return [target_of(before) @ old.projection.T]
 
 
 @register_fit(LapeSharing, Default)
