@@ -1,6 +1,7 @@
 """Plugins: encodings, joinings and backbones of a file outside of the package work like those of the package."""
 
 import importlib.metadata
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import graticule
 from commands import run_command
 from graticule import plugins
+from graticule.backbones.model_card import Card, model_card
 from graticule.encodings import ENCODINGS
 from graticule.resampling import build_resampler
 from graticule.testing import check_backbone, check_encoding, check_joining
@@ -215,3 +217,36 @@ def test_an_installed_entry_point_is_loaded_only_by_name(monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", lambda group: [broken])
     with pytest.raises(ValueError, match="the plugin my_lab cannot be imported: AttributeError"):
         graticule.load_plugin("my_lab")
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "left"),
+    [
+        ("train digits_quick --plugin a.py b.py --seed 1", "a.py b.py", "train digits_quick --seed 1"),
+        ("train --plugin a.py b.py digits_quick", "a.py b.py", "train digits_quick"),
+        ("train --plugin a.py b.py recipe.py", "a.py b.py", "train recipe.py"),
+        ("check --plugin=a.py mine.py --json", "a.py", "check mine.py --json"),
+        ("models --plugin a.py b.py --plugin c.py", "a.py b.py c.py", "models"),
+        ("evaluate run --plugin a.py other", "a.py", "evaluate run other"),
+    ],
+)
+def test_several_plugins_follow_one_option(monkeypatch, line, named, left):
+    loaded = []
+    monkeypatch.setattr(plugins, "load_plugin", loaded.append)
+    monkeypatch.setattr(plugins, "_named", [])
+    assert plugins.load_named_plugins(line.split()) == left.split()
+    assert loaded == plugins.named_plugins() == named.split()
+
+
+def test_several_plugins_of_a_model_are_imported_and_stand_in_its_card(monkeypatch, tmp_path):
+    loaded = []
+    monkeypatch.setattr(plugins, "load_plugin", loaded.append)
+    folder = graticule.create_model("vit_nano_patch4_28").save_pretrained(tmp_path / "published")
+    graticule.from_pretrained(folder, plugin=["a.py", Path("b.py")])
+    graticule.load(folder, plugin=("c.py",))
+    assert loaded == ["a.py", Path("b.py"), "c.py"]
+    config = json.loads((folder / "config.json").read_text())
+    config["graticule"]["plugins"] = {"a.py": "0", "b.py": "1"}
+    card = model_card("mine", config, 1, Card())
+    assert 'from_pretrained("OWNER/NAME", plugin=["a.py", "b.py"])' in card
+    assert '    graticule.load_plugin("a.py")\n    graticule.load_plugin("b.py")\n' in card

@@ -180,7 +180,7 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_is, value, inner))
     if origin in (tuple, list, collections.abc.Sequence):
         sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
-        return sequence and all(_is(one, inner[0]) for one in value)
+        return sequence and all(any(_is(one, each) for each in _alternatives(inner[0])) for one in value)
     if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
         return callable(value)
     if kind is bool:

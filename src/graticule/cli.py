@@ -59,8 +59,8 @@ backbone or a language model, and analyze it.
 
 To begin: graticule train digits_quick
 graticule COMMAND --help shows examples and common options, --help-all all of
-them. Every command takes --plugin FILE.py, your file that registers encodings,
-joinings, backbones or recipes. Commands that print a table print JSON with
+them. Every command takes --plugin FILE.py ..., your files that register
+encodings, joinings, backbones or recipes. Commands that print a table print JSON with
 --json. graticule --completion bash (zsh, fish) prints a script for your shell,
 which completes commands and options.
 An error is one line; GRATICULE_DEBUG=1 shows its traceback.

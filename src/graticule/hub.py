@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def save_pretrained(
 def from_pretrained(
     source: str | Path,
     *,
-    plugin: str | Path | None = None,
+    plugin: str | Path | Sequence[str | Path] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
@@ -77,7 +77,7 @@ def from_pretrained(
 
     Args:
         source: a folder, or OWNER/NAME on the Hugging Face hub.
-        plugin: a Python file or an installed entry point that registers the classes of the model.
+        plugin: a Python file or an installed entry point that registers the classes of the model, or several.
         revision: branch, tag or commit on the hub.
         token: access token of the hub.
         cache_dir: where downloaded files are kept, instead of the hub's own folder.

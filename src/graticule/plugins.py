@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 GROUP = "graticule.plugins"
+#: The commands whose target can be a Python file.
+_TAKE_FILES = ("train", "compare", "study", "check")
 #: A class or a function, which can be registered.
 Definition = Callable[..., Any]
 #: The loaded plugins, by resolved path or entry point, in order.
@@ -71,6 +74,12 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     return module
 
 
+def load_plugins(names: str | Path | Sequence[str | Path] | None) -> None:
+    """Import one plugin or several, in order."""
+    for name in [names] if isinstance(names, str | Path) else names or ():
+        load_plugin(name)
+
+
 def call_file(path: Path, function: str) -> Any:
     """Import a Python file of the user as a plugin, call its function of this name, and return the result.
 
@@ -101,25 +110,35 @@ def loaded_plugins() -> list[str]:
 
 
 def load_named_plugins(arguments: Sequence[str]) -> list[str]:
-    """Import the plugins that `--plugin NAME` names in a command line; returns the other arguments.
+    """Import the plugins that `--plugin NAME ...` names in a command line; returns the other arguments.
+
+    All files NAME.py that follow each other are plugins, except that the last one is the target of a command that takes
+    a file, if it has none yet.
 
     Raises:
         ValueError: if no name follows `--plugin`, or a plugin cannot be imported.
         FileNotFoundError: if there is no such file.
     """
-    left = []
+    left: list[str] = []
     _named.clear()
-    given = iter(arguments)
-    for argument in given:
+    given = list(arguments)
+    while given:
+        argument = given.pop(0)
         option, equals, value = argument.partition("=")
         if option != "--plugin":
             left.append(argument)
             continue
-        name = value if equals else next(given, "")
+        name = value if equals else given.pop(0) if given else ""
         if not name or name.startswith("--"):
             raise ValueError(f"`--plugin` must be followed by a Python file or an entry point, got {name!r}.")
-        load_plugin(name)
-        _named.append(name)
+        files = list(itertools.takewhile(lambda text: text.endswith(".py") and not text.startswith("-"), given))
+        ended = len(files) == len(given) or given[len(files)].startswith("-")
+        if files and ended and left[:1] and left[0] in _TAKE_FILES and all(each.startswith("-") for each in left[1:2]):
+            files.pop()  # the target
+        del given[: len(files)]
+        for each in (name, *files):
+            load_plugin(each)
+            _named.append(each)
     return left
 
 

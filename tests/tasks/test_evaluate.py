@@ -1,11 +1,16 @@
 """An evaluation counts every image once, at any size, and does not change the model."""
 
+import json
+
 import pytest
 import torch
+from short_runs import rows, short
 
 import graticule
+from commands import run_command
 from graticule.data import DataModule
 from graticule.tasks import evaluate
+from graticule.training import train
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +61,19 @@ def test_a_size_that_no_patch_divides_is_refused_before_any_work(data):
     with pytest.raises(ValueError, match="`img_size`"):
         evaluate(model, data, [(28, 28), (28, 30)], progress=False)
     assert model.training
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, capsys, precision):
+    run = train(short(precision=precision), tmp_path / "run", progress=False)
+    held_out = {int(row["epoch"]): float(row["val_loss"]) for row in rows(run)}
+    loss = {}
+    for given in ((), ("--precision", "32-true")):
+        code, out, _ = run_command(capsys, "evaluate", run.folder, *given)
+        (record,) = json.loads((run.folder / "evaluation.json").read_text())
+        assert code == 0 and (f"computed in {precision}" in out) == (record.get("precision") == precision) == (
+            not given
+        )
+        loss[given] = record["loss"]
+    assert loss[()] == pytest.approx(held_out[run.result()["best_epoch"]], rel=1e-6)
+    assert precision == "64-true" or loss[()] != loss["--precision", "32-true"]

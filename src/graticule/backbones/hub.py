@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -20,7 +20,7 @@ from graticule.checkpoints import load_checkpoint
 from graticule.checks import checked
 from graticule.memory import sized_as
 from graticule.names import known_name
-from graticule.plugins import load_plugin, missing_plugins, named_again
+from graticule.plugins import load_plugins, missing_plugins, named_again
 from graticule.typed import read_typed
 
 
@@ -142,7 +142,7 @@ class HubModel(nn.Module):
 def open_pretrained(
     source: str | Path,
     *,
-    plugin: str | Path | None = None,
+    plugin: str | Path | Sequence[str | Path] | None = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
@@ -154,14 +154,13 @@ def open_pretrained(
         FileNotFoundError: if there is no such folder, or a file is missing in it.
         ValueError: if a file is damaged, has an invalid value, or needs a plugin.
     """
-    if plugin is not None:
-        load_plugin(plugin)
+    load_plugins(plugin)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     config, weights = find_files(source, hub)
     words = read_typed(config, _Config)["graticule"]
     missing, changed = missing_plugins(words.get("plugins", {}))
     if missing:
-        how = f"pass plugin={missing[0]!r}" if len(missing) == 1 else "call graticule.load_plugin for each"
+        how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"
         raise ValueError(
             f"{config} needs the plugin {' and '.join(missing)}, which is imported only if named: {how}, or "
             f"{named_again(missing)} on the command line."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
+from graticule.checks import printable
 from graticule.commands.figures import Figures
 from graticule.commands.kinds import check_task_options
 from graticule.commands.opening import (
@@ -47,6 +48,8 @@ class Evaluate(Figures, NamedData):
     """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None = None
+    """precision of the computation (default: that of the run)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or this one)"""
     json: bool = False
@@ -60,6 +63,7 @@ def run(arguments: list[str]) -> int:
     check_targets(options.models, options, "evaluate")
     from graticule.files import write_json
     from graticule.training import Evaluated, list_tasks
+    from graticule.training.validation import in_precision
 
     checkpoint = parse_checkpoint(options.checkpoint)
     device = choose_device(options.device)
@@ -86,13 +90,19 @@ def run(arguments: list[str]) -> int:
             check_labels(one, data, options.data)
         evaluation.check(task, one.model, data)
         loaded.append((one, task, data))
-    evaluated = []
+    evaluated, precisions = [], dict[str, list[str]]()
     for label, (one, task, data) in zip(labels_of(opened), loaded, strict=True):
-        scores = evaluation.scores(task, one.model, data, device=device)
+        precision = options.precision or task.recipe.precision
+        precisions.setdefault(precision, []).append(one.target)
+        scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
         evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
     table = evaluation.table(tasks[0].metric, evaluated)
     output.table(table.columns, table.rows)
     output.say(*table.notes)
+    for precision in precisions.keys() - {"32-true"}:
+        output.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
+        for record in table.records:
+            record |= {"precision": precision} if record["run"] in precisions[precision] else {}
     written = [write_json(folder / "evaluation.json", list(table.records))]
     figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:

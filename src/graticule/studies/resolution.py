@@ -17,6 +17,7 @@ from graticule.progress import hidden
 from graticule.studies.comparison import Comparison, supported_decimals
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import Mode, check_crop, check_sizes, evaluate
+from graticule.training.validation import in_precision
 
 Size = tuple[int, int]
 
@@ -121,7 +122,7 @@ def resolutions(
         scores[name] = {size: [] for size in sizes}
         bar.set_description(name, refresh=False)
         for run in runs:
-            model = run.model(data, "last")
+            model = in_precision(run.model(data, "last"), run.recipe().precision, device)
             for score in evaluate(model, data, sizes, device=device, progress=False, mode=mode, measure_cost=False):
                 scores[name][score.size].append(score.top1)
                 if score.placed is False:

@@ -17,6 +17,7 @@ from graticule.progress import hidden
 from graticule.studies.comparison import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text, tokenizer_of
+from graticule.training.validation import in_precision
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def lengths(
             # if the text changed between two runs, their tokens differ
             same = tokenizer_of(run).fingerprint == data[choice].info.vocabulary
             held_out = data[choice] if same else run.data()
-            model = run.model(held_out, "last")
+            model = in_precision(run.model(held_out, "last"), run.recipe().precision, device)
             scores = evaluate_text(model, held_out, lengths, device=device, progress=False)
             for score in scores:
                 found.scores[choice][score.length].append(score.bits_per_byte)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import nn
 from graticule.backbones.hub_files import CONFIG
 from graticule.checks import checked
 from graticule.hub import from_pretrained
-from graticule.plugins import load_plugin
+from graticule.plugins import load_plugins
 from graticule.training.devices import load_weights
 from graticule.training.run import Run, run_of
 
@@ -18,7 +19,7 @@ from graticule.training.run import Run, run_of
 @checked
 def load(
     source: str | Path,
-    plugin: str | Path | None = None,
+    plugin: str | Path | Sequence[str | Path] | None = None,
     checkpoint: Literal["best", "last"] = "best",
 ) -> nn.Module:
     """Open a trained model with its weights, in evaluation mode.
@@ -27,8 +28,8 @@ def load(
         source: the folder of a run; a file of its weights in that folder: `weights.safetensors`, a checkpoint
             (`checkpoints/step-000000100.ckpt`, one file or sharded), or the file of `graticule consolidate`; or a
             folder of `graticule publish` or `save_pretrained`.
-        plugin: a Python file or an installed entry point that registers the classes of the run. Code that is not named
-            is not imported.
+        plugin: a Python file or an installed entry point that registers the classes of the run, or several. Code that
+            is not named is not imported.
         checkpoint: the checkpoint of a run, best or last.
 
     Raises:
@@ -54,8 +55,7 @@ def load(
         )
     if run.folder != path and checkpoint != "best":
         raise ValueError(f"`checkpoint` must be left out if `source` is a file, got {checkpoint!r}.")
-    if plugin is not None:
-        load_plugin(plugin)
+    load_plugins(plugin)
     return run.model(checkpoint=checkpoint) if run.folder == path else _with_weights(run, path)
 
 

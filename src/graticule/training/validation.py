@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -52,6 +53,32 @@ class Sums:
 def exact_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of sums: float64, or float32 on devices without it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def in_precision(model: nn.Module, precision: Any, device: torch.device | str) -> nn.Module:
+    """Let a model compute in Lightning's `precision`, as in training; 16-mixed is for GPUs. Returns it."""
+    kind = torch.device(device).type
+    if precision == "32-true" or (precision == "16-mixed" and kind == "cpu"):
+        return model
+    plugin: Precision
+    if precision.endswith("mixed"):
+        plugin = MixedPrecision(precision, kind)
+    else:
+        plugin = DoublePrecision() if precision == "64-true" else HalfPrecision(precision)
+    contexts: list[Any] = []
+
+    def enter(module: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        contexts.append(plugin.forward_context())
+        contexts[-1].__enter__()
+        return plugin.convert_input(arguments)
+
+    def leave(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        contexts.pop().__exit__(None, None, None)
+
+    model = plugin.convert_module(model)
+    model.register_forward_pre_hook(enter)  # of the module, so that copies of it for other sizes have them
+    model.register_forward_hook(leave, always_call=True)
+    return model
 
 
 @torch.inference_mode()
