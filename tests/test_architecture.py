@@ -38,7 +38,7 @@ FLOORS = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: The package re-exports public names: it is above tasks, and those above it may import it.
 FLOOR["graticule"] = FLOOR["tasks"] + 0.5
-#: Modules that analysis may import: the public interface of models, and helpers that write files and check values.
+#: Modules that analysis may import: the public interface of models, metrics, and helpers of files and values.
 PUBLIC = {
     "checks",
     "grid",
@@ -48,6 +48,7 @@ PUBLIC = {
     "layer_position",
     "decompositions",
     "joining",
+    "metric",
     "factory",
     "backbones",
     "files",
