@@ -3,15 +3,16 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
-from image_files import write_folder
+from image_files import picture, write_folder
 from safetensors.torch import load_file
 
 import graticule
 from commands import run_command
 from graticule import cli
-from graticule.data import check_class_names, class_labels, same_classes
+from graticule.data import TextModule, check_class_names, class_labels, same_classes
 from graticule.tasks import Distillation, Recipe, class_names, images_of
 from graticule.training import Run, train
 
@@ -61,6 +62,52 @@ def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_res
         assert said.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in said.strip()
         assert "only in the data: 'zcat'; " in said and "only in " in said and "/run: 'cat'" in said
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):
+    write_folder(tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
+    run = train(recipe(Path("images")), tmp_path / "run", progress=False)
+    assert run.recipe().data_root == tmp_path / "images"
+
+
+def test_other_examples_than_those_of_the_training_are_said(trained, tmp_path, capsys):
+    def said(root):
+        Run.open(moved(trained, root, tmp_path / f"run of {root.name}")).data()
+        return capsys.readouterr().err
+
+    assert said(write_folder(tmp_path / "same")) == ""
+    root = write_folder(tmp_path / "other")
+    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    (root / "train" / "dog" / "0.JPEG").unlink()
+    line = said(root)
+    assert "the data are not those that" in line and line.count("\n") == 1
+    assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
+    described = json.loads((trained.folder / "recipe.json").read_text())
+    assert described.pop("data").keys() == {"train", "test"}
+    old = moved(trained, root, tmp_path / "old")
+    described["recipe"]["data_root"] = str(root)
+    (old / "recipe.json").write_text(json.dumps(described))
+    Run.open(old).data()
+    assert capsys.readouterr().err == ""  # an earlier version recorded nothing
+
+
+def test_a_resumed_run_says_that_its_examples_are_others(trained, tmp_path, capsys):
+    root = write_folder(tmp_path / "other")
+    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    folder = moved(trained, root, tmp_path / "run")
+    assert run_command(capsys, "train", "--resume", folder)[2].count("test has 6 examples, and had 6 others") == 1
+
+
+def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
+    found = []
+    for text in ("a text " * 20, "a text " * 20, "a test " * 20):
+        (tmp_path / "a.txt").write_text(text)
+        (tmp_path / "b.txt").write_text("another text " * 20)
+        data = TextModule("text_folder", root=tmp_path, context=8)
+        data.setup()
+        found.append(data.fingerprint())
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_class_more_than_the_run_knows_is_refused_by_name(trained, tmp_path):

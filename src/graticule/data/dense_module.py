@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -16,7 +17,7 @@ from graticule.data.aspects import stated_sizes
 from graticule.data.dense import DenseImages, DenseInfo, Target
 from graticule.data.dense_augmentation import DenseAugmentation
 from graticule.data.dense_transforms import DenseTransform, Evaluation, Training, plain
-from graticule.data.images import Split
+from graticule.data.images import Split, fingerprint, spread
 from graticule.data.registry import DATASETS, loaded
 from graticule.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
 from graticule.data.transformed import drawing
@@ -105,6 +106,29 @@ class DenseModule:
     def skipped(self) -> list[Path]:
         """The broken images that training found and left out."""
         return self.images["train"].skipped
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        return {
+            split: fingerprint(
+                len(chosen), (part for index in spread(len(chosen)) for part in self._parts(split, int(chosen[index])))
+            )
+            for split, chosen in self.indices.items()
+        }
+
+    def _parts(self, split: Split, index: int) -> Iterator[bytes | np.ndarray]:
+        """Yield the contents of an image and its targets; a broken one has no targets."""
+        images = self.images[split]
+        stored = images.place(index)
+        if held := stored.is_file():
+            yield stored.read_bytes()
+        try:
+            image, target = images.example(index)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return
+        if not held:
+            yield image.numpy()
+        yield from (plain(target[name]).numpy() for name in (*_OF_OBJECTS[:2], *self.truth) if name in target)
 
     @property
     def num_test(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -105,6 +106,19 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(self.images[index]), int(self.labels[index])
+
+
+def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, Any]:
+    """Return the number of examples of a split, and a hash of their labels and of some contents, `parts`."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
+    return {"examples": count, "sha256": digest.hexdigest()}
+
+
+def spread(count: int) -> list[int]:
+    """Return the indices of the examples whose contents are part of a fingerprint, evenly spaced."""
+    return [index * count // min(count, 32) for index in range(min(count, 32))]
 
 
 def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:

@@ -18,7 +18,8 @@ from graticule.data.aspects import aspect_groups, stated_sizes
 from graticule.data.augmentation import Augmentation
 from graticule.data.canvas import CanvasImages, Mode
 from graticule.data.dense import DenseInfo
-from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share
+from graticule.data.encoded import EncodedImages
+from graticule.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share, fingerprint, spread
 from graticule.data.registry import DATASETS, loaded
 from graticule.data.sampling import BatchOrder, EpochSampler, EvaluationOrder, GroupSampler
 from graticule.data.shifted import ShiftedImages, shifts_only
@@ -174,6 +175,14 @@ class DataModule(L.LightningDataModule):
         """The broken images that training found and left out."""
         return getattr(self._images.get("train"), "skipped", [])
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        found = {}
+        for split, images in self._images.items():
+            contents = (_content(images, index) for index in spread(len(images)))
+            found[split] = fingerprint(len(images), (np.asarray(images.labels), *contents))
+        return found
+
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the images in the batches of one of `world_size` processes.
 
@@ -313,6 +322,13 @@ class _Chosen(Subset[Any]):
     @property
     def skipped(self) -> list[Path]:
         return getattr(self.source, "skipped", [])
+
+
+def _content(images: Any, index: int) -> bytes | np.ndarray:
+    """Return the stored bytes of an image, or its pixels."""
+    while isinstance(images, Subset):
+        images, index = images.dataset, images.indices[index]
+    return images.read(index) if isinstance(images, EncodedImages) else np.asarray(images[index][0])
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from graticule.data.byte_pairs import BytePairTokenizer
-from graticule.data.images import Split
+from graticule.data.images import Split, fingerprint
 from graticule.data.sampling import BatchOrder, EpochSampler, EvaluationOrder
 from graticule.data.text import list_texts, load_text
 from graticule.data.tokens import ByteTokenizer, Tokenizer
@@ -149,6 +149,10 @@ class TextModule(L.LightningDataModule):
             self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
         self.info = TextInfo(self.dataset, given.vocab_size, given.end, given.fingerprint)
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the tokens of each split, which tell whether they are the same."""
+        return {split: fingerprint(len(tokens), [tokens]) for split, tokens in self._tokens.items()}
 
     def num_bytes(self, split: Split) -> int:
         """Return the number of bytes of a split; for "test", the denominator of bits per byte."""

@@ -66,6 +66,8 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
         Interrupted: if the user stopped the run; it can be resumed.
         OSError: if the disk is full, or a process that loads images died.
     """
+    if recipe.data_root is not None:  # a relative one would be another folder for who evaluates the run elsewhere
+        recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
     run = Run(Path(folder))
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
     with saver.listening():
@@ -81,7 +83,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
         _check_folder(run, task, resume)
     finished = run.finished
     L.seed_everything(recipe.seed, verbose=False)
-    data = task.build_data(run if run.recipe_file.exists() else None)
+    data = run.data(recipe) if run.recipe_file.exists() else task.build_data()
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     warmup = warmup_of(recipe, batches.steps)
     model: Any = task.build_model(task.describe(data))
@@ -299,6 +301,7 @@ def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[st
         **task.describe(data),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        **({"data": data.fingerprint()} if hasattr(data, "fingerprint") else {}),
         **surroundings(),
         **({"plugins": plugins} if plugins else {}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,18 @@ from graticule.training.surroundings import changed_surroundings
 from graticule.training.task import Task, read_recipe, task_of
 from graticule.typed import Count, Finite, NotNegative, Number, Whole, read_typed
 
+log = logging.getLogger(__name__)
+
+
+class _Fingerprint(TypedDict):
+    examples: Whole
+    sha256: str
+
 
 class _Described(TypedDict):
     """The contents of recipe.json for every task."""
 
+    data: NotRequired[dict[str, _Fingerprint]]
     recipe: dict[str, Any]
     versions: NotRequired[dict[str, Any]]
     machine: NotRequired[dict[str, Any]]
@@ -171,7 +180,26 @@ class Run(RunFolder):
         Raises:
             ValueError: also if the meaning of the data differs, such as other classes or another order of them.
         """
-        return task_of(self.recipe() if recipe is None else recipe).build_data(self)
+        own = self.recipe()
+        data = task_of(own if recipe is None else recipe).build_data(self)
+        if recipe is None or not own.differences(recipe):
+            self._say_changes(data)
+        return data
+
+    def _say_changes(self, data: Any) -> None:
+        """Log a line if the examples are not those that the run recorded; earlier versions recorded none."""
+        recorded = self._described().get("data")
+        if not recorded or not hasattr(data, "fingerprint"):
+            return
+        found = data.fingerprint()
+        changed = [
+            f"{split} has {found.get(split, {}).get('examples', 0):,} examples, and had {known['examples']:,}"
+            + ("" if found.get(split, {}).get("examples") != known["examples"] else " others")
+            for split, known in recorded.items()
+            if found.get(split) != known
+        ]
+        if changed:
+            log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
 
     def _described(self) -> _Described:
         described: _Described = read_typed(self.recipe_file, _Described)

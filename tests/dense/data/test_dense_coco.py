@@ -8,7 +8,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from graticule.data.coco import coco, coco_train, decoded_mask
-from graticule.data.dense_module import load_dense
+from graticule.data.dense_module import DenseModule, load_dense
 
 
 def changed(index, **values):
@@ -103,6 +103,19 @@ def test_polygons_beyond_the_image_are_cut_off_at_its_edge():
 def test_polygons_that_are_no_numbers_are_refused(wrong):
     with pytest.raises(ValueError, match=r"the polygons of x: `\[0\]"):
         decoded_mask(wrong, (9, 13), "x")
+
+
+def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
+    def found():
+        return DenseModule("coco", truth=("boxes",), root=tmp_path, size=(24, 40)).fingerprint()
+
+    write_coco(tmp_path)
+    first = found()
+    assert found() == first and first["test"]["examples"] == 3
+    write_coco(tmp_path, changed(1, bbox=[20, 5, 7, 12]))
+    assert found()["test"]["sha256"] != first["test"]["sha256"]
+    picture(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
+    assert found()["train"] == first["train"] and found()["test"]["sha256"] != first["test"]["sha256"]
 
 
 def test_masks_are_those_of_pycocotools(tmp_path):
