@@ -177,7 +177,7 @@ class DataModule(L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number and a hash of the images of each split, which tell whether they are the same."""
-        found = {}
+        found: dict[str, Any] = {}
         for split, images in self._images.items():
             contents = (_content(images, index) for index in spread(len(images)))
             found[split] = fingerprint(len(images), (np.asarray(images.labels), *contents))
