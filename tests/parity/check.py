@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import released_dense
 import released_posmlp
 import timm
 import torch
@@ -201,7 +202,7 @@ def build(case: Arguments, weights: Tensors) -> nn.Module:
         return graticule.convert(build_timm(case["class"].rpartition(".")[2], kwargs, weights))
     port = PORTS.get((_source(case), case["class"]))
     if port is None:
-        known = ", ".join(f"{cls} of {source}" for source, cls in [*PORTS, *COMPUTE])
+        known = ", ".join(f"{cls} of {source}" for source, cls in [*PORTS, *COMPUTE, *released_dense.COMPUTE])
         raise UnknownClassError(
             f"no port of {case['class']} of {_source(case)}; there are all of timm that `convert` accepts, and {known}"
         )
@@ -358,15 +359,17 @@ def differences(path: Path) -> dict[str, float]:
     tensors = {name: t.double() if t.is_floating_point() else t for name, t in load_file(path).items()}
     weights = {name.removeprefix("weight."): t for name, t in tensors.items() if name.startswith("weight.")}
     recorded = {name: t.double() for name, t in tensors.items() if not name.startswith(("weight.", "input"))}
-    compute = COMPUTE.get((_source(case), case["class"]))
+    key = _source(case), case["class"]
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # timm computes tables in it
     try:
         with torch.no_grad():
-            if compute is None:
-                ours = outputs(build(case, weights), tensors["input"])
+            if key in released_dense.COMPUTE:
+                ours = released_dense.COMPUTE[key](case["kwargs"], weights, tensors)
+            elif key in COMPUTE:
+                ours = COMPUTE[key](case["kwargs"], weights, tensors["input"])
             else:
-                ours = compute(case["kwargs"], weights, tensors["input"])
+                ours = outputs(build(case, weights), tensors["input"])
     finally:
         torch.set_default_dtype(default)
     return {

@@ -42,7 +42,8 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
     Accepted are those of RetinaNet, Faster and Mask R-CNN in mmdetection (with PVT, Twins' PCPVT, ViT-Adapter and other
     backbones of this library), of ViT-Adapter, UperNet and Semantic FPN in mmsegmentation, and of Segmenter. Position
     tables are resampled as for a backbone alone; the row of a class token that the model lacks is omitted; a layer
-    scale that the model lacks is multiplied into the layer before it.
+    scale that the model lacks is multiplied into the layer before it. Twins' option of a norm after every stage
+    (`norm_list`), which its configurations with PCPVT (CPVT's PVT) do not have, is refused.
 
     Args:
         model: a model of `create_detector` or `create_segmenter`.
