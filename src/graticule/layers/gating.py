@@ -52,13 +52,13 @@ def _mixed(x: Tensor, mixing: Mixing, bias: Tensor | None, windows: Windows | No
     strips = []
     for strip in _parts(x, mixing, bias, windows):
         row = []
-        for part, *weights in strip:
-            y = _product(part, *weights)
+        for part, weights, offsets in strip:
+            y = _product(part, weights, offsets)
             # copied here and not by `flatten`, whose search for a view takes minutes with symbolic sizes
             row.append(y.contiguous().flatten(3, 4).flatten(1, 2))  # (B, rows, columns, groups, c)
         strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
-    y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
-    return (y.roll(windows.shift, (1, 2)) if windows.rolled else y).flatten(1, 2)
+    whole: Tensor = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
+    return (whole.roll(windows.shift, (1, 2)) if windows.rolled else whole).flatten(1, 2)
 
 
 def _parts(
@@ -68,7 +68,8 @@ def _parts(
     window = windows.window
 
     def split(part: Tensor, repeats: tuple[int, int], one: Grid) -> Tensor:
-        return part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
+        cut: Tensor = part.unflatten(2, (repeats[1], one.width)).unflatten(1, (repeats[0], one.height))
+        return cut
 
     if windows.rolled:
         return [
