@@ -1,14 +1,15 @@
 """Kill and resume runs repeatedly, and check that their weights equal those of uninterrupted runs, bit for bit.
 
-    python benchmarks/kills.py --kills 25 --seed 0 --folder FOLDER
+    python benchmarks/kills.py --kills 100 --seed 0 --folder FOLDER
 
-Five kinds of runs on the CPU, each trained once without interruption and once killed (SIGKILL, to all its processes)
-at random times, sometimes while a checkpoint is being written, and restarted each time by the same command with
---auto-resume. Then the final weights, the last weights (of all shards, and both the moving average and the current
-weights), and the history except for its seconds are compared bit by bit. The table is printed and written to FOLDER as
-kills.md and kills.json.
+Seven kinds of commands on the CPU, among them a comparison, a study, and runs of two processes; each is run once
+without interruption and once killed (SIGKILL, to all its processes) at random times, sometimes while a checkpoint is
+being written, and restarted each time by the same command (train with --auto-resume). Then the final weights of every
+run, the last weights (of all shards, and both the moving average and the current weights), and the history except for
+its seconds are compared bit by bit. The table is printed and written to FOLDER as kills.md and kills.json.
 
-A kill counts as "while writing" if it left a partially written checkpoint, `.step-*.tmp`.
+A kill counts as "while writing" if it left a partially written checkpoint, `.step-*.tmp`. Faults of links and disks are
+in faults.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ import torch
 from safetensors.torch import load_file
 
 from graticule.checkpoints import read_checkpoint
+from graticule.studies.runs import find_runs
 from graticule.training import Run
 
 COMMON = "--accelerator cpu --joining lape --checkpoint-steps 3 --keep 2"
@@ -43,27 +46,43 @@ SCENES = """
 RANDOM = """
     --drop-path-rate 0.2 --mixing.mixup 0.5 --mixing.cutmix 0.5 --augmentation.random-crop-padding 2
 """
-#: Description and options of each kind.
+#: The values of all runs of a comparison and of a study.
+SET = """
+    --seeds 0 1 --epochs 3 --set limit_train=400 limit_test=100 batch_size=20 warmup_epochs=1 checkpoint_steps=3 keep=2
+    model_kwargs=depth=2 accelerator=cpu ema_decay=0.95 mixing.mixup=0.5
+"""
+STUDY = """
+from graticule.studies.study import Study
+
+
+def study():
+    choices = {"default": {"joining": "default"}, "lape": {"joining": "lape"}}
+    return Study(question="Is a study resumed?", recipe="digits_quick", choices=choices, seconds=5)
+"""
+#: Description and command of each kind.
 KINDS = {
-    "a": ("mixup, drop path, crops, EMA", f"{DIGITS} {RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
+    "a": ("mixup, drop path, crops, EMA", f"train {DIGITS} {RANDOM} --limit-train 800 --epochs 6 --ema-decay 0.95"),
     "b": (
         "packed images, 2 workers, 3 repeats, EMA",
-        f"{DIGITS} --dataset hugging_face --data-root {{packed}} --workers 2 --aug-repeats 3 --ema-decay 0.95 "
+        f"train {DIGITS} --dataset hugging_face --data-root {{packed}} --workers 2 --aug-repeats 3 --ema-decay 0.95 "
         "--epochs 6 --augmentation.erasing 0.3 --augmentation.random-crop-padding 2",
     ),
     "c": (
         "2 processes (DDP), 2 micro-batches, EMA",
-        f"{DIGITS} {RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 --ema-decay 0.95",
+        f"train {DIGITS} {RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 "
+        "--ema-decay 0.95",
     ),
     "d": (
         "2 processes (FSDP)",
-        f"{DIGITS} {RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp",
+        f"train {DIGITS} {RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp",
     ),
     "e": (
         "Mask R-CNN, drop path, flips",
-        f"{SCENES} --head mask_rcnn(most=5) --neck simple_pyramid(channels=8) --drop-path-rate 0.2 "
+        f"train {SCENES} --head mask_rcnn(most=5) --neck simple_pyramid(channels=8) --drop-path-rate 0.2 "
         "--augmentation.hflip 0.5",
     ),
+    "f": ("compare, 2 choices, 2 seeds", f"compare digits_quick --choices joining=default joining=lape {SET}"),
+    "g": ("study, 2 choices, 2 seeds", f"study {{study}} {SET}"),
 }
 
 
@@ -86,31 +105,38 @@ class Found:
 def main() -> int:
     """Kill, compare and report; returns 1 if any run differs or could not be killed as often as requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--kills", type=int, default=25, help="total number of kills; a multiple of the number of kinds"
-    )
+    parser.add_argument("--kills", type=int, default=25, help="total number of kills, divided among the kinds")
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the times of the kills, as far as they do not depend on the clock"
     )
     parser.add_argument(
         "--folder", type=Path, default=None, help="where runs and tables are written (default: a new one)"
     )
-    parser.add_argument("--kinds", default="abcde", help="which of the kinds a to e (default: all)")
+    parser.add_argument("--kinds", default="abcdefg", help="which of the kinds a to g (default: all)")
+    parser.add_argument("--at-once", type=int, default=1, help="number of kinds that run at the same time")
     given = parser.parse_args()
-    if not given.kinds or set(given.kinds) - set(KINDS) or given.kills < 1 or given.kills % len(given.kinds):
-        parser.error(f"--kills must be a multiple of the number of kinds, got {given.kills} for {given.kinds}")
+    if not given.kinds or set(given.kinds) - set(KINDS) or given.kills < len(given.kinds):
+        parser.error(f"--kills must be at least the number of kinds, a to g, got {given.kills} for {given.kinds}")
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
     packed = pack_digits(folder / "packed") if "b" in given.kinds else folder
-    found = []
-    for kind in given.kinds:
-        about, options = KINDS[kind]
-        options = options.format(packed=packed)
+    study = folder / "study.py"
+    study.write_text(STUDY)
+    share = [given.kills * index // len(given.kinds) for index in range(len(given.kinds) + 1)]
+
+    def one(index: int) -> Found:
+        kind = given.kinds[index]
+        about, words = KINDS[kind]
+        command = words.format(packed=packed, study=study).split()
         moments = random.Random(f"{given.seed} {kind}")
-        found.append(one_kind(folder / kind, kind, about, options.split(), given.kills // len(given.kinds), moments))
-        print(rows(found)[-1], flush=True)
+        found = one_kind(folder / kind, kind, about, command, share[index + 1] - share[index], moments)
+        print(rows([found])[0], flush=True)
+        return found
+
+    with ThreadPoolExecutor(given.at_once) as pool:
+        found = list(pool.map(one, range(len(given.kinds))))
     report(folder, found)
-    return 0 if all(each.equal and each.kills == given.kills // len(given.kinds) for each in found) else 1
+    return 0 if all(each.equal for each in found) and sum(each.kills for each in found) == given.kills else 1
 
 
 def pack_digits(folder: Path) -> Path:
@@ -133,12 +159,12 @@ def pack_digits(folder: Path) -> Path:
     return folder / "packed"
 
 
-def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start or resume a run, in a new process group."""
-    command = [sys.executable, "-m", "graticule.cli", "train", *options, *COMMON.split()]
+def start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start or resume a command that writes to `folder`, in a new process group."""
+    resumable = [*COMMON.split(), "--auto-resume"] if command[0] == "train" else []
     with (folder.parent / "said.txt").open("ab") as said:
         return subprocess.Popen(
-            [*command, "--output", str(folder), "--auto-resume"],
+            [sys.executable, "-m", "graticule", *command, *resumable, "--output", str(folder)],
             stdout=said,
             stderr=said,
             start_new_session=True,
@@ -147,50 +173,54 @@ def start(options: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for a run to end; raises an error if it failed."""
+    """Wait for a command to end; raises an error if it failed."""
     if process.wait(timeout=900):
         raise RuntimeError(f"{folder} ended with {process.returncode}: see {folder.parent / 'said.txt'}")
 
 
-def starts(run: Run) -> int:
+def runs_in(folder: Path) -> list[Run]:
+    """Return the runs in a folder, which may be one itself."""
+    return [Run(path) for path in find_runs(folder)] if folder.is_dir() else []
+
+
+def starts(folder: Path) -> int:
     """Count how often training started or was resumed."""
-    if not run.log_file.exists():
-        return 0
-    return sum("  starts" in line or "  resumed after" in line for line in run.log_file.read_text().splitlines())
+    texts = [run.log_file.read_text() for run in runs_in(folder) if run.log_file.exists()]
+    return sum("  starts" in line or "  resumed after" in line for text in texts for line in text.splitlines())
 
 
 def half_written(folder: Path) -> bool:
     """Return whether a checkpoint is being written, or was when its process was killed."""
     try:
-        return any(name.startswith(".step-") and name.endswith(".tmp") for name in os.listdir(folder))
-    except FileNotFoundError:
+        return any(folder.rglob("checkpoints/.step-*.tmp"))
+    except FileNotFoundError:  # renamed in between
         return False
 
 
-def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int, moments: random.Random) -> Found:
-    """Train once without interruption and once with `kills` kills, and compare."""
+def one_kind(folder: Path, kind: str, about: str, command: list[str], kills: int, moments: random.Random) -> Found:
+    """Run a command once without interruption and once with `kills` kills, and compare."""
     began = time.perf_counter()
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
-    whole, killed = Run(folder / "whole"), Run(folder / "killed")
-    process = start(options, whole.folder)
+    whole, killed = folder / "whole", folder / "killed"
+    process = start(command, whole)
     launched = time.perf_counter()
     while not starts(whole):
         if process.poll() is not None:
-            finish(process, whole.folder)
+            raise RuntimeError(f"{whole} was not trained: see {folder / 'said.txt'}")
         time.sleep(0.01)
     until_training = time.perf_counter() - launched
-    finish(process, whole.folder)
-    training = sum(float(row["seconds"]) for row in history(whole))
+    finish(process, whole)
+    training = time.perf_counter() - launched - until_training
     # one while a checkpoint is written, one during startup, the others at any time during training
     plan = ["writing", "starting"][:kills] + ["training"] * (kills - 2)
     moments.shuffle(plan)
     found = Found(kind, about)
     for moment in plan:
-        first = killed.last is None
+        first = not any(run.last for run in runs_in(killed))
         before = starts(killed)
-        process = start(options, killed.folder)
+        process = start(command, killed)
         if moment == "starting":
             wait(process, moments.uniform(0.2, until_training + 0.3))
         else:
@@ -198,22 +228,22 @@ def one_kind(folder: Path, kind: str, about: str, options: list[str], kills: int
                 time.sleep(0.005)
             wait(process, moments.uniform(0, training / (kills + 1)))
         if moment == "writing":
-            while not half_written(killed.checkpoints) and process.poll() is None:
+            while not half_written(killed) and process.poll() is None:
                 pass  # busy wait, for the shortest delay
         if process.poll() is not None:
             found.ended_before_the_kill += 1
-            finish(process, killed.folder)
+            finish(process, killed)
             continue
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         found.kills += 1
-        found.while_writing += half_written(killed.checkpoints)
-        found.before_first += first and killed.last is None
-    finish(start(options, killed.folder), killed.folder)
-    found.difference = difference(whole, killed)
+        found.while_writing += half_written(killed)
+        found.before_first += first and not any(run.last for run in runs_in(killed))
+    finish(start(command, killed), killed)
+    pairs = list(zip(runs_in(whole), runs_in(killed), strict=True))
+    found.difference = next(filter(None, (difference(*pair) for pair in pairs)), "")
     found.equal = not found.difference
-    assert killed.last is not None
-    found.steps = int(killed.last.name[5:14])
+    found.steps = sum(int(run.last.name[5:14]) for run, _ in pairs if run.last)
     found.seconds = time.perf_counter() - began
     return found
 

@@ -1,9 +1,8 @@
-"""Time and memory of LaPE over the default joining, and of our model over timm's, interleaved in one process.
+"""Time and memory of LaPE over the default joining, and of our DeiT-Ti over timm's, interleaved in one process.
 
     python benchmarks/overhead.py                                       # CPU, float32, batch 16
     python benchmarks/overhead.py --device cuda --batch 256 --bf16      # eager
     python benchmarks/overhead.py --device cuda --batch 256 --bf16 --compile
-    python benchmarks/overhead.py --model deit_small_patch16_224        # the default is DeiT-Ti
 
 Every round runs each model once, in an order that rotates. Printed are the median and the quartiles of the ratios of
 the two times of a round, so a machine that gets slower or faster during the run does not affect them. The ratio of two
@@ -28,12 +27,13 @@ from turns import Step, in_turns, inference_step, print_ratios, training_step
 
 import graticule
 
-BUILDERS: dict[str, Callable[[str], torch.nn.Module]] = {
-    "default": graticule.create_model,
-    "default again": graticule.create_model,
-    "lape": lambda name: graticule.create_model(name, joining="lape"),
-    "lape folded": lambda name: graticule.fold(graticule.create_model(name, joining="lape")),
-    "timm": timm.create_model,
+MODEL = "deit_tiny_patch16_224"
+BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "default": lambda: graticule.create_model(MODEL),
+    "default again": lambda: graticule.create_model(MODEL),
+    "lape": lambda: graticule.create_model(MODEL, joining="lape"),
+    "lape folded": lambda: graticule.fold(graticule.create_model(MODEL, joining="lape")),
+    "timm": lambda: timm.create_model(MODEL),
 }
 PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), ("default again", "default")]
 
@@ -41,7 +41,7 @@ PAIRS = [("lape", "default"), ("lape folded", "default"), ("default", "timm"), (
 def build_step(name: str, phase: str, options: argparse.Namespace) -> Step:
     """Build the step to time: a training step including the optimizer step, or a forward pass."""
     torch.manual_seed(0)
-    model = BUILDERS[name](options.model).to(options.device)
+    model = BUILDERS[name]().to(options.device)
     images = torch.randn(options.batch, 3, 224, 224, device=options.device)
     build = training_step if phase == "training" else inference_step
     return build(model, images, bf16=options.bf16, compile=options.compile)
@@ -85,7 +85,6 @@ def _peak_of_this_process() -> int:
 def main() -> None:
     """Parse the options, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_tiny_patch16_224", help="a name that graticule and timm share")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=30)
@@ -102,7 +101,7 @@ def main() -> None:
         print(_peak_of_this_process())
         return
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{options.model}, batch {options.batch}, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
+    print(f"{MODEL}, batch {options.batch}, {'bfloat16' if options.bf16 else 'float32'}, ", end="")
     print(f"{'compiled' if options.compile else 'eager'}, {where}, torch {torch.__version__}, timm {timm.__version__}")
     for phase in options.phases:
         measure(phase, options)
