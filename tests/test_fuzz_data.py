@@ -12,19 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fuzz import JSON, SCALARS, edited, fuzzed, outcome
+from fuzz import JSON, SCALARS, changed, edited, fuzzed, outcome
 from graticule.data import BytePairTokenizer, load_dataset, load_text
 from graticule.data.byte_pickle import read_pickle
+from graticule.data.dense_module import load_dense
 from graticule.data.encoded import EncodedImages
 from graticule.data.fashion_mnist import read_idx
 from graticule.data.hugging_face import read_plan
 from graticule.data.pack import pack
 from graticule.data.tars import class_names, read_tar, tar_files
-from graticule.data.text import read_utf8
+from graticule.files import read_utf8
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)
 IDX = bytes([0, 0, 8, 3]) + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()
@@ -34,11 +34,11 @@ BATCH = {b"data": PIXELS.reshape(3, 20), b"labels": [0, 1, 2], b"filenames": [b"
 LONG = "d" * 60 + "/" + "b" * 60
 
 
-def encoded(kind, **options):
+def encoded(kind, dtype=np.uint8, most=256, **options):
     content = io.BytesIO()
-    Image.fromarray(np.random.RandomState(1).randint(0, 256, (12, 9, 3)).astype(np.uint8)).save(
-        content, kind, **options
-    )
+    shape = (12, 9, 3) if dtype == np.uint8 else (12, 9)
+    pixels = np.random.RandomState(1).uniform(0, most, shape).astype(dtype)
+    Image.fromarray(pixels).save(content, kind, **options)
     return content.getvalue()
 
 
@@ -62,8 +62,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@given(content=edited(IDX, header=16))
-@fuzzed(30)
+@fuzzed(30, content=edited(IDX, header=16))
 def test_an_idx_file(folder, content):
     for name, stored in (("images", content), ("images.gz", gzip.compress(content))):
         (folder / name).write_bytes(stored)
@@ -72,16 +71,14 @@ def test_an_idx_file(folder, content):
             assert found.shape == struct.unpack(">3I", content[4:16]) and found.tobytes() == content[16:]
 
 
-@given(content=edited(gzip.compress(IDX, mtime=0), header=20))
-@fuzzed(12)
+@fuzzed(12, content=edited(gzip.compress(IDX, mtime=0), header=20))
 def test_a_gzipped_idx_file(folder, content):
     (folder / "packed.gz").write_bytes(content)
     found = outcome(lambda: read_idx(folder / "packed.gz", 3), names="packed.gz")
     assert isinstance(found, ValueError) or found.size == prod(found.shape)
 
 
-@given(content=st.one_of(*(edited(pickle.dumps(BATCH, protocol), header=300) for protocol in (0, 2, 4, 5))))
-@fuzzed(60)
+@fuzzed(60, content=st.one_of(*(edited(pickle.dumps(BATCH, protocol), header=300) for protocol in (0, 2, 4, 5))))
 def test_a_pickle_of_arrays(folder, content):
     (folder / "batch").write_bytes(content)
     found = outcome(lambda: read_pickle(folder / "batch"), names="batch")
@@ -90,12 +87,12 @@ def test_a_pickle_of_arrays(folder, content):
         assert all(array.dtype == np.uint8 and array.nbytes <= len(content) for array in arrays)
 
 
-@given(
+@fuzzed(
+    40,
     content=st.one_of(
         *(edited(tar(style), header=600) for style in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
-    )
+    ),
 )
-@fuzzed(40)
 def test_the_headers_of_a_tar(folder, content):
     (folder / "0.tar").write_bytes(content)
     found = outcome(lambda: read_tar(folder / "0.tar"), names="0.tar")
@@ -116,8 +113,7 @@ def packed(tmp_path_factory):
     return root / "packed"
 
 
-@given(data=st.data())
-@fuzzed(40)
+@fuzzed(40, data=st.data())
 def test_a_file_of_a_saved_data_set(packed, data):
     name = data.draw(st.sampled_from(["data-00000-of-00001.arrow", "state.json", "dataset_info.json"]))
     path = packed / "train" / name
@@ -137,8 +133,7 @@ def test_a_file_of_a_saved_data_set(packed, data):
         path.write_bytes(content)
 
 
-@given(content=st.one_of(edited(b"cat\ndog\nbird\r\n"), st.binary(max_size=40)))
-@fuzzed(20)
+@fuzzed(20, content=st.one_of(edited(b"cat\ndog\nbird\r\n"), st.binary(max_size=40)))
 def test_a_list_of_classes(folder, content):
     (folder / "classes.txt").write_bytes(content)
     found = outcome(lambda: class_names(folder), names="classes.txt")
@@ -147,29 +142,27 @@ def test_a_list_of_classes(folder, content):
         assert "\n".join(found) == content.decode().removesuffix("\n").replace("\r\n", "\n").removesuffix("\r")
 
 
-@given(
+@fuzzed(
+    16,
     plan=st.one_of(
         JSON, st.fixed_dictionaries({"images": st.dictionaries(st.sampled_from(["train", "test"]), SCALARS)})
-    )
+    ),
 )
-@fuzzed(16)
 def test_the_plan_of_packing(folder, plan):
     (folder / "pack.json").write_text(json.dumps(plan))
     found = outcome(lambda: read_plan(folder), names="pack.json")
     assert isinstance(found, ValueError) or all(type(found["images"][part]) is int for part in ("train", "test"))
 
 
-@given(content=st.one_of(edited("aé中😀".encode()), st.binary(max_size=20)))
-@fuzzed(20)
+@fuzzed(20, content=st.one_of(edited("aé中😀".encode()), st.binary(max_size=20)))
 def test_a_text(folder, content):
     (folder / "a.txt").write_bytes(content)
-    found = outcome(lambda: read_utf8(folder / "a.txt"), names="a.txt")
+    found = outcome(lambda: read_utf8(folder / "a.txt", 1 << 20), names="a.txt")
     if isinstance(found, str):
         assert found.encode() == content.removeprefix(b"\xef\xbb\xbf")
 
 
-@given(merges=st.lists(st.tuples(st.integers(-1, 275), st.integers(-1, 275)), max_size=20))
-@fuzzed(20)
+@fuzzed(20, merges=st.lists(st.tuples(st.integers(-1, 275), st.integers(-1, 275)), max_size=20))
 def test_the_merges_of_a_tokenizer(merges):
     found = outcome(lambda: BytePairTokenizer(merges), names="`merges`")
     if not isinstance(found, ValueError):
@@ -177,8 +170,7 @@ def test_the_merges_of_a_tokenizer(merges):
         assert found.decode(found.encode(text)) == text and 257 <= found.vocab_size <= 257 + len(merges)
 
 
-@given(data=st.data())
-@fuzzed(30)
+@fuzzed(30, data=st.data())
 def test_a_saved_tokenizer(folder, data):
     path = BytePairTokenizer([(97, 98), (256, 99)]).save(folder / "tokenizer.json")
     values = json.loads(path.read_text())
@@ -208,25 +200,88 @@ class OneImage(EncodedImages):
         return Path("image.png")
 
 
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # the orientation
+
 FORMATS = [
     ("PNG", {}),
+    ("PNG", {"dtype": np.uint16, "most": 4096}),
+    ("PNG", {"exif": TURNED}),
     ("JPEG", {}),
+    ("JPEG", {"exif": TURNED}),
     ("BMP", {}),
     ("PPM", {}),
     ("TIFF", {}),
     ("TIFF", {"compression": "tiff_lzw"}),
+    ("TIFF", {"dtype": np.float32, "most": 1}),
+    ("TIFF", {"dtype": np.float32, "most": 1e30}),
+    ("TIFF", {"dtype": np.int32, "most": 256}),
+    ("TIFF", {"dtype": np.uint16, "most": 4096}),
     ("WEBP", {}),
 ]
 
 
-@given(content=st.one_of(*(edited(encoded(kind, **options), header=100) for kind, options in FORMATS)))
-@fuzzed(60)
+@fuzzed(60, content=st.one_of(*(edited(encoded(kind, **options), header=100) for kind, options in FORMATS)))
 def test_an_image(content):
     found = outcome(lambda: OneImage(content)[0], names="image.png")
     if isinstance(found, ValueError):
         assert "object at" not in str(found)
     else:
         assert found[0].mode == "RGB" and found[1] == 0
+
+
+COCO = {
+    "images": [{"id": 1, "file_name": "1.png", "height": 12, "width": 9}],
+    "categories": [{"id": 7, "name": "cat"}],
+    "annotations": [
+        {"id": 1, "image_id": 1, "category_id": 7, "iscrowd": 0, "area": 12, "bbox": [1, 2, 3, 4]}
+        | {"segmentation": [[1, 2, 4, 2, 4, 6]]},
+        {"id": 2, "image_id": 1, "category_id": 7, "iscrowd": 1, "area": 12, "bbox": [0, 0, 9, 12]}
+        | {"segmentation": {"size": [12, 9], "counts": [50, 8, 50]}},
+    ],
+}
+VOC = "<annotation><size><width>9</width><height>12</height></size><object><name>cat</name><difficult>0</difficult>" + (
+    "<bndbox><xmin>2</xmin><ymin>3</ymin><xmax>6</xmax><ymax>8</ymax></bndbox></object></annotation>"
+)
+COORDINATES = st.sampled_from([-50, -20.5, 0, 4, 64, 5000, 65536, 1e7, 4e7, 9e8, 1e9, 1e300, -1e300, 10**400])
+POLYGONS = st.lists(st.lists(COORDINATES, min_size=4, max_size=6), max_size=2)
+#: Name of a data set -> its targets, and its files.
+DENSE = {
+    "coco": (("boxes", "masks"), {"annotations/instances_train.json": json.dumps(COCO), "train/1.png": encoded("PNG")}),
+    "voc_detection": (
+        ("boxes",),
+        {"ImageSets/Main/train.txt": "1\n", "JPEGImages/1.jpg": encoded("JPEG"), "Annotations/1.xml": VOC},
+    ),
+    "mask_folder": (
+        ("classes",),
+        {"images/train/1.png": encoded("PNG"), "classes.txt": "a\nb\n"}
+        | {"annotations/train/1.png": encoded("PNG", bool, 2)},
+    ),
+}
+
+
+@fuzzed(80, data=st.data())
+def test_annotations_of_objects_and_pixels(tmp_path_factory, data):
+    name = data.draw(st.sampled_from(["coco", *DENSE]))
+    truth, files = DENSE[name]
+    root = tmp_path_factory.mktemp("dense")
+    edits = data.draw(st.sampled_from(sorted(files)))
+    for path, content in files.items():
+        content = content if isinstance(content, bytes) else content.encode()
+        if path == edits and path.endswith(".json") and data.draw(st.integers(0, 3)):
+            values = data.draw(changed(json.loads(content), st.one_of(JSON, COORDINATES, POLYGONS)))
+            content = json.dumps(values).encode()
+        elif path == edits:
+            content = data.draw(edited(content, header=len(content)))
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    allowed = (ValueError, FileNotFoundError)
+    found = outcome(lambda: load_dense(name, "train", root, truth), names=str(root), allowed=allowed)
+    if not isinstance(found, Exception):
+        images = found[0]
+        target = outcome(lambda: images[0], names=str(root), allowed=allowed)
+        if isinstance(target, tuple) and "boxes" in target[1]:
+            assert target[1]["boxes"].isfinite().all() and (target[1]["labels"] < len(found[1].class_names)).all()
 
 
 KINDS = ["file", "empty", "folder", "pipe", "loop", "up", "out", "broken"]
@@ -272,14 +327,14 @@ BASE = {
 }
 
 
-@given(
+@fuzzed(
+    30,
     dataset=st.sampled_from(list(BASE)),
     entries=st.lists(
         st.tuples(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), st.sampled_from(KINDS)), max_size=4
     ),
     missing=st.integers(-4, 3),
 )
-@fuzzed(30)
 def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
     root = Path(os.path.realpath(tmp_path_factory.mktemp("tree")))
     for number, name in enumerate(BASE[dataset]):

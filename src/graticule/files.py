@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -206,6 +207,34 @@ def read_bytes(path: Path, limit: int) -> bytes:
     if (size := check_plain(path)) > limit:
         raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
     return path.read_bytes()
+
+
+def read_utf8(path: Path, limit: int) -> str:
+    """Read a UTF-8 text file of at most `limit` bytes, without its byte order mark.
+
+    Raises:
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is not a regular file, larger, or in another encoding, naming the byte and the likely one.
+    """
+    content = read_bytes(path, limit)
+    # among decodable bytes, a zero byte means UTF-16 or UTF-32 without a byte order mark, or no text
+    try:
+        text = content.decode("utf-8")
+        wrong = content.find(b"\0")
+    except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
+        raise ValueError(
+            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which is not "
+            f"text: the file may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
+        )
+    return text.removeprefix("\ufeff")
+
+
+def _likely_encoding(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    return "UTF-16 or no text" if b"\0" in content else "Latin-1 or another older encoding"
 
 
 def read_json(path: Path, limit: int = 1 << 26) -> Any:

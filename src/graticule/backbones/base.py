@@ -18,7 +18,7 @@ from graticule.backbones.hub import HubModel
 from graticule.backbones.hub_config import backbone_config
 from graticule.backbones.image_lists import Crops, Images, forward_each
 from graticule.backbones.token_model import TokenModel
-from graticule.checks import checked
+from graticule.checks import checked, shown
 from graticule.encodings import PositionBuilder
 from graticule.grid import Crop, Grid
 from graticule.layers import patch_grid
@@ -366,7 +366,7 @@ class Backbone(TokenModel, HubModel):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"`output_fmt` must be 'NCHW' or 'NLC', got {output_fmt!r}.")
         ends = list(accumulate(self.depths if self.stage_lists else [1] * self.depths[0]))
-        take, last = feature_take_indices(len(ends), indices)
+        take, last = taken(len(ends), indices)
         normed = not self.stage_lists  # True if the final norm applies to all intermediates
         maps: list[Tensor] = []
         prefix: list[Tensor] = []
@@ -397,7 +397,7 @@ class Backbone(TokenModel, HubModel):
         prune_head: bool = True,
     ) -> list[int]:
         """Remove the blocks, or stages, that the intermediates of `indices` do not need; return the kept indices."""
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, last = taken(len(self.feature_info), indices)
         if self.created is not None:  # `create_model` builds the unpruned model
             self.created = {**self.created, "pruned": True}
         self.keep(last + 1)
@@ -444,12 +444,28 @@ class Backbone(TokenModel, HubModel):
         return self.forward_head(self.forward_features(x, crop))
 
 
+def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
+    """Return the indices of chosen outputs among `count`, and the largest, as timm does.
+
+    Raises:
+        ValueError: if there is no such output.
+    """
+    try:
+        found: tuple[list[int], int] = feature_take_indices(count, indices)
+    except (AssertionError, TypeError, ValueError):
+        rule = f"a number from 1 to {count}, or a list of indices from 0 to {count - 1}"
+        raise ValueError(f"`indices` must be {rule}, got {shown(indices)}.") from None
+    return found
+
+
 def image_size(images: Tensor, channels: int) -> tuple[int, int]:
     """Return the (height, width) of images (B, channels, height, width).
 
     Raises:
-        ValueError: if they have another shape.
+        ValueError: if they have another shape, or whole numbers, as pixels that are not normalized.
     """
+    if not images.is_floating_point():
+        raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
     if images.ndim != 4 or images.shape[1] != channels:
         raise ValueError(
             f"`x` must be images (B, {channels}, height, width), of the model's `in_chans`, got {tuple(images.shape)}."

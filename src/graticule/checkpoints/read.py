@@ -27,6 +27,8 @@ _UNREADABLE = (
     *(RuntimeError, EOFError, SafetensorError, OSError, ValueError, KeyError, IndexError, AttributeError),
     *(struct.error, TypeError, AssertionError),
 )
+#: Bytes of a file that fits into memory, so that if it does not, it states a wrong length.
+_SMALL = 1 << 28
 
 
 @checked
@@ -48,7 +50,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             # DeiT's and LaPE's code store the options of the run in checkpoints, as an argparse.Namespace: plain data
             with torch.serialization.safe_globals([argparse.Namespace]):
                 found = torch.load(path, map_location="cpu", weights_only=True)
-    except (*_UNREADABLE, pickle.UnpicklingError):
+    except (*_UNREADABLE, pickle.UnpicklingError, MemoryError) as error:
+        if isinstance(error, MemoryError) and path.stat().st_size > _SMALL:
+            raise
         if unsafe := _unsafe_names(path):
             raise ValueError(
                 f"{path} holds Python objects that could run code when read ({', '.join(unsafe[:3])}), so it was not "
@@ -100,7 +104,7 @@ def _unsafe_names(path: Path) -> list[str]:
     """List the objects other than plain data that a checkpoint would import, as far as can be read without doing so."""
     try:
         return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - {"argparse.Namespace"})
-    except (*_UNREADABLE, pickle.UnpicklingError):
+    except (*_UNREADABLE, pickle.UnpicklingError, MemoryError):
         return []
 
 

@@ -130,8 +130,7 @@ def _prompt(options: Generate) -> str:
     """Return the beginning of the text, "" for the beginning of a document."""
     path = options.prompt_file
     if path is not None:
-        from graticule.data.text import read_utf8
-        from graticule.files import check_plain
+        from graticule.files import check_plain, read_utf8
 
         if not path.exists() or path.is_dir():
             what = "is a folder" if path.is_dir() else "does not exist"
@@ -140,7 +139,7 @@ def _prompt(options: Generate) -> str:
             raise ValueError(
                 f"`prompt_file` must have at most {_LARGEST_PROMPT:,} bytes, got {size:,} in {str(path)!r}."
             )
-        return read_utf8(path)
+        return read_utf8(path, _LARGEST_PROMPT)
     try:
         options.prompt.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -17,7 +17,7 @@ from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_i
 from graticule.data.encoded import LARGEST
 from graticule.data.folder import files_below, is_image
 from graticule.data.images import Split
-from graticule.files import read_bytes
+from graticule.files import read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "test": ("val", "validation", "test")}
@@ -126,7 +126,7 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     names = tuple(map(str, range(1, 151)))
     listed = base / "objectInfo150.txt"
     if listed.is_file():
-        lines = read_bytes(listed, 1 << 20).decode("utf-8").splitlines()[1:]
+        lines = read_utf8(listed, 1 << 20).splitlines()[1:]
         names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
         if len(names) != 150:
             raise ValueError(f"{listed} must list 150 classes after its header, got {len(names)}.")
@@ -155,7 +155,7 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
         raise FileNotFoundError(
             f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
         )
-    lines = read_bytes(listed, 1 << 20).decode("utf-8").splitlines()
+    lines = read_utf8(listed, 1 << 20).splitlines()
     names = tuple(line.strip() for line in lines)
     if not 2 <= len(names) <= _MOST or "" in names or len(set(names)) < len(names):
         raise ValueError(f"{listed} must have 2 to {_MOST} different names, one per line, got {len(names)} lines.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from graticule.data.documents import Corpus, Document
 from graticule.data.folder import SPLITS, files_below, split_folder
 from graticule.data.registry import TEXTS, add_own
-from graticule.files import read_bytes
+from graticule.files import read_utf8
 from graticule.names import known_name
 
 #: Extensions of text files.
@@ -123,28 +122,6 @@ def text_folder(root: Path | None) -> Corpus:
     return _split(documents, held_out)
 
 
-def read_utf8(path: Path) -> str:
-    """Read a UTF-8 text file of at most 4 GiB, without its byte order mark.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, larger, or in another encoding, naming the byte and the likely one.
-    """
-    content = read_bytes(path, _LARGEST)
-    # among decodable bytes, a zero byte means UTF-16 or UTF-32 without a byte order mark, or no text
-    try:
-        text = content.decode("utf-8")
-        wrong = content.find(b"\0")
-    except UnicodeDecodeError as error:
-        wrong = error.start
-    if wrong >= 0:
-        raise ValueError(
-            f"{path} must be text in UTF-8, got byte 0x{content[wrong]:02x} at offset {wrong}, which is not "
-            f"text: the file may be {_likely_encoding(content)}; save it as UTF-8, or leave it out."
-        )
-    return text.removeprefix("\ufeff")
-
-
 add_own("text", TEXTS, {"pydoc": lambda root: pydoc(), "text_folder": text_folder})
 
 
@@ -198,13 +175,7 @@ def _text_files(folder: Path, root: Path) -> dict[str, Path]:
     return {path.relative_to(root).as_posix(): path for path in found}
 
 
-def _likely_encoding(content: bytes) -> str:
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16"
-    return "UTF-16 or no text" if b"\0" in content else "Latin-1 or another older encoding"
-
-
 def _read(path: Path) -> str:
     """Read a text file; empty if it has only white space."""
-    text = read_utf8(path)
+    text = read_utf8(path, _LARGEST)
     return text if text.strip() else ""

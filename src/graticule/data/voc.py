@@ -13,7 +13,7 @@ from torch import Tensor
 from graticule.data.dense import IGNORED, DenseImages, DenseInfo, Target, boxes_target, clip_boxes, inside, read_image
 from graticule.data.images import Split
 from graticule.data.mask_folder import MaskImages, meanings
-from graticule.files import read_bytes
+from graticule.files import read_bytes, read_utf8
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
@@ -124,7 +124,7 @@ def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) 
             f"`data_root` must be a folder with ImageSets/{kind}/{_LISTS[split]}, such as VOCdevkit/VOC2012, got "
             f"{str(root)!r}, which does not."
         )
-    lines = read_bytes(listed, 1 << 24).decode("utf-8").splitlines()
+    lines = read_utf8(listed, 1 << 24).splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     paths = [inside(root, file.format(name)) for name in names for file in files]
     if not names or len(set(names)) < len(names):

@@ -108,7 +108,7 @@ def _report(
     train, test = recipe.limit_train or TRAIN, recipe.limit_test or TEST
     seeds = ", ".join(map(str, comparison.seeds))
     report = Report(
-        "Two ways to join a position embedding, without a control for its amplitude",
+        "Two ways to join a position embedding",
         f"{recipe.model} on {train + test:,} MNIST digits, {recipe.epochs} epochs, seeds {seeds}",
     )
     report.text(
@@ -116,17 +116,16 @@ def _report(
         "it with a norm of its own and passes it on (LaPE, Yu et al., 2023). Everything else is the same: the images, "
         "their order, the initial weights of the backbone, the schedule."
     )
-    report.note(
-        "This does not show that LaPE's norms help: they also change the amplitude of the table, which starts with a "
-        "standard deviation of 0.02, to 1, and a table that starts at 1 and is added once was not trained here. In "
-        "`graticule study amplitude` such a table does not differ from LaPE within error at the training size."
-    )
     report.heading("Accuracy at the training size")
     report.table(
         comparison.columns, comparison.rows(), f"{recipe.img_size[0]} pixels per side, {test:,} test digits, last epoch"
     )
     for sentence in comparison.verdict():
         report.note(sentence)
+    report.note(
+        "The amplitude of the table is not controlled for: it starts with a standard deviation of 0.02, and LaPE's "
+        "norm changes it to 1. `graticule study amplitude` compares LaPE with tables that start at other amplitudes."
+    )
     report.figure(
         convergence_plot(_curves(comparison, "val_top1"), "val_top1"),
         "Mean over seeds; the band is one standard deviation.",
