@@ -6,92 +6,152 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch.utils._pytree import tree_leaves
 
-from fuzz import SCALARS, edited, fuzzed, outcome
+from fuzz import JSON, SCALARS, changed, edited, fuzzed, outcome
 from graticule import (
     Grid,
+    build_position,
+    create_detector,
     create_language_model,
     create_model,
+    create_segmenter,
     fold,
-    list_encodings,
-    list_joinings,
+    from_pretrained,
     list_models,
     load_checkpoint,
     published_state_dict,
+    resize,
+    save_pretrained,
     transfer,
 )
 from graticule.backbones import list_arguments
+from graticule.dense.decoders import DECODERS
+from graticule.dense.detector import HEADS
+from graticule.dense.features import NECKS
+from graticule.encodings import ENCODINGS
+from graticule.joining import JOININGS
 from graticule.specs import Spec, parse_sum
+from graticule.studies.matrix import SMALL
 from tiny import draw, tiny
 
 REFUSED = (ValueError, TypeError)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))
-SMALL = [name for name in list_models() if "nano" in name]
 WORDS = st.sampled_from(
-    ["learnable", "bicubic", "bilinear", "keys", "heads", "w", "norm", "conv", "avg", "token", "gate"]
+    ["learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half"]
 )
-#: Options that only some names have.
-OPTIONS = st.sampled_from(
-    [
-        *(
-            "places",
-            "kernel",
-            "convolution",
-            "layers",
-            "padding",
-            "bias",
-            "form",
-            "shift",
-            "product",
-            "frozen",
-            "acts_on",
-        ),
-        *("clip", "std", "interpolation", "temperature", "ratio", "hidden", "buckets", "decomposition", "over"),
-    ]
+VALUES = st.one_of(NUMBERS, WORDS)
+#: Small models, with their sizes.
+SMALLEST = [*SMALL.values(), *((name, {}) for name in list_models() if "nano" in name)]
+#: Arguments that every model of timm accepts.
+OF_TIMM = [
+    "img_size",
+    "in_chans",
+    "num_classes",
+    "drop_path_rate",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "scriptable",
+]
+
+
+def named(registry):
+    """Draw names with any of their options, as text."""
+
+    def options(name):
+        keys = st.sampled_from([*registry.options(name), "layers"])
+        return st.dictionaries(keys, VALUES, max_size=2).map(lambda given: str(Spec(name, given)))
+
+    return st.sampled_from(list(registry)).flatmap(options)
+
+
+def summed(registry):
+    """Draw one name or a sum of two, with any of their options."""
+    return st.one_of(named(registry), st.lists(named(registry), max_size=2).map("+".join))
+
+
+ENCODED = st.fixed_dictionaries({}, optional={"encoding": summed(ENCODINGS), "joining": named(JOININGS)})
+
+
+@fuzzed(
+    60,
+    st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), summed(ENCODINGS).map(lambda text: text[1:])),
 )
-
-
-def named(names):
-    """Draw names with any options, as text."""
-    options = st.dictionaries(OPTIONS, st.one_of(NUMBERS, WORDS), max_size=2)
-    return st.builds(lambda name, given: str(Spec(name, given)), st.sampled_from(names), options)
-
-
-ENCODINGS = st.one_of(named(list_encodings()), st.lists(named(list_encodings()), max_size=2).map("+".join))
-
-
-@fuzzed(60)
-@given(st.one_of(st.text(), st.text("ab(+)=[]'\"1,._ -:*#\\", max_size=40), ENCODINGS.map(lambda text: text[1:])))
 def test_any_text_is_a_sum_of_specs_that_writes_itself_or_an_error_that_names_the_argument(text):
     found = outcome(lambda: parse_sum(text, "encoding"), names="`encoding`", allowed=REFUSED)
     if isinstance(found, tuple):
         assert parse_sum(" + ".join(map(str, found))) == found
 
 
-@fuzzed(30)
-@given(data=st.data())
-def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
-    name = data.draw(st.sampled_from(SMALL))
-    values = st.one_of(NUMBERS, WORDS)
-    given = data.draw(st.dictionaries(st.sampled_from(list_arguments(name)), values, max_size=2))
-    for argument, choices in (("encoding", ENCODINGS), ("joining", named(list_joinings()))):
-        if data.draw(st.booleans()):
-            given[argument] = data.draw(choices)
-    model = outcome(lambda: create_model(name, **given).eval(), names="`", allowed=REFUSED)
-    if isinstance(model, torch.nn.Module) and max(model.img_size) <= 64:
-        images = torch.zeros(1, model.in_chans, *model.img_size)
+def run_on_zeros(model, size):
+    """Run a small model on an image of zeros; its outputs must be finite."""
+    if max(size) <= 64 and sum(parameter.numel() for parameter in model.parameters()) < 10**7:
         with torch.no_grad():
-            assert torch.isfinite(model(images)).all()
+            assert all(torch.isfinite(value).all() for value in tree_leaves(model(torch.zeros(1, 3, *size))))
+
+
+@fuzzed(60, data=st.data())
+def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
+    name, sizes = data.draw(st.sampled_from(SMALLEST))
+    given = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), VALUES, max_size=2))
+    arguments = {**sizes, **given, **data.draw(ENCODED)}
+    model = outcome(lambda: create_model(name, **arguments).eval(), names="`", allowed=REFUSED)
+    if isinstance(model, torch.nn.Module) and model.in_chans == 3:
+        run_on_zeros(model, model.img_size)
+
+
+SIDES = st.sampled_from([0, 1, 2, 3, 4, 7])
+
+
+@fuzzed(60, SIDES, SIDES, named(ENCODINGS), st.one_of(st.just("default"), named(JOININGS)), st.booleans())
+def test_any_encoding_gives_finite_positions_or_an_error_that_names_an_option(height, width, encoding, joining, causal):
+    def build():
+        grid = Grid(height, width)
+        position = build_position(grid, dim=24, depth=2, num_heads=3, encoding=encoding, joining=joining, causal=causal)
+        return position(grid)
+
+    found = outcome(build, names="`", allowed=REFUSED)
+    if isinstance(found, list):
+        given = [value for layer in found for value in layer if isinstance(value, torch.Tensor)]
+        assert all(value.isnan().sum() == 0 for value in given)
+
+
+#: Functions of a name of a backbone -> further arguments and their values.
+DENSE = {
+    create_detector: {"head": named(HEADS), "neck": summed(NECKS)},
+    create_segmenter: {"decoder": named(DECODERS), "neck": summed(NECKS), "auxiliary": named(DECODERS)},
+}
+
+
+@fuzzed(30, data=st.data())
+def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(data):
+    create = data.draw(st.sampled_from(list(DENSE)))
+    name, sizes = data.draw(st.sampled_from([SMALL["ViT, DeiT"], SMALL["Swin"], SMALL["PVT"]]))
+    drawn = st.fixed_dictionaries({}, optional={**DENSE[create], "class_token": NUMBERS, "img_size": NUMBERS})
+    classes = data.draw(st.one_of(st.just(3), NUMBERS))
+    given = {**sizes, **data.draw(drawn), **data.draw(ENCODED)}
+    model = outcome(lambda: create(name, classes, **given).eval(), names="`", allowed=REFUSED)
+    if isinstance(model, torch.nn.Module) and create is create_segmenter:
+        run_on_zeros(model, (40, 36))
+
+
+@fuzzed(30, data=st.data())
+def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, targets):
+    model = data.draw(st.sampled_from(targets))
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33, 70]), max_size=5))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float32, torch.float64, torch.uint8, torch.bool]))
+    images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]], dtype=dtype)
+    with torch.no_grad():
+        found = outcome(lambda: model(images), names="`", allowed=REFUSED)
+    assert isinstance(found, REFUSED) or found.isfinite().all()
 
 
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
 
 
-@fuzzed(12)
-@given(st.dictionaries(TEXT, NUMBERS, max_size=2), NUMBERS)
+@fuzzed(12, st.dictionaries(TEXT, NUMBERS, max_size=2), NUMBERS)
 def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
     made = outcome(lambda: create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED)
     assert isinstance(made, torch.nn.Module | ValueError | TypeError)
@@ -101,12 +161,16 @@ def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_on
         assert logits.shape == (1, 1, vocabulary) and logits.isfinite().all()
 
 
-@fuzzed(20)
-@given(NUMBERS, NUMBERS, NUMBERS)
+@fuzzed(20, NUMBERS, NUMBERS, NUMBERS)
 def test_any_sides_make_a_grid_or_an_error_that_names_one(height, width, prefix):
     found = outcome(lambda: Grid(height, width, prefix), names="`", allowed=REFUSED)
     if isinstance(found, Grid):
         assert found.tokens == found.height * found.width + found.prefix
+
+
+@pytest.fixture(scope="module")
+def targets():
+    return [create_model(name, **sizes).eval() for name, sizes in SMALL.values()]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +201,7 @@ def assert_unchanged(model, before):
 WAYS = st.sampled_from([load_checkpoint, transfer])
 
 
-@fuzzed(30)
-@given(data=st.data())
+@fuzzed(30, data=st.data())
 def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, target, folder):
     suffix = data.draw(st.sampled_from(["pth", "safetensors"]))
     path = folder / f"weights.{suffix}"
@@ -150,8 +213,7 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
     load(target, path, data.draw(WAYS))
 
 
-@fuzzed(16)
-@given(data=st.data())
+@fuzzed(16, data=st.data())
 def test_a_safetensors_header_that_says_anything_is_refused_or_gives_finite_weights(data, target, folder):
     path = folder / "header.safetensors"
     save_file(target.state_dict(), path, metadata={"grids": "{}"})
@@ -186,8 +248,7 @@ def tensors(data, own):
     return value.transpose(0, -1) if kind == "turned" and value.ndim > 1 else value
 
 
-@fuzzed(16)
-@given(data=st.data())
+@fuzzed(16, data=st.data())
 def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, target, folder):
     state = published_state_dict(target) if data.draw(st.booleans()) else target.state_dict()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -204,9 +265,50 @@ def test_a_state_dict_of_any_tensors_is_refused_or_gives_finite_weights(data, ta
     load(target, path, data.draw(WAYS))
 
 
-@fuzzed(12)
-@given(NUMBERS)
-def test_a_model_folds_for_any_size_or_stays_as_it_was(size):
+#: Operations on a model, with any value.
+OPERATIONS = {
+    "fold": lambda model, value: fold(model, value),
+    "resize": lambda model, value: resize(model, value),
+    "set_input_size": lambda model, value: model.set_input_size(value),
+    "forward_intermediates": lambda model, value: model.forward_intermediates(torch.zeros(1, 3, 32, 32), value),
+    "reset_classifier": lambda model, value: model.reset_classifier(value),
+}
+
+
+@fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=VALUES)
+def test_an_operation_on_a_model_is_done_or_leaves_it_as_it_was(name, value):
     model = tiny("learnable", "lape").train()
-    found = outcome(lambda: fold(model, size), names="`", allowed=REFUSED)
-    assert model.training is isinstance(found, Exception)
+    before = {key: kept.clone() for key, kept in model.state_dict().items()}
+    found = outcome(lambda: OPERATIONS[name](model, value), names="`", allowed=REFUSED)
+    if isinstance(found, REFUSED):
+        state = model.state_dict()
+        assert model.training and state.keys() == before.keys()
+        assert all(torch.equal(kept, state[key]) for key, kept in before.items())
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Return folders of published models: a backbone, a detector and a segmentation model."""
+    root, (name, sizes) = tmp_path_factory.mktemp("published"), SMALL["ViT, DeiT"]
+    detector = create_detector(name, 3, "fcos", "simple_pyramid(channels=32)", **sizes)
+    models = [create_model(name, **sizes), detector, create_segmenter(name, 3, **sizes)]
+    return [save_pretrained(model, root / str(number)) for number, model in enumerate(models)]
+
+
+@fuzzed(40, data=st.data())
+def test_a_published_folder_with_other_values_is_refused_or_opened(data, published):
+    folder = data.draw(st.sampled_from(published))
+    path = folder / data.draw(st.sampled_from(["config.json"] * 4 + ["model.safetensors"]))
+    whole = path.read_bytes()
+    if path.suffix == ".json" and data.draw(st.integers(0, 5)):
+        values = data.draw(changed(json.loads(whole), st.one_of(JSON, summed(ENCODINGS), VALUES)))
+        content = json.dumps(values).encode()
+    else:
+        content = data.draw(edited(whole, header=len(whole) if path.suffix == ".json" else 4000))
+    path.write_bytes(content)
+    try:
+        found = outcome(lambda: from_pretrained(folder), names=str(folder))
+        assert path.read_bytes() == content
+        assert isinstance(found, ValueError) or all(value.isfinite().all() for value in found.state_dict().values())
+    finally:
+        path.write_bytes(whole)

@@ -1,17 +1,14 @@
 """Recipes and files of runs with arbitrary edits: a named error or a correct result, and nothing changes."""
 
-import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz import JSON, edited, fuzzed, outcome, tree
+from fuzz import changed, edited, fuzzed, outcome, tree
 from graticule.studies.runs import read_metrics, summarise
 from graticule.tasks import Recipe, TextRecipe, class_names
 from graticule.training import Run, read_recipe
@@ -48,32 +45,7 @@ def folder(tmp_path_factory) -> Path:
     return root
 
 
-def places(values: Any, path: tuple = ()) -> list[tuple]:
-    """List the paths to all values within `values`."""
-    inner = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
-
-
-@st.composite
-def changed(draw: Any, values: Any) -> Any:
-    """Replace or remove a value somewhere in `values`, or add one next to it."""
-    *way, last = draw(st.sampled_from([place for place in places(values) if place]))
-    values = copy.deepcopy(values)
-    within = values
-    for key in way:
-        within = within[key]
-    action = draw(st.sampled_from(["replace", "replace", "remove", "add"]))
-    if action == "remove":
-        del within[last]
-    elif action == "add" and isinstance(within, dict):
-        within[draw(st.sampled_from(["new", "\x1b", ""])) + str(last)] = draw(JSON)
-    else:
-        within[last] = draw(JSON)
-    return values
-
-
-@fuzzed(60)
-@given(values=st.sampled_from(RECIPES).flatmap(changed))
+@fuzzed(60, values=st.sampled_from(RECIPES).flatmap(changed))
 def test_a_changed_recipe_is_refused_or_is_one_that_keeps_what_it_was_given(values):
     made = outcome(lambda: read_recipe(values), names="`")
     if isinstance(made, (Recipe, TextRecipe)):
@@ -107,31 +79,21 @@ def read_edited(folder: Path, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_of_a_run_with_other_bytes_is_named_or_read(folder, name):
+@fuzzed(12, data=st.data())
+def test_a_file_of_a_run_with_other_bytes_is_named_or_read(folder, name, data):
     (path,) = folder.rglob(name)
-
-    @fuzzed(12)
-    @given(content=edited(path.read_bytes()))
-    def case(content):
-        read_edited(folder, name, content)
-
-    case()
+    read_edited(folder, name, data.draw(edited(path.read_bytes())))
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "result.json", "best.json"])
-def test_a_file_of_a_run_with_other_values_is_named_or_read(folder, name):
+@fuzzed(12, data=st.data())
+def test_a_file_of_a_run_with_other_values_is_named_or_read(folder, name, data):
     (path,) = folder.rglob(name)
-
-    @fuzzed(12)
-    @given(values=changed(json.loads(path.read_bytes())))
-    def case(values):
-        read_edited(folder, name, json.dumps(values).encode())
-
-    case()
+    values = data.draw(changed(json.loads(path.read_bytes())))
+    read_edited(folder, name, json.dumps(values).encode())
 
 
-@fuzzed(30)
-@given(values=changed(REST))
+@fuzzed(30, values=changed(REST))
 def test_what_a_checkpoint_says_beside_weights_is_of_its_types_or_named(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"
     torch.save(values, path)

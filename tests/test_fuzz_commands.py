@@ -1,0 +1,203 @@
+"""Commands with any options and files: they end with a result or one line; no traceback, no hang, nothing lost."""
+
+import contextlib
+import functools
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from PIL import Image
+
+from fuzz import SCALARS, Traceback, changed, edited, fuzzed
+from graticule.cli import COMMANDS, main
+from graticule.commands.completion import command_options
+from graticule.commands.help import options_of
+
+pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
+
+SHORT = "--limit-train 20 --limit-test 10 --batch-size 10 --epochs 1 --warmup-epochs 0 --accelerator cpu"
+TINY = "--model-kwargs depth=1 embed_dim=12 num_heads=3"
+IMAGES = f"digits_quick {SHORT} {TINY}"
+SCENES = "--quick --patch-size 16 --model-kwargs depth=1 embed_dim=24 num_heads=3"
+#: Name of a run -> its options.
+RUNS = {
+    "image": IMAGES,
+    "mixer": f"digits_gmlp {SHORT} --model-kwargs num_blocks=1",
+    "text": "pydoc_nano --quick --context 32 --accelerator cpu",
+}
+#: Command -> its targets and options that keep it quick, one of each to choose from.
+CALLS = {
+    "train": [IMAGES, f"{IMAGES} --head-options", "--resume ./image", f"scenes_segmentation {SCENES}"],
+    "models": ["", "deit"],
+    "new": ["encoding Mine --folder mine", "task Other --folder mine"],
+    "runs": [".", "./image ./text", "./image --format csv"],
+    "plot": ["./image", "./image ./text"],
+    "report": ["./image", "./image ./mixer --no-position"],
+    "evaluate": ["./image", "./published --data ./pictures", "./text --lengths 16", "./image --sizes 20"],
+    "predict": ["./image", "./image ./pictures/val/a/0.png"],
+    "generate": ["./text --tokens 3"],
+    "correlations": ["./image", "./published"],
+    "translation": ["./image --images 2", "./published --data ./pictures --images 2"],
+    "attention": ["./image", "./published --data ./pictures"],
+    "explore": ["./image --no-open"],
+    "mixing": ["./mixer"],
+    "resamplers": ["./image --images ./pictures --count 2"],
+    "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
+    "export": ["./image --format torch.export"],
+    "publish": ["./image again"],
+    "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
+    "study": ["lape_joinings --list"],
+    "consolidate": ["./image"],
+    "pack": ["./pictures packed --workers 1"],
+    "gym": ["--list --choices encoding=learnable encoding=rope"],
+}
+#: Options that let a command work for long, start processes, or import files.
+LONG = {
+    "epochs",
+    "devices",
+    "nodes",
+    "workers",
+    "plugin",
+    "on",
+    "seeds",
+    "steps",
+    "untrained",
+    "compile",
+    "accelerator",
+}
+WORDS = ["nan", "inf", "1e300", "9" * 400, "-1", "0", "1", "2", "0.5", "1e-300", "18446744073709551616", "16777216"]
+TEXTS = [
+    "",
+    " ",
+    "a\nb",
+    "\x1b[31m",
+    "image",
+    "pictures",
+    "nothing",
+    "learnable",
+    "lape",
+    "digits",
+    "x=1",
+    "1x1",
+    "1/2",
+]
+
+
+@functools.cache
+def options(command: str) -> list[tuple[str, bool]]:
+    """Return the options of a command and whether they take values."""
+    found = options_of(command_options(command))
+    return [(f"--{one.name}", bool(one.metavar)) for one in found if not one.positional and one.name not in LONG]
+
+
+@st.composite
+def lines(draw) -> list[str]:
+    """Draw the words of a command line: a call with up to two further options and any values."""
+    command = draw(st.sampled_from([*sorted(CALLS), *["train"] * 12]))
+    words = draw(st.sampled_from(CALLS[command])).split()
+    for _ in range(draw(st.integers(0, 2))):
+        option, valued = draw(st.sampled_from(options(command)))
+        choices = st.one_of(
+            st.sampled_from(WORDS), st.sampled_from(TEXTS), st.text("0123456789.-+e,x=()[]'", max_size=8)
+        )
+        words += [option, *draw(st.lists(choices, min_size=int(valued), max_size=2 * valued))]
+    if draw(st.integers(0, 9)) == 0:
+        words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(TEXTS)))
+    return [command, *words]
+
+
+def call(arguments: list[str]) -> int:
+    """Run a command, which must print no traceback; returns its exit code."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    if "Traceback" in said.getvalue():
+        raise Traceback(said.getvalue()[-1000:])
+    assert code in (0, 1, 2), code
+    assert code == 0 or "graticule: error:" in said.getvalue() or arguments[0] == "check", said.getvalue()[-1000:]
+    return code
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a folder with runs, a published model and a folder of images."""
+    root = tmp_path_factory.mktemp("place")
+    for command in CALLS:
+        options(command)  # imports, which may draw random numbers, before inputs are drawn
+    for name in ("train/a/0", "train/b/0", "val/a/0", "val/b/0"):
+        (root / "pictures" / name).parent.mkdir(parents=True)
+        Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(root / "pictures" / f"{name}.png")
+    with contextlib.chdir(root):
+        for name, given in RUNS.items():
+            assert call(["train", *given.split(), "--output", name]) == 0
+        assert call(["publish", "./image", "published"]) == 0
+    return root
+
+
+@pytest.fixture
+def here(place, monkeypatch, tmp_path_factory):
+    """Work in a copy of the folder, several folders deep, since values name the folders above."""
+    copied = tmp_path_factory.mktemp("here") / "deep" / "down"
+    shutil.copytree(place, copied)
+    monkeypatch.chdir(copied)
+    return copied
+
+
+def afresh(place: Path, here: Path) -> None:
+    """Restore the folder."""
+    for path in here.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.copytree(place, here, dirs_exist_ok=True)
+
+
+@fuzzed(40, arguments=lines())
+def test_any_options_give_a_result_or_one_line(place, here, arguments):
+    try:
+        call(arguments)
+    finally:
+        afresh(place, here)
+
+
+#: Commands that read a run or a published model.
+READERS = [
+    "runs .",
+    "plot ./image",
+    "report ./image --no-position",
+    "evaluate ./image",
+    "correlations ./image",
+    "consolidate ./image",
+    "publish ./image again",
+    "train --resume ./image",
+    "evaluate ./published --data ./pictures",
+    "check ./published",
+    "generate ./text --tokens 2",
+]
+
+
+@fuzzed(20, data=st.data())
+def test_any_file_of_a_run_gives_a_result_or_one_line(place, here, data):
+    words = data.draw(st.sampled_from(READERS)).split()
+    target = next((word for word in words if word in ("./image", "./text", "./published")), "image")
+    files = sorted(path for path in (here / target).rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    path = data.draw(st.sampled_from(files))
+    whole = path.read_bytes()
+    if path.suffix == ".json" and data.draw(st.booleans()):
+        content = json.dumps(data.draw(changed(json.loads(whole), SCALARS))).encode()
+    else:
+        content = data.draw(edited(whole, header=400))
+    path.write_bytes(content)
+    try:
+        call(words)
+    finally:
+        afresh(place, here)
+
+
+def test_every_command_is_called():
+    assert set(COMMANDS) - set(CALLS) == {"matrix", "audit", "demo"}  # these take seconds
