@@ -150,7 +150,7 @@ def bars(monkeypatch):
         found.append(drawn)
         return bar
 
-    monkeypatch.setattr("graticule.training.callbacks.tqdm", opened)
+    monkeypatch.setattr("graticule.training.callbacks.progress_bar", opened)
     return found
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from graticule.analysis.view import ModelView, Pass, Size
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 
 T = TypeVar("T")
 
@@ -20,7 +19,7 @@ class AuditBar:
     def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
         self.size = size
         total = passes + sum(count * self._cost(other) for other, count in others.items())
-        self.bar = tqdm(total=round(total), unit="img", disable=hidden(shown))
+        self.bar = progress_bar(total=round(total), unit="img", wanted=shown)
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
         """Run a view."""

@@ -166,7 +166,7 @@ def parse_recipe(kind: Callable[[Any], type], recipe: Any, arguments: list[str],
         said = f"the warm-up of the recipe, {recipe.warmup_epochs} of {recipe.epochs} epochs, is shortened to {warmup}"
         print(f"{said} of {epochs}", file=sys.stderr)
         recipe = dataclasses.replace(recipe, warmup_epochs=warmup, warmup_prefix=recipe.warmup_prefix and warmup > 0)
-    options = parse(kind(recipe), command, arguments)
+    options: Any = parse(kind(recipe), command, arguments)
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | given.keys())
     return options

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.specs import Spec
 from graticule.studies.slurm import missing_package, slurm_executor
 
@@ -256,7 +256,6 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
 
 def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) -> None:
     """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
-    from tqdm.auto import tqdm
 
     from graticule.plugins import loaded_plugins
     from graticule.training import Interrupted, Run
@@ -271,7 +270,7 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
     lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
     failures: list[str] = []
     total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
-    with tqdm(total=total, unit="epoch", disable=hidden(progress), initial=sum(map(_epochs_done, runs))) as bar:
+    with progress_bar(total=total, unit="epoch", wanted=progress, initial=sum(map(_epochs_done, runs))) as bar:
         while outstanding or later:
             ended = [pair for pair in outstanding if pair[0].done()]
             outstanding = [pair for pair in outstanding if pair not in ended]

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from graticule.files import write_json
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.resampling import RESAMPLERS
 from graticule.studies.significance import holm, paired_p
 from graticule.surgery.resampler import resampled_modules, with_resampler
@@ -119,7 +118,7 @@ def try_resamplers(
     own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
     tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
     sizes = [size for size in images if size != trained_at] or [trained_at]
-    bar = tqdm(total=1 + len(tried) * len(sizes), unit="pass", disable=hidden(progress))
+    bar = progress_bar(total=1 + len(tried) * len(sizes), unit="pass", wanted=progress)
 
     def outputs(network: Any, at: Size) -> tuple[Tensor, Tensor]:
         """Return the pooled features and logits of all images at a size."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from tqdm.auto import tqdm
 
 from graticule.analysis import resolution_plot, save_figures
 from graticule.files import write_json, write_text
 from graticule.metric import TOP1
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.studies.comparison import Comparison, supported_decimals
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import Mode, check_crop, check_sizes, evaluate
@@ -117,7 +116,7 @@ def resolutions(
         check_crop(size, data.size)
     scores: dict[str, dict[Size, list[float]]] = {}
     unplaced: dict[str, None] = {}
-    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=hidden(progress))
+    bar = progress_bar(total=sum(map(len, comparison.runs.values())), unit="run", wanted=progress)
     for name, runs in comparison.runs.items():
         scores[name] = {size: [] for size in sizes}
         bar.set_description(name, refresh=False)

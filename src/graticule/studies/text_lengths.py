@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from tqdm.auto import tqdm
 
 from graticule.analysis import length_plot, save_figures
 from graticule.files import write_json, write_text
 from graticule.metric import BITS_PER_BYTE
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.studies.comparison import Comparison
 from graticule.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.tasks import check_lengths, evaluate_text, tokenizer_of
@@ -118,7 +117,7 @@ def lengths(
         {choice: [] for choice in data},
         {choice: {} for choice in data},
     )
-    bar = tqdm(total=sum(map(len, comparison.runs.values())), unit="run", disable=hidden(progress))
+    bar = progress_bar(total=sum(map(len, comparison.runs.values())), unit="run", wanted=progress)
     for choice, runs in comparison.runs.items():
         bar.set_description(choice, refresh=False)
         for run in runs:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
-from tqdm.auto import tqdm
 
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.tasks.coco_scores import CocoScores
 from graticule.tasks.dense_results import DetectionScore
 
@@ -41,8 +40,8 @@ def evaluate_detection(
     scores = CocoScores()
     matrix = torch.zeros(len(names) + 1, len(names) + 1, dtype=torch.int64)
     seconds = 0.0
-    for images, targets in tqdm(
-        data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=hidden(progress), leave=False
+    for images, targets in progress_bar(
+        data.eval_dataloader(size), f"{size[0]}x{size[1]}", wanted=progress, leave=False
     ):
         start = time.perf_counter()
         detected = model([image.to(device) for image in images])

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from graticule.analysis import PASSES, check_larger, logits_of_passes
 from graticule.data import DataModule
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.surgery.resampler import with_resampler
 from graticule.tasks.image_crops import OnMiddle, crop_of, middle
 
@@ -85,8 +84,8 @@ def size_causes(
     right: dict[str, list[Tensor]] = {}
     loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
     batches = zip(*loaders, strict=True)
-    for (images, labels), (larger, _), (canvas, _) in tqdm(
-        batches, f"causes at {size[0]}x{size[1]}", disable=hidden(progress)
+    for (images, labels), (larger, _), (canvas, _) in progress_bar(
+        batches, f"causes at {size[0]}x{size[1]}", wanted=progress
     ):
         images, larger, canvas, labels = (x.to(device) for x in (images, larger, canvas, labels))
         found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}

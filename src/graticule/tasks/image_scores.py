@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
-from tqdm.auto import tqdm
 
 from graticule.analysis import view_of
 from graticule.backbones import Backbone
 from graticule.data import DataModule
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.surgery import fold, unfold
 from graticule.tasks.image_causes import Causes
 from graticule.tasks.image_crops import OnMiddle, check_crop, crop_of, middle
@@ -111,10 +110,10 @@ def evaluate(
     }
     pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # the time is about proportional to this
     total = sum(len(loaders[size]) * pixels[size] for size in sizes)
-    bar = tqdm(
+    bar = progress_bar(
         total=total,
         bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        disable=hidden(progress),
+        wanted=progress,
         leave=False,
     )
     try:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.tasks.dense_results import PixelScore, windows_of
 from graticule.tasks.pixel_scores import class_ious, confusion, logits_of, mean_iou
 
@@ -38,7 +37,7 @@ def evaluate_segmentation(
     model.to(device)
     matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
     images, seconds = 0, 0.0
-    for batch in tqdm(data.eval_dataloader(size), f"{size[0]}x{size[1]}", disable=hidden(progress), leave=False):
+    for batch in progress_bar(data.eval_dataloader(size), f"{size[0]}x{size[1]}", wanted=progress, leave=False):
         for image, target in zip(*batch, strict=True):
             start = time.perf_counter()
             found = logits_of(model, image.to(device), target["size"], windows).argmax(0).cpu()

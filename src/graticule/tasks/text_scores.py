@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from graticule.backbones import LanguageModel
 from graticule.data import PADDING, TextModule
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 from graticule.surgery import fold, unfold
 from graticule.training.cost import inference_cost
 
@@ -110,9 +109,7 @@ def _score(
     num_bytes = torch.zeros(length, dtype=torch.int64)
     sizes = torch.as_tensor(data.tokenizer.lengths)
     tokens, first = 0, None
-    for inputs, targets in tqdm(
-        data.eval_dataloader(length), f"{length} tokens", disable=hidden(progress), leave=False
-    ):
+    for inputs, targets in progress_bar(data.eval_dataloader(length), f"{length} tokens", wanted=progress, leave=False):
         inputs = inputs.to(device, non_blocking=True)
         first = inputs if first is None else first
         nats += token_nats(model(inputs), targets.to(device)).cpu().sum(0, dtype=torch.float64)

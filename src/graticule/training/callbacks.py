@@ -21,7 +21,8 @@ from tqdm.auto import tqdm
 
 from graticule.files import append, write_text
 from graticule.metric import Metric
-from graticule.progress import hidden
+from graticule.progress import Lines
+from graticule.progress import bar as progress_bar
 from graticule.run_folder import RunFolder
 
 
@@ -124,7 +125,7 @@ class _Events:
 class Progress(L.Callback):
     """One bar for the whole run: remaining time, images or tokens per second, memory, loss, best score.
 
-    Without a terminal, as in the log of a cluster, it prints one line per epoch.
+    Without a terminal, as in the log of a cluster, it prints one line per epoch, and one every 30 seconds.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -137,13 +138,12 @@ class Progress(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar at the current step."""
         if trainer.is_global_zero:
-            self._bar = tqdm(
+            self._bar = progress_bar(
                 total=int(trainer.estimated_stepping_batches),
                 initial=trainer.global_step,
                 unit="step",
                 dynamic_ncols=True,
                 mininterval=0.5,
-                disable=hidden(True),
             )
             self._start, self._first = time.monotonic(), trainer.current_epoch
             self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
@@ -156,7 +156,7 @@ class Progress(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Advance the bar by a step."""
         bar = self._bar
-        if bar is None or bar.disable or trainer.global_step == bar.n:
+        if bar is None or trainer.global_step == bar.n:
             return
         if time.time() - bar.last_print_t >= bar.mininterval:  # it will be drawn
             rate = bar.format_dict["rate"]
@@ -178,7 +178,7 @@ class Progress(L.Callback):
             self.metric.key: self.metric.show(score, unit=False),
             "best": self.metric.show(self._best, unit=False),
         }
-        if self._bar is not None and self._bar.disable:
+        if isinstance(self._bar, Lines):
             self._print(trainer)
         elif self._bar is not None:
             self._bar.set_postfix(self._shown)

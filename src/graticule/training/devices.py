@@ -279,8 +279,8 @@ def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
         layer = nn.Linear(2, 2).to(device)
         optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
 
-        def closure() -> Tensor:
-            loss: Tensor = layer(torch.ones(1, 2, device=device)).sum()
+        def closure() -> Any:
+            loss = layer(torch.ones(1, 2, device=device)).sum()
             loss.backward()
             return loss
 

@@ -10,9 +10,8 @@ import torch
 from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from graticule.progress import hidden
+from graticule.progress import bar as progress_bar
 
 
 class Scored(Protocol):
@@ -93,7 +92,7 @@ def held_out(
     task.setup(model.to(device), data, device)
     task.start_validation()
     sums = Sums()
-    for batch in tqdm(data.eval_dataloader(data.size), "held out", disable=hidden(progress), leave=False):
+    for batch in progress_bar(data.eval_dataloader(data.size), "held out", wanted=progress, leave=False):
         sums.add(task.validate(model, move_data_to_device(batch, device)))
     totals = {name: float(value) for name, value in sums.values.items()}
     return task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count

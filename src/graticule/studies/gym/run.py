@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 from graticule.analysis import save_figures
 from graticule.files import locked, write_json, write_text
 from graticule.plugins import load_plugin, loaded_plugins
-from graticule.progress import hidden
+from graticule.progress import Lines
+from graticule.progress import bar as progress_bar
 from graticule.studies.execution import Submits
 from graticule.studies.gym.base import LEAST, GymTask
 from graticule.studies.gym.elsewhere import ended
@@ -78,12 +79,12 @@ def gym(
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         total = sum(choices[cell.choice].steps for cell in left)
-        with tqdm(total=total, unit="step", disable=hidden(progress), dynamic_ncols=True) as bar:
+        with progress_bar(total=total, unit="step", wanted=progress, dynamic_ncols=True) as bar:
             for number, (cell, new) in enumerate(_trained(left, choices, sides, bar, executor), 1):
                 kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
                 profile = merged(kept, new, order)
                 write_profile(file, profile)
-                if progress and bar.disable:  # no terminal: print a line for each training
+                if progress and isinstance(bar, Lines):  # no terminal: print a line for each training
                     said = f"{cell.task}, {cell.choice}, seed {cell.seed}: {percent(new[0].normalized)} %"
                     print(f"{number} of {len(left)}: {said}, {new[0].seconds:.0f} s", file=sys.stderr)
         shown = profile.chosen(list(choices), tasks)
