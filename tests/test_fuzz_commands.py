@@ -31,7 +31,7 @@ RUNS = {
 }
 #: Command -> its targets and options that keep it quick, one of each to choose from.
 CALLS = {
-    "train": [IMAGES, f"{IMAGES} --head-options", "--resume ./image", f"scenes_segmentation {SCENES}"],
+    "train": [IMAGES, "--resume ./image", f"scenes_segmentation {SCENES}"],
     "models": ["", "deit"],
     "new": ["encoding Mine --folder mine", "task Other --folder mine"],
     "runs": [".", "./image ./text", "./image --format csv"],
@@ -47,7 +47,7 @@ CALLS = {
     "mixing": ["./mixer"],
     "resamplers": ["./image --images ./pictures --count 2"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
-    "export": ["./image --format torch.export"],
+    "export": ["./image --format torch-export"],
     "publish": ["./image again"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
     "study": ["lape_joinings --list"],

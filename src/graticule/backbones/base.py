@@ -255,6 +255,7 @@ class Backbone(TokenModel, HubModel):
         weight = next(self.block(0, 0).parameters())
         return module.to(weight.device, weight.dtype)
 
+    @checked
     def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
         """Change the image size that position information is stored for.
 

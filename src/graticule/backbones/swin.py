@@ -150,6 +150,7 @@ class SwinTransformer(MergingPyramid):
             self.windows = tuple((at.window(rows).height, at.window(columns).width) for at, (rows, columns) in stages)
         self.window_size = given
 
+    @checked
     def set_input_size(
         self, img_size: int | tuple[int, int] | None = None, window_size: WindowSize | None = None
     ) -> None:

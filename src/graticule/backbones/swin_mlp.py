@@ -101,6 +101,7 @@ class SwinMlp(MergingPyramid):
         self.build_stages(block, in_chans, drop_path_rate, norm)
         self.finish()
 
+    @checked
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None) -> None:
         """Change the image size, or the windows, that position information is stored for.
 

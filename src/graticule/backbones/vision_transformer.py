@@ -248,6 +248,7 @@ class VisionTransformer(Backbone):
         if self.global_pool not in ("map", "seq"):
             self.attn_pool = None
 
+    @checked
     def set_input_size(
         self,
         img_size: int | tuple[int, int] | None = None,
