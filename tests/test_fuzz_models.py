@@ -43,6 +43,8 @@ WORDS = st.sampled_from(
     ["learnable", "bicubic", "keys", "heads", "w", "norm", "conv", "avg", "token", "timm:x", "half"]
 )
 VALUES = st.one_of(NUMBERS, WORDS)
+#: Values without those of valid sizes that take gigabytes, as a vocabulary of 2**24 or images of 2**15 pixels.
+LIGHT = VALUES.filter(lambda value: not (isinstance(value, int) and 2**11 < value <= 2**28))
 #: Small models, with their sizes.
 SMALLEST = [*SMALL.values(), *((name, {}) for name in list_models() if "nano" in name)]
 #: Arguments that every model of timm accepts.
@@ -140,7 +142,7 @@ def test_any_arguments_make_a_dense_model_that_runs_or_an_error_that_names_one(d
 @fuzzed(30, data=st.data())
 def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, targets):
     model = data.draw(st.sampled_from(targets))
-    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33, 70]), max_size=5))
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 31, 32, 33]), max_size=5))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float32, torch.int64, torch.uint8, torch.bool]))
     images = torch.ones(shape if data.draw(st.booleans()) else [1, 3, *shape[-2:]], dtype=dtype)
     with torch.no_grad():
@@ -151,7 +153,7 @@ def test_images_of_any_shape_and_kind_are_refused_or_give_finite_outputs(data, t
 TEXT = st.sampled_from(["context", "depth", "embed_dim", "num_heads", "mlp_ratio", "tied", "qkv_bias"])
 
 
-@fuzzed(12, st.dictionaries(TEXT, NUMBERS, max_size=2), NUMBERS)
+@fuzzed(12, st.dictionaries(TEXT, LIGHT, max_size=2), LIGHT)
 def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_one(given, vocabulary):
     made = outcome(lambda: create_language_model("lm_nano", vocabulary, **given).eval(), names="`", allowed=REFUSED)
     assert isinstance(made, torch.nn.Module | ValueError | TypeError)
@@ -275,7 +277,7 @@ OPERATIONS = {
 }
 
 
-@fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=VALUES)
+@fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=LIGHT)
 def test_an_operation_on_a_model_is_done_or_leaves_it_as_it_was(name, value):
     model = tiny("learnable", "lape").train()
     before = {key: kept.clone() for key, kept in model.state_dict().items()}

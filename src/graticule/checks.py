@@ -55,7 +55,8 @@ _SHARE = Range(share=True)
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim"), _CHANNELS),
     # of an encoding or a head: some of them are computed for every patch or pair of patches
-    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
+    "hidden": Range(1, 2**16),
+    **dict.fromkeys(("channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
     "octave": Range(1, 100),
     **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),

@@ -230,3 +230,8 @@ def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding):
     whole = position(Grid(4, 6))[0].pre.unflatten(0, (4, 6))
     part = position(Grid(2, 3, crop=Crop((4, 6), (1, 2, 2, 3))))[0].pre.unflatten(0, (2, 3))
     torch.testing.assert_close(part, whole[1:3, 2:5], rtol=0, atol=1e-12)
+
+
+def test_an_mlp_without_hidden_units_is_refused():
+    with pytest.raises(ValueError, match="`hidden` must be at least 1, got 0"):
+        CoordinateMlp(Grid(1, 2), dim=4, hidden=0)
