@@ -30,7 +30,7 @@ test-slow: $(VENV)/.installed
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,demo,export,text]" datasets hypothesis pytest pyyaml transformers webdataset
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[cluster,export,lab,text]" datasets hypothesis pytest pyyaml transformers webdataset
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 # The new environment finds the dependencies in $(VENV) by a .pth file, since PyTorch alone is gigabytes; it does not
@@ -62,8 +62,8 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 tables: $(VENV)/.installed
-	$(BIN)/python -m graticule.studies.catalog
-	$(BIN)/python -m graticule.studies.matrix
+	$(BIN)/python -m graticule.lab.studies.catalog
+	$(BIN)/python -m graticule.lab.studies.matrix
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

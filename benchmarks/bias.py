@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from turns import Step, in_turns, print_ratios
 
-from graticule.encodings import Sandwich
-from graticule.encodings.bias import squared_distance_factors
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.encodings.forms.bias import squared_distance_factors
+from graticule.encodings.sandwich import Sandwich
 from graticule.layers.attention import Attention
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
 
 HEADS, DIM = 3, 192
 SIDES = {196: 14, 1024: 32, 4096: 64}

@@ -19,15 +19,16 @@ from pathlib import Path
 from claims_of_papers import CLAIMS, Claim
 from scipy import stats
 
-from graticule.files import write_text
-from graticule.metric import METRICS
-from graticule.studies.gym.profile import read_profile
-from graticule.studies.significance import LEVEL, PairedTest, conclusion, format_p, holm, paired_test, uncorrected
-from graticule.studies.study import TRAINED, list_studies, load_study
-from graticule.studies.study_table import read_table
-from graticule.studies.tables import markdown
+from graticule.lab.gym.profile import read_profile
+from graticule.lab.studies.significance import LEVEL, PairedTest, conclusion, format_p, holm, paired_test, uncorrected
+from graticule.lab.studies.study import TRAINED, load_study
+from graticule.lab.studies.study_table import read_table
+from graticule.lab.studies.tables import markdown
+from graticule.lab.training.metric import METRICS
+from graticule.system.files import write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
+STUDIES = DOCS.parent / "evidence" / "studies"
 #: Metrics that a claim need not name: the metrics of tasks; a study has one task.
 SCORES = {metric.key for metric in METRICS}
 #: (choice, variant, at) -> seed -> score.
@@ -110,8 +111,8 @@ def tests_of(
 def rows_of(claims: Sequence[Claim], tables: Mapping[str, Scores]) -> list[tuple[str, ...]]:
     """Return a header and a row per claim."""
     values, tests = tests_of(claims, tables)
-    known = set(list_studies())
-    decimals = {name: load_study(name).decimals for name in tables if name in known}
+    known = {file.stem for file in STUDIES.glob("[!_]*.py")}
+    decimals = {name: load_study(STUDIES / f"{name}.py").decimals for name in tables if name in known}
     adjusted = holm([None if test is None else test.p for test in tests])
     count = made(tests)
     rows: list[tuple[str, ...]] = [("paper", "claim", "our test", "result", "verdict", "command")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graticule.studies.study import TRAINED
+from graticule.lab.studies.study import TRAINED
 
 LAPE, FIRST = "LaPE (2023)", "LaPE, first version (2022)"
 CPVT, POSMLP, NOTES = "CPVT (2023)", "PosMLP (2022)", "Introduction to Transformers (2023)"
@@ -667,7 +667,7 @@ CLAIMS = [
         NOTES,
         "footnote 17",
         "the causal mask alone carries order",
-        test="tests/test_introduction.py::test_footnote_17_the_mask_encodes_the_order",
+        test="tests/backbones/test_introduction.py::test_footnote_17_the_mask_encodes_the_order",
         verdict="exact",
     ),
     Claim(

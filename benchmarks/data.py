@@ -26,21 +26,14 @@ from torch.utils.data import DataLoader
 from turns import training_step
 
 import graticule
-from graticule.data import (
-    ArrayImages,
-    Augmentation,
-    BatchOrder,
-    DataModule,
-    DatasetInfo,
-    EpochSampler,
-    SeededImages,
-    load_dataset,
-)
-from graticule.data.pack import pack
-from graticule.data.shifted import ShiftedImages
-from graticule.data.transformed import TensorImages
-from graticule.data.transforms import evaluation_transform, training_transform
-from graticule.recipes import load_recipe
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import ArrayImages, DatasetInfo
+from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.pack import pack
+from graticule.lab.data.sampling import BatchOrder, EpochSampler
+from graticule.lab.data.transformed import SeededImages, ShiftedImages, TensorImages
+from graticule.lab.data.transforms import evaluation_transform, training_transform
+from graticule.lab.recipes.load import load_recipe
 
 SMALL = DatasetInfo("cifar10", tuple("0123456789"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
 

@@ -32,9 +32,8 @@ from torch import Tensor
 from turns import Step, in_turns, print_ratios
 
 import graticule
-from graticule.dense import DeformableAttention, deformable_sample
-from graticule.dense.deformable import cell_centers
-from graticule.layers import Attention
+from graticule.dense.deformable import DeformableAttention, cell_centers, deformable_sample
+from graticule.layers.attention import Attention
 
 DIM, HEADS, POINTS = 192, 6, 4
 SIZES = {"512x512": (512, 512), "800x1344": (800, 1344)}

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 
-from graticule.recipes import load_recipe
-from graticule.studies import compare, executor_of
-from graticule.tasks import Recipe
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.comparison_runs import compare
+from graticule.lab.studies.execution import executor_of
+from graticule.lab.tasks.classification import Recipe
 
 SEEDS = [0, 1, 2, 3]
 

@@ -22,7 +22,7 @@ import torch
 from playwright.sync_api import Page, sync_playwright
 
 import graticule
-from graticule.analysis import Explored, explored, write_explorer
+from graticule.lab.pages.explorer import Explored, explored, write_explorer
 
 SCREENS = [(1200, 900, "light"), (1200, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
 NORM = ((0.5,) * 3, (0.25,) * 3)

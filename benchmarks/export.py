@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.encodings import ENCODINGS, TokenMixing
-from graticule.studies.matrix import SMALL, build
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.lab.studies.matrix import SMALL, build
+from graticule.position.position import ENCODINGS
 
 #: Families whose windows make tracing with free sides take minutes.
 WINDOWED = ("Swin",)

@@ -33,14 +33,16 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import graticule
-from graticule.analysis import save_figure
-from graticule.encodings import ENCODINGS, TokenMixing
-from graticule.files import write_text
-from graticule.recipes import load_recipe
-from graticule.studies.significance import LEVEL, format_p, holm, paired_p
-from graticule.studies.tables import markdown
-from graticule.tasks import evaluate
-from graticule.training import Run, train
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.lab.figures.save import save_figure
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.significance import LEVEL, format_p, holm, paired_p
+from graticule.lab.studies.tables import markdown
+from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.position.position import ENCODINGS
+from graticule.system.files import write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
 DATA = DOCS / "data" / "extrapolation.csv"

@@ -24,7 +24,7 @@ from turns import in_turns, inference_step, print_ratios, training_step
 
 import graticule
 from graticule.backbones.ceit import LocallyEnhancedFeedForward
-from graticule.layers import Attention
+from graticule.layers.attention import Attention
 
 FAMILIES = {
     "swin": ("swin_tiny_patch4_window7_224", 224, "swin_tiny_patch4_window7_224"),

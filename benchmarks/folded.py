@@ -25,7 +25,8 @@ from torch import Tensor
 from turns import Step, in_turns, inference_step, print_ratios
 
 import graticule
-from graticule.backbones import MODELS, Backbone
+from graticule.backbones.base import Backbone
+from graticule.backbones.registry import MODELS
 
 GOAL = 1.005
 #: Name -> the arguments of the model; Swin's relative bias is kept in addition to the table.

@@ -43,11 +43,11 @@ from windows import product_step
 
 import graticule
 from data import large, seconds, write_photographs
-from graticule.analysis import save_figure
-from graticule.data.pack import pack
-from graticule.files import read_json, write_json
-from graticule.recipes import load_recipe
-from graticule.training import train
+from graticule.lab.data.pack import pack
+from graticule.lab.figures.save import save_figure
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.training.loop import train
+from graticule.system.files import read_json, write_json
 
 DOCS = Path(__file__).parent.parent / "docs"
 CATALOG = Path(graticule.__file__).parent / "studies" / "catalog.json"

@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from graticule.checkpoints import read_checkpoint
-from graticule.studies.runs import find_runs
-from graticule.training import Run
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.studies.runs import find_runs
+from graticule.lab.training.run import Run
 
 COMMON = "--accelerator cpu --joining lape --checkpoint-steps 3 --keep 2"
 DIGITS = "digits_quick --limit-test 100 --batch-size 20 --warmup-epochs 1 --model-kwargs depth=2"
@@ -52,7 +52,7 @@ SET = """
     model_kwargs=depth=2 accelerator=cpu ema_decay=0.95 mixing.mixup=0.5
 """
 STUDY = """
-from graticule.studies.study import Study
+from graticule.lab.studies.study import Study
 
 
 def study():
@@ -143,8 +143,8 @@ def pack_digits(folder: Path) -> Path:
     """Write the digits as an image folder of PNGs and pack it; returns the packed folder."""
     from torchvision.transforms.functional import to_pil_image
 
-    from graticule.data.digits import digits
-    from graticule.data.pack import pack
+    from graticule.lab.data.digits import digits
+    from graticule.lab.data.pack import pack
 
     if (folder / "packed").exists():
         return folder / "packed"

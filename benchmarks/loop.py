@@ -27,11 +27,12 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
-from graticule.tasks import Classification, Recipe
-from graticule.training import Run, build_data, build_model
-from graticule.training.callbacks import History, Progress
-from graticule.training.checkpoints import Checkpoints
-from graticule.training.loop import build_trainer
+from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.training.callbacks import History, Progress
+from graticule.lab.training.checkpoints import Checkpoints
+from graticule.lab.training.loop import build_trainer
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_data, build_model
 
 
 class Enough(Exception):

@@ -23,9 +23,11 @@ from torch import nn
 from turns import Step, in_turns, inference_step, print_ratios, training_step
 
 import graticule
-from graticule.encodings import DenseMixing, MixingPosition, QuadraticMixing
-from graticule.grid import Grid
-from graticule.layers import GatingUnit
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.sgu import DenseMixing
+from graticule.layers.gating import GatingUnit
+from graticule.position.grid import Grid
 
 #: Side of a window, mixed channels, groups, windows per image.
 SHAPES = {

@@ -4,7 +4,7 @@
 
 A step is forward pass, loss, backward pass and AdamW on 50 images, on one thread; both precisions alternate. CPU time
 of the process is measured, since other programs may run. --data writes the table to a file, from which
-`python -m graticule.studies.measured` writes it into docs/results.md.
+`python -m evidence.measured` writes it into docs/results.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import graticule
-from graticule.studies.measured import Cell
+from evidence.measured import Cell
 
 #: Channels, layers and side of the images: 5 x 5 or 7 x 7 patches and a class token.
 MODELS = ((64, 4, 20), (64, 6, 28), (128, 4, 20), (192, 4, 20), (192, 4, 28))

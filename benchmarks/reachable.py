@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torchvision.ops import batched_nms
 
-from graticule.recipes import load_recipe
-from graticule.tasks.coco_scores import CocoScores
-from graticule.training import task_of
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.tasks.parts.detection_scores import CocoScores
+from graticule.lab.training.task import task_of
 
 
 def reached(recipe: Any) -> tuple[int, int, dict[str, float]]:

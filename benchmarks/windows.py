@@ -4,7 +4,7 @@
     python benchmarks/windows.py --model 224 896                                  # PosMLP-T, whole grids as windows
 
 The product: 96 channels in 4 groups, one sample, with the weights computed from the parameters, float32. "matrix"
-computes the weights (4, N, N), "displacement" does not (graticule.displacement). Times are medians of interleaved
+computes the weights (4, N, N), "displacement" does not. Times are medians of interleaved
 passes in one process, of a forward pass and of a forward and backward pass; memory is the rise of the peak resident
 memory of a separate process in its first pass (Linux only). Cases that would need more than --gigabytes are not run.
 """
@@ -24,10 +24,11 @@ from matplotlib.ticker import FuncFormatter
 from turns import Step, in_turns
 
 import graticule
-from graticule.encodings import MixingPosition, QuadraticMixing
-from graticule.grid import Grid
-from graticule.layers import mix_tokens
-from graticule.training.cost import inference_cost
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.lab.training.cost import inference_cost
+from graticule.layers.gating import mix_tokens
+from graticule.position.grid import Grid
 
 CHANNELS, GROUPS = 96, 4
 PATHS = ("matrix", "displacement")

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import graticule
-from graticule.backbones import VisionTransformer
-from graticule.data import PADDING, DataModule
-from graticule.tasks import build_backbone
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.sampling import PADDING
+from graticule.lab.tasks.parts.models import build_backbone
 
 
 @graticule.register_encoding("random_fourier")

@@ -1,6 +1,6 @@
 """A command of the command line, run within a test."""
 
-from graticule.cli import main
+from graticule.lab.cli import main
 
 
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:

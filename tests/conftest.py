@@ -57,8 +57,8 @@ def _no_pretended_gpu():
 def _start_alike(monkeypatch):
     import torch
 
-    from graticule import plugins
-    from graticule.training import cost
+    from graticule.lab.training import cost
+    from graticule.registry import plugins
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback per device type, 1 ms per test
     torch._dynamo.reset()
@@ -70,7 +70,7 @@ def _start_alike(monkeypatch):
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Draw small figures without a layout, which takes most of the time, in tests that do not inspect them."""
-    from graticule.analysis import figure_files
+    from graticule.lab.figures import save as figure_files
 
     def rendered(figure, kind):
         figure.set_layout_engine("none")
@@ -83,8 +83,8 @@ def quick_pictures(monkeypatch):
 @pytest.fixture
 def registered_data():
     """Unregister the data sets and texts that a test registers."""
-    from graticule import plugins
-    from graticule.data.registry import DATASETS, TEXTS
+    from graticule.lab.data.registry import DATASETS, TEXTS
+    from graticule.registry import plugins
 
     kept = [(table, dict(table)) for table in (DATASETS, TEXTS, plugins._registered)]
     yield
@@ -98,16 +98,16 @@ def forgotten():
     """Unregister everything that the tests of one module register: methods, models, data sets, recipes and tasks."""
     import timm.models._registry as timm_registry
 
-    from graticule import plugins
     from graticule.backbones import registry
-    from graticule.data import list_datasets, list_texts
-    from graticule.data.registry import DATASETS, TEXTS
-    from graticule.encodings import ENCODINGS
-    from graticule.joining import JOININGS
-    from graticule.recipe_registry import RECIPES
-    from graticule.recipes.load import registered_recipes
-    from graticule.resampling import RESAMPLERS
-    from graticule.training import list_tasks
+    from graticule.lab.data.module import list_datasets
+    from graticule.lab.data.registry import DATASETS, TEXTS
+    from graticule.lab.data.text import list_texts
+    from graticule.lab.recipes.load import RECIPES, registered_recipes
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.joining import JOININGS
+    from graticule.position.position import ENCODINGS
+    from graticule.position.resampling import RESAMPLERS
+    from graticule.registry import plugins
 
     registered_recipes(), list_datasets(), list_texts()  # those of the package are registered first and stay
     ours = [

@@ -24,7 +24,7 @@ def forked(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 def run_command(arguments: list[str], errors: Path) -> None:
     """Run the command `graticule` in a forked process that leads a process group, its standard error in a file."""
-    from graticule.cli import main
+    from graticule.lab.cli import main
 
     os.setsid()
     with errors.open("w") as sys.stderr:

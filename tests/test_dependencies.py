@@ -42,7 +42,8 @@ def test_what_the_library_imports_is_what_it_declares():
 
 def test_the_lowest_versions_are_the_declared_bounds():
     tools = {"mypy", "ruff", "pytest-xdist"}  # not needed by `make test-lowest`
-    extras = [one for one in PROJECT["optional-dependencies"]["dev"] if re.match(r"[\w-]+", one)[0] not in tools]
+    extras = [*PROJECT["optional-dependencies"]["lab"], *PROJECT["optional-dependencies"]["dev"]]
+    extras = [one for one in extras if re.match(r"[\w-]+", one)[0] not in tools and one != "graticule[lab]"]
     declared = bounds([*PROJECT["dependencies"], *extras, *PROJECT["optional-dependencies"]["docs"]])
     lines = (ROOT / "lowest.txt").read_text(encoding="utf-8").splitlines()
     lowest = dict(line.replace("_", "-").split("==") for line in lines if not line.startswith("#"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.testing import check_encoding
+from graticule.testing.methods import check_encoding
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
@@ -28,28 +28,28 @@ SHAPES = ("backbones", "encodings", "index", "joinings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
     "audit": "analysis/test_audit.py",
-    "dense": "dense/data/test_dense_docs.py",
+    "dense": "lab/data/dense/test_dense_docs.py",
     "dense_models": "dense/test_models_docs.py",
     "export": "../docs/_ext/test_pages.py",
-    "extending": "test_recipes.py",
-    "gym": "gym/test_cli_gym.py",
+    "extending": "lab/recipes/test_recipes.py",
+    "gym": "lab/gym/test_cli_gym.py",
 }
 #: The word after `python` at the start of a block -> the test that runs it.
 NAMED = {
-    "attach": "surgery/test_guide.py",
+    "attach": "external/test_guide.py",
     "certificate": "surgery/test_fits.py",
     "continued": "../docs/_ext/test_pages.py",
-    "crops": "test_crops.py",
+    "crops": "position/test_crops.py",
     "features": "backbones/test_timm_interface.py",
-    "load": "surgery/test_guide.py",
+    "load": "external/test_guide.py",
     "own": "test_docs_code.py",
-    "publish": "surgery/test_publish.py",
-    "resize": "surgery/test_guide.py",
+    "publish": "external/test_publish.py",
+    "resize": "external/test_guide.py",
     "serve": "../docs/_ext/test_pages.py",
     "start": "../docs/_ext/test_pages.py",
-    "study": "studies/test_study_docs.py",
+    "study": "lab/studies/test_study_docs.py",
     "table": "test_docs_code.py",
-    "testing": "test_plugins.py",
+    "testing": "registry/test_plugins.py",
 }
 
 

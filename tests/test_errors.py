@@ -17,8 +17,14 @@ KINDS = {
 }
 #: Files with reasons that become part of another message, which names the file or the option.
 REASONS = {
-    *("data/byte_pickle.py", "data/coco.py", "data/encoded.py", "data/hugging_face.py", "data/mask_folder.py"),
-    *("data/tars.py", "data/voc.py", "model_checks/subject.py", "studies/runs.py", "studies/study_table.py"),
+    *(
+        "lab/data/cifar.py",
+        "lab/data/coco.py",
+        "lab/data/encoded.py",
+        "lab/data/hugging_face.py",
+        "lab/data/mask_folder.py",
+    ),
+    *("lab/data/tars.py", "lab/data/voc.py", "testing/subject.py", "lab/studies/runs.py", "lab/studies/study_table.py"),
 }
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz import SCALARS, Traceback, changed, edited, fuzzed
-from graticule.cli import COMMANDS, main
-from graticule.commands.completion import command_options
-from graticule.commands.help import options_of
+from graticule.lab.cli import COMMANDS, main
+from graticule.lab.commands.completion import command_options
+from graticule.lab.commands.help import options_of
 
 pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
 

@@ -27,14 +27,14 @@ from graticule import (
     save_pretrained,
     transfer,
 )
-from graticule.backbones import list_arguments
+from graticule.backbones.registry import list_arguments
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
-from graticule.encodings import ENCODINGS
-from graticule.joining import JOININGS
-from graticule.specs import Spec, parse_sum
-from graticule.studies.matrix import SMALL
+from graticule.lab.studies.matrix import SMALL
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS
+from graticule.registry.specs import Spec, parse_sum
 from tiny import draw, tiny
 
 REFUSED = (ValueError, TypeError)

@@ -9,12 +9,14 @@ import torch
 from hypothesis import strategies as st
 
 from fuzz import changed, edited, fuzzed, outcome, tree
-from graticule.studies.runs import read_metrics, summarise
-from graticule.tasks import Recipe, TextRecipe, class_names
-from graticule.training import Run, read_recipe
-from graticule.training.checkpoints import best_checkpoint
-from graticule.training.devices import read_rest
-from graticule.typed import Count, check_value
+from graticule.lab.studies.runs import read_metrics, summarise
+from graticule.lab.tasks.classification import Recipe, class_names
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.training.checkpoints import best_checkpoint
+from graticule.lab.training.devices import read_rest
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import read_recipe
+from graticule.registry.fields import Count, check_value
 
 RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]
 RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "seconds": 3.5}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import graticule
-from graticule.cli import main
-from graticule.recipes import list_recipes
+from graticule.lab.cli import main
+from graticule.lab.recipes.load import list_recipes
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")

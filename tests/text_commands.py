@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from graticule.recipes import load_recipe
-from graticule.tasks import TextRecipe
-from graticule.training.module import TrainingModule
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.training.module import TrainingModule
 
 #: Number of tokens for which position information is stored.
 CONTEXT = 32

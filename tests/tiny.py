@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import graticule
-from graticule.backbones import MODELS
-from graticule.encodings import ENCODINGS, TokenMixing
-from graticule.joining import JOININGS
-from graticule.specs import Spec
-from graticule.studies.matrix import SMALL
+from graticule.backbones.registry import MODELS
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.lab.studies.matrix import SMALL
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS
+from graticule.registry.specs import Spec
 
 SIZE: dict[str, Any] = {
     "img_size": 32,
@@ -98,7 +99,7 @@ def _sums(most: int = 5) -> list[str]:
 
 
 #: Models that contain every encoding and every joining at least once, for laws of backbones: a law that holds with
-#: several encodings together holds with each; laws of single encodings are tested in tests/test_contract.py.
+#: several encodings together holds with each; laws of single encodings are tested in tests/testing/test_contract.py.
 COVER = [
     *[(one, "default") for one in _sums()],
     *[("learnable", joining) for joining in JOININGS if joining != "default"],

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_origin
 from sphinx.pycode import ModuleAnalyzer
 
 import graticule
-from graticule.encodings import ENCODINGS
+from graticule.position.position import ENCODINGS
 
 #: The packages whose public names have a page, with a description.
 PACKAGES = {
@@ -22,12 +22,23 @@ PACKAGES = {
     "checkpoints": "Weights, in our names and in published ones.",
     "analysis": "Measurements and figures of the position information in a model.",
     "dense": "Detectors and segmentation models.",
-    "tasks": "Tasks: data, model, loss and score.",
-    "training": "Runs: recipes, training, results.",
-    "data": "Data sets, texts, tokenizers and augmentation.",
-    "studies": "Comparisons of choices with several seeds.",
-    "testing": "Contracts that encodings, joinings, resamplers, backbones and tasks have to pass, for your own tests.",
+    "external": "Models of other libraries: attention maps and views.",
+    "testing": "Contracts that encodings, joinings, resamplers and backbones have to pass, for your own tests.",
+    "lab.tasks": "Tasks: data, model, loss and score.",
+    "lab.training": "Runs: recipes, training, results.",
+    "lab.data": "Data sets, texts, tokenizers and augmentation.",
+    "lab.studies": "Comparisons of choices with several seeds.",
+    "lab.figures": "Figures of measurements and of runs.",
+    "lab.pages": "Pages: reports, audits, the explorer.",
 }
+
+
+#: Public name of `graticule` -> the module that defines it.
+HOMES = dict(
+    reversed(line.split(" as ")[0].removeprefix("from .").split(" import "))
+    for line in Path(graticule.__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
+    if line.startswith("from .")
+)
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -58,7 +69,7 @@ def _top() -> str:
     ]
     homes: dict[str, list[str]] = {}
     for name in graticule.__all__:
-        homes.setdefault(graticule._HOMES[name], []).append(name)
+        homes.setdefault(HOMES[name], []).append(name)
     for home, names in sorted(homes.items()):
         module = importlib.import_module(f"graticule.{home}")
         about = (inspect.getdoc(module) or "").partition("\n\n")[0]
@@ -70,7 +81,7 @@ def _top() -> str:
 def _package(package: str, about: str) -> str:
     module = importlib.import_module(f"graticule.{package}")
     names = [name for name in public_names(module) if name not in graticule.__all__]
-    here = [name for name in graticule.__all__ if graticule._HOMES[name].partition(".")[0] == package]
+    here = [name for name in graticule.__all__ if HOMES[name].startswith(f"{package}.")]
     parts = [f"# graticule.{package}\n\n{about}\n\n"]
     if here:
         links = ", ".join(f"{{py:obj}}`graticule.{name}`" for name in here)
@@ -126,9 +137,9 @@ def _constant(module: str, name: str, value: Any) -> str:
 
 
 def _comment(module: str, name: str) -> str:
-    """Return the `#:` comment before `name`, in the file of the package that defines it."""
-    folder = Path(graticule.__file__).parent.joinpath(*module.split(".")[1:])
-    for path in sorted(folder.rglob("*.py")):
+    """Return the `#:` comment before `name`, in the file that defines it: of the package, or of another room."""
+    top = Path(graticule.__file__).parent
+    for path in [*sorted(top.joinpath(*module.split(".")[1:]).rglob("*.py")), *sorted(top.rglob("*.py"))]:
         if f"\n{name}" in path.read_text(encoding="utf-8"):
             found = ModuleAnalyzer.for_file(str(path), module).find_attr_docs().get(("", name))
             if found:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
-from graticule.cli import COMMANDS, main
+from graticule.lab.cli import COMMANDS, main
 
 HEAD = """# Command line
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from says import says_at_center
 
-from graticule.files import write_bytes
-from graticule.grid import Grid
+from graticule.position.grid import Grid
+from graticule.system.files import write_bytes
 
 FOLDER = Path(__file__).parents[1] / "figures" / "concepts"
 

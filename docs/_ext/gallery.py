@@ -19,9 +19,10 @@ from matplotlib.patches import Rectangle
 from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
-from graticule.encodings import ENCODINGS, MixingEncoding
-from graticule.grid import Grid
-from graticule.studies.matrix import GROUPS, group_of, initials, reference, summary
+from graticule.encodings.forms.mixing import MixingEncoding
+from graticule.lab.studies.matrix import GROUPS, group_of, initials, reference, summary
+from graticule.position.grid import Grid
+from graticule.position.position import ENCODINGS
 
 #: The grids of the figures.
 GRIDS = (Grid(7, 7), Grid(7, 11))

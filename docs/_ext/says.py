@@ -13,12 +13,12 @@ from torch import Tensor
 
 from graticule.analysis.rotary_similarity import similarity_of
 from graticule.analysis.similarity import cosine_similarity
-from graticule.displacement import Displacements
-from graticule.encodings import Position
-from graticule.factory import build_position
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, bias_of
-from graticule.token_mlp import TokenMlp
+from graticule.encodings.build import build_position
+from graticule.position.bias import bias_of
+from graticule.position.displacement import Displacements, TokenMlp
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position
 
 #: Sizes of the layers for which encodings are built: D, layers, heads or groups.
 DIM, DEPTH, HEADS = 96, 2, 3

@@ -9,7 +9,7 @@ import onnxruntime
 import torch
 
 import graticule
-from graticule.cli import main
+from graticule.lab.cli import main
 
 DOCS = Path(__file__).parents[1]
 

@@ -86,7 +86,7 @@ def test_headings_have_an_order(pages):
 
 def test_every_encoding_and_command_has_its_place(pages):
     import graticule
-    from graticule.cli import COMMANDS
+    from graticule.lab.cli import COMMANDS
 
     for name in graticule.list_encodings():
         assert (SITE / "gallery" / f"{name}.html") in pages, name

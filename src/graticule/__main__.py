@@ -2,7 +2,7 @@
 
 import sys
 
-from graticule.cli import main
+from graticule.lab.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

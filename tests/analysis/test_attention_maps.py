@@ -6,15 +6,10 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import (
-    AttentionMap,
-    attention_maps,
-    attention_on_image,
-    attention_sheet,
-    save_attention,
-    sheet_heads,
-)
-from graticule.grid import Grid
+from graticule.analysis.attention import attention_maps
+from graticule.external.attention_map import AttentionMap, save_attention
+from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
+from graticule.position.grid import Grid
 from tiny import draw, images, tiny
 
 PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}

@@ -17,12 +17,14 @@ from torch import nn
 import graticule
 import tiny
 from commands import run_command
-from graticule.analysis import audit, audit_json, audit_page, rotary_similarity, view_of
+from graticule.analysis.audit import Turns, audit, audit_json
 from graticule.analysis.position_maps import position_maps
-from graticule.analysis.position_time import Turns
-from graticule.data import DatasetInfo
-from graticule.data.pictures import Pictures
-from graticule.grid import Grid
+from graticule.analysis.rotary_similarity import rotary_similarity
+from graticule.external.open_view import view_of
+from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.pictures import Pictures
+from graticule.lab.pages.audit import audit_page
+from graticule.position.grid import Grid
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 

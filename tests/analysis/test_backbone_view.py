@@ -1,11 +1,11 @@
 """The view of a backbone for the analyses."""
 
 import torch
-from tests.tiny import tiny
 
 import graticule
-from graticule.analysis import view_of
-from graticule.encodings import Folded
+from graticule.external.open_view import view_of
+from graticule.position.folded import Folded
+from tests.tiny import tiny
 
 
 def test_the_position_of_a_model_that_is_folded_for_all_sizes_is_computed_where_it_is_timed():

@@ -8,9 +8,11 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.analysis import BiasMaps, bias_map_sheet, bias_maps
-from graticule.analysis.figure_files import png
-from graticule.encodings import ENCODINGS, BiasEncoding
+from graticule.analysis.bias import BiasMaps, bias_maps
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.lab.figures.bias_map_sheet import bias_map_sheet
+from graticule.lab.figures.save import png
+from graticule.position.position import ENCODINGS
 from tiny import images, layers, tiny
 
 #: Encodings whose bias depends only on parameters and grid.

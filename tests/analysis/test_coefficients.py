@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import norm_coefficients
-from graticule.analysis.coefficients import coefficients
+from graticule.analysis.coefficients import coefficients, norm_coefficients
 
 
 def test_the_coefficients_of_two_channels_by_hand():

@@ -5,9 +5,13 @@ import pytest
 import torch
 
 import graticule
-from graticule.analysis import Correlations, cosine_similarity, locality, position_correlations, two_dimensionality
-from graticule.encodings import CombinedPosition, JoinedPosition, Learnable, Sinusoidal1d, Sinusoidal2d
-from graticule.grid import Grid
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.similarity import Correlations, cosine_similarity, locality, two_dimensionality
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
+from graticule.position.grid import Grid
+from graticule.position.position import CombinedPosition
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 

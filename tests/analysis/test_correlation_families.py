@@ -10,14 +10,10 @@ import torch.nn.functional as F
 
 import graticule
 from graticule import Grid
-from graticule.analysis import (
-    Correlations,
-    correlation_sheet,
-    cosine_similarity,
-    position_correlations,
-    two_dimensionality,
-)
-from graticule.cli import main
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.similarity import Correlations, cosine_similarity, two_dimensionality
+from graticule.lab.cli import main
+from graticule.lab.figures.plots import correlation_sheet
 from tiny import draw, spec
 
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import Translation, translation_error, translation_plot, whole_patches
-from graticule.analysis.equivariance import COLUMNS
-from graticule.grid import Grid
+from graticule.analysis.equivariance import COLUMNS, Translation, translation_error, whole_patches
+from graticule.lab.figures.plots import translation_plot
+from graticule.position.grid import Grid
 from tiny import draw, images, tiny
 
 PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}

@@ -8,12 +8,12 @@ from torch import nn
 
 import graticule
 import tiny
-from graticule.analysis import Unavailable, view_of
 from graticule.analysis.effect import Comparison, resampled
-from graticule.analysis.placed import Places, placed
-from graticule.analysis.view import Pass, nearest, permutation
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.external.open_view import view_of
+from graticule.external.placed import Places, placed
+from graticule.external.view import Pass, Unavailable, nearest, permutation
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
 
 #: Every form of position information: tables, biases, rotations, functions of the tokens.
 FORMS = [

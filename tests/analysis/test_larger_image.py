@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis import PASSES, logits_of_passes
-from graticule.analysis.larger_image import repeat_patches
-from graticule.grid import Grid
+from graticule.analysis.larger_image import PASSES, logits_of_passes, repeat_patches
+from graticule.position.grid import Grid
 
 #: Encodings with which repeated tokens, with repeated values, attend like the original tokens.
 ENCODINGS = ["none", "learnable", "sinusoidal_2d", "relative_bias", "kerple", "rope", "learnable + rope"]

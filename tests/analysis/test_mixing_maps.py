@@ -10,22 +10,12 @@ from matplotlib.image import imread
 from torch import nn
 
 import graticule
-from graticule.analysis import (
-    MixingMap,
-    MixingParts,
-    bias_sheet,
-    mixing_maps,
-    mixing_parts,
-    mixing_sheet,
-    non_locality_plot,
-    parts_sheet,
-    save_figure,
-    save_mixing,
-    sheet_layers,
-)
-from graticule.displacement import Displacements
-from graticule.encodings import MixingPosition
-from graticule.grid import Grid
+from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet, sheet_layers
+from graticule.lab.figures.save import save_figure
+from graticule.position.displacement import Displacements
+from graticule.position.grid import Grid
 from tiny import draw, images, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]

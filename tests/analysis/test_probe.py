@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from graticule.analysis import PositionSums
-from graticule.analysis.probe import labels_of
-from graticule.grid import Grid
+from graticule.analysis.probe import PositionSums, labels_of
+from graticule.position.grid import Grid
 
 GRID = Grid(5, 7)
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.layers import Block
-from graticule.testing import check_backbone
-from graticule.testing.methods import FIELDS
+from graticule.lab.testing import check_training
+from graticule.layers.block import Block
+from graticule.testing.methods import FIELDS, check_backbone
 from tiny import fields
 
 
@@ -110,16 +110,16 @@ def test_every_field_is_given_by_an_encoding():
 @pytest.mark.usefixtures("registered")
 def test_a_recipe_trains_a_backbone_without_stochastic_depth():
     recipe = graticule.Recipe("own_tiny", img_size=(16, 16), patch_size=4)
-    assert graticule.tasks.build_backbone(recipe, 5, 1, (16, 16)).num_classes == 5
+    assert graticule.lab.tasks.build_backbone(recipe, 5, 1, (16, 16)).num_classes == 5
     with pytest.raises(ValueError, match=r"`drop_path_rate` must be left out: own_tiny has no such argument, got 0\.1"):
-        graticule.tasks.build_backbone(graticule.Recipe("own_tiny", drop_path_rate=0.1), 5, 1, (16, 16))
+        graticule.lab.tasks.build_backbone(graticule.Recipe("own_tiny", drop_path_rate=0.1), 5, 1, (16, 16))
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_backbone_that_no_recipe_can_build_is_found(monkeypatch):
     monkeypatch.setattr(OwnBackbone, "hidden_arguments", OwnBackbone.hidden_arguments | {"in_chans"})
     with pytest.raises(AssertionError, match="a recipe must be able to build the backbone: `in_chans` must be left"):
-        check_backbone("own_tiny", compiled=False)
+        check_training("own_tiny")
 
 
 @pytest.mark.usefixtures("registered")

@@ -5,7 +5,7 @@ import torch
 
 import graticule
 from graticule.backbones.cait import TalkingHeadsAttention
-from graticule.layers import Attention
+from graticule.layers.attention import Attention
 from tiny import draw
 
 

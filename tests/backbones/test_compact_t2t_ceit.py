@@ -17,7 +17,7 @@ from graticule import Grid, published_state_dict
 from graticule.backbones.ceit import ClassAttentionOfLayers, LocallyEnhancedFeedForward
 from graticule.backbones.compact import CompactBlock, ConvolutionalTokenizer
 from graticule.backbones.t2t import TokenPerformer, TokensToToken, TokenTransformer
-from graticule.layer_position import LayerPosition
+from graticule.position.layer import LayerPosition
 from in_turn import in_turn
 from tiny import count, draw, gradients, images, spec
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import graticule
-from graticule.backbones import MODELS
-from graticule.studies.matrix import SMALL, build
+from graticule.backbones.registry import MODELS
+from graticule.lab.studies.matrix import SMALL, build
 from tiny import draw, gradients, images, shallow, tiny
 
 

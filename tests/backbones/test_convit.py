@@ -7,8 +7,8 @@ from timm.models.convit import GPSA
 
 import graticule
 from graticule import Grid, LayerPosition, published_state_dict
-from graticule.encodings import Gpsa
-from graticule.testing import check_backbone
+from graticule.encodings.gpsa import Gpsa
+from graticule.testing.methods import check_backbone
 from tiny import draw, images
 
 SIZE = {"patch_size": 8, "depth": 4, "num_heads": 3, "num_classes": 5}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import graticule
-from graticule.studies.matrix import SMALL, build
+from graticule.lab.studies.matrix import SMALL, build
 from tiny import shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.

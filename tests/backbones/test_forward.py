@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.backbones import VisionTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
 from in_turn import in_turn
 from tiny import CLASSES, COVER, DEPTH, DIM, PAIRS, draw, gradients, images, spec, tiny
 
@@ -299,7 +299,7 @@ def test_weights_are_drawn_as_deit_draws_them():
 
 def test_a_model_of_ones_own_position_can_be_built():
     """A backbone takes any object that builds a `Position`, without a name for it."""
-    from graticule.encodings import NoPosition
+    from graticule.position.position import NoPosition
 
     def build(grid, *, dim, depth, num_heads):
         assert (grid.tokens, dim, depth, num_heads) == (17, 24, 3, 3)

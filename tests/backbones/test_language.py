@@ -9,8 +9,9 @@ from timm.optim import param_groups_layer_decay
 
 import graticule
 from graticule import LayerPosition, build_position
-from graticule.backbones import LanguageModel
-from graticule.encodings import ENCODINGS, TokenMixing
+from graticule.backbones.language import LanguageModel
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.position.position import ENCODINGS
 from in_turn import in_turn
 from tiny import CHOICES, ENCODERS, PAIRS, count, draw, fields, without_memory
 

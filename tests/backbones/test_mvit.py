@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import graticule
-from graticule.encodings import Pooling
-from graticule.grid import Grid
-from graticule.layer_position import BiasSum, LayerPosition, LowRank, bias_of
-from graticule.rotation import PairRotation
+from graticule.encodings.forms.pooled import Pooling
+from graticule.position.bias import BiasSum, LowRank, bias_of
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.rotation import PairRotation
 from tiny import draw
 
 SIZE = {"img_size": (32, 48), "embed_dim": 8, "depths": (1, 2, 3), "num_heads": 1, "num_classes": 5}

@@ -15,9 +15,9 @@ from torch.export import Dim, export
 import graticule
 from graticule import Grid, fold, unfold
 from graticule.backbones.pvt import PyramidVisionTransformer
-from graticule.encodings import FoldedPosition
-from graticule.factory import build_position
-from graticule.studies.matrix import SMALL
+from graticule.encodings.build import build_position
+from graticule.lab.studies.matrix import SMALL
+from graticule.position.folded import FoldedPosition
 from tiny import draw, gradients, images
 
 SIZE = {

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.tiny import tiny
 
 import graticule
-from graticule.backbones.arguments import take_position
-from graticule.studies.matrix import build
+from graticule.hub.config import take_position
+from graticule.lab.studies.matrix import build
+from tests.tiny import tiny
 
 
 def test_a_position_that_cannot_be_built_leaves_the_present_one():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from graticule.backbones import MODELS, Backbone, list_models, register_backbone
+from graticule.backbones.base import Backbone
+from graticule.backbones.registry import MODELS, list_models, register_backbone
 from tiny import SMALLEST, full_size
 
 names = pytest.mark.parametrize("named", [SMALLEST, pytest.param(list_models(), marks=pytest.mark.slow)])

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from graticule import Grid, LayerPosition
-from graticule.backbones.spatial_reduction import SpatialReductionAttention
-from graticule.layers import Attention
+from graticule.backbones.pvt import SpatialReductionAttention
+from graticule.layers.attention import Attention
 
 B, D, HEADS = 2, 24, 3
 HEAD = D // HEADS

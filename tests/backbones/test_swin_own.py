@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graticule import Grid, fold, published_state_dict, unfold
-from graticule.analysis import attention_maps
-from graticule.backbones import SwinTransformer
+from graticule.analysis.attention import attention_maps
+from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention
-from graticule.factory import build_position
-from graticule.grid import Windows
-from graticule.layer_position import LayerPosition
+from graticule.encodings.build import build_position
+from graticule.position.grid import Windows
+from graticule.position.layer import LayerPosition
 from tiny import count, draw, full_size, gradients, images, without_memory
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}

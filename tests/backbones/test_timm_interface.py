@@ -13,7 +13,8 @@ from torch import nn
 
 import graticule
 from graticule import fold
-from graticule.backbones import MODELS, registry
+from graticule.backbones import registry
+from graticule.backbones.registry import MODELS
 from in_turn import in_turn
 from tiny import CLASSES, COVER, DEPTH, SIZE, SMALLEST, draw, full_size, gradients, images, spec, tiny
 

@@ -7,7 +7,7 @@ from timm.models.twins import Twins
 
 import graticule
 from graticule import published_state_dict
-from graticule.testing import check_backbone
+from graticule.testing.methods import check_backbone
 from tiny import draw, images
 
 SVT = {"embed_dims": (16, 24), "num_heads": (2, 3), "mlp_ratios": (2, 2), "depths": (3, 2), "sr_ratios": (2, 1)}

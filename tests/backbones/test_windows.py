@@ -7,10 +7,11 @@ import torch
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, unfold
-from graticule.encodings import FoldedPosition, MixingPosition
+from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.sgu import resize_pairs
-from graticule.layers import mix_tokens
-from graticule.resampling import BICUBIC
+from graticule.layers.gating import mix_tokens
+from graticule.position.folded import FoldedPosition
+from graticule.position.resampling import BICUBIC
 from tiny import count, draw, spec, without_memory
 
 SIZES = {

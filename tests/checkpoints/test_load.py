@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
-from graticule.checkpoints import read_checkpoint, save_weights
+from graticule.checkpoints.read import read_checkpoint, save_weights
 from tiny import COVER, SIZE, draw, holds, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"

@@ -13,7 +13,7 @@ from timm.models._manipulate import adapt_input_conv
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
-from graticule.checkpoints import Transferred
+from graticule.checkpoints.transferred import Transferred
 from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 
 #: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.dense import load_published
+from graticule.checkpoints.released_dense import load_published
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Detectors and segmentation models: their inputs and outputs, and the laws of their parts."""
 
+import copy
 import math
 from functools import partial
 
@@ -10,23 +11,15 @@ from timm.optim import param_groups_layer_decay
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 import graticule
-from graticule.dense import (
-    DECODERS,
-    HEADS,
-    Decoder,
-    DeformableAttention,
-    FeaturePyramid,
-    SimplePyramid,
-    deformable_sample,
-    register_decoder,
-    segment_in_windows,
-)
-from graticule.dense.segmentation import window_starts
+from graticule.dense.decoders import DECODERS, Decoder, register_decoder
+from graticule.dense.deformable import DeformableAttention, WindowedAttention, deformable_sample
+from graticule.dense.detector import HEADS
+from graticule.dense.fpn import FeaturePyramid, SimplePyramid
+from graticule.dense.segmentation import segment_in_windows, window_starts
 from graticule.dense.torchvision_parts import Anchors
-from graticule.dense.windowed import WindowedAttention
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.layers import Attention
+from graticule.layers.attention import Attention
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
 from tiny import without_memory
 
 VIT = {"backbone": "deit_tiny_patch16_224", "img_size": 64, "embed_dim": 24, "depth": 4, "num_heads": 2}
@@ -477,7 +470,7 @@ def test_an_adapter_is_traced_into_a_program_and_works_in_bfloat16():
 
 
 def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
-    monkeypatch.setattr(DECODERS, "_classes", dict(DECODERS._classes))
+    monkeypatch.setattr(DECODERS, "_classes", copy.copy(DECODERS._classes))
 
     @register_decoder("of_the_last_map")
     class OfTheLastMap(Decoder):

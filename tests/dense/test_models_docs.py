@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 
 import graticule
-from graticule.dense import DECODERS, HEADS, NECKS
+from graticule.dense.decoders import DECODERS
+from graticule.dense.detector import HEADS
+from graticule.dense.features import NECKS
 from tiny import without_memory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dense_models.md").read_text(encoding="utf-8")

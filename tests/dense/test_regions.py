@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from dense_regions import published_heads
 
 import graticule
-from graticule.dense import load_published
-from graticule.dense.region_pool import RegionPool
-from graticule.dense.region_sampler import RegionSampler
-from graticule.tasks import DetectionRecipe
-from graticule.tasks.detection import image_seed
-from graticule.training import task_of
+from graticule.checkpoints.released_dense import load_published
+from graticule.dense.regions import RegionPool, RegionSampler
+from graticule.lab.tasks.detection import DetectionRecipe, image_seed
+from graticule.lab.training.task import task_of
 from tiny import holds
 
 IMAGES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(n)) for n in range(2)]

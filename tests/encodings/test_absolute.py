@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from graticule import Grid
-from graticule.encodings import Learnable, Sinusoidal1d, Sinusoidal2d
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 

@@ -7,10 +7,10 @@ import torch
 
 import graticule
 from graticule import Crop, Grid
-from graticule.encodings import Alibi, layer_bias
-from graticule.encodings.alibi import slopes
-from graticule.layer_position import LowRank
-from graticule.surgery import fold
+from graticule.encodings.alibi import Alibi, slopes
+from graticule.encodings.forms import bias as layer_bias
+from graticule.position.bias import LowRank
+from graticule.surgery.fold import fold
 from tiny import draw, images, spec, tiny
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)

@@ -8,8 +8,7 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.encodings import BucketedBias
-from graticule.encodings.bucketed import edges
+from graticule.encodings.bucketed import BucketedBias, edges
 
 HEADS = 3
 TEXT = Grid(1, 9)

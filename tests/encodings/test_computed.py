@@ -11,7 +11,7 @@ import graticule
 from graticule.encodings.coordinate_mlp import CoordinateMlp
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.fourier import Fourier
-from graticule.grid import Crop, Grid
+from graticule.position.grid import Crop, Grid
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from graticule import Grid
-from graticule.encodings import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from in_turn import in_turn
 
 DIM, BATCH = 6, 2

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings import BucketedBias, Learnable, NormalizedBias, RelativeBias, Sinusoidal1d, Sinusoidal2d
+from graticule.encodings.bucketed import BucketedBias
+from graticule.encodings.forms.bias import NormalizedBias
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from in_turn import in_turn
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)

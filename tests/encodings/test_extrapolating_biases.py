@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings import Fire, Kerple, Sandwich, Sinusoidal1d
+from graticule.encodings.fire import Fire
+from graticule.encodings.kerple import Kerple
+from graticule.encodings.sandwich import Sandwich
+from graticule.encodings.sinusoidal import Sinusoidal1d
 from in_turn import in_turn
 
 HEADS = 3

@@ -7,7 +7,7 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.encodings import LogN
+from graticule.encodings.log_n import LogN
 from tiny import draw, images, tiny
 
 COMBINED = ["log_n", "rope + log_n", "learnable + log_n", "shaw + log_n", "relative_bias + log_n", "pope + log_n"]

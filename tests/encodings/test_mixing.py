@@ -6,12 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from graticule.displacement import displacement_index
-from graticule.encodings import DenseMixing, LearnableMixing, MixingSum, QuadraticMixing
-from graticule.encodings.sgu import resize_pairs
-from graticule.factory import build_position
-from graticule.grid import Grid
-from graticule.layers import mix_tokens
+from graticule.encodings.build import build_position
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.lrpe import LearnableMixing
+from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.sgu import DenseMixing, resize_pairs
+from graticule.layers.gating import mix_tokens
+from graticule.position.displacement import displacement_index
+from graticule.position.grid import Grid
 from in_turn import in_turn
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(5, 5)]

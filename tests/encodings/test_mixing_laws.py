@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from graticule.displacement import displacement_index
-from graticule.encodings import LearnableMixing, QuadraticMixing
-from graticule.grid import Grid
-from graticule.layers import mix_tokens
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.lrpe import LearnableMixing
+from graticule.layers.gating import mix_tokens
+from graticule.position.displacement import displacement_index
+from graticule.position.grid import Grid
 from in_turn import in_turn
 
 GRIDS = [Grid(3, 4), Grid(4, 3), Grid(1, 5), Grid(6, 2), Grid(2, 7)]

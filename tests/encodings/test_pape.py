@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 import graticule
 from graticule import Grid
-from graticule.encodings import Pape
-from graticule.layer_position import LayerPosition
+from graticule.encodings.pape import Pape
 from graticule.layers.attention import Attention
+from graticule.position.layer import LayerPosition
 from tiny import draw, images, tiny
 
 DIM, HEADS, GRID = 12, 3, Grid(3, 5, prefix=2)

@@ -17,9 +17,16 @@ from timm.models.vision_transformer_sam import Attention as SamAttention
 
 import graticule
 from graticule import Grid, LayerPosition
-from graticule.encodings import ContinuousBias, Decomposed, Gpsa, GqpeBias, Irpe, MixingEncoding, MlpBias, RelativeBias
+from graticule.encodings.continuous import ContinuousBias
+from graticule.encodings.decomposed import Decomposed
+from graticule.encodings.forms.mixing import MixingEncoding
+from graticule.encodings.gpsa import Gpsa
 from graticule.encodings.gqpe import QuadraticMixing
-from graticule.layers import Attention
+from graticule.encodings.gqpe_bias import GqpeBias
+from graticule.encodings.irpe import Irpe
+from graticule.encodings.mlp_bias import MlpBias
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.layers.attention import Attention
 from tiny import draw, images, tiny
 
 DIM, HEADS = 24, 4

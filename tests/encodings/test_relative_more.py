@@ -10,15 +10,12 @@ from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowAttenti
 
 import graticule
 from graticule import Grid
-from graticule.encodings import (
-    ContinuousBias,
-    Decomposed,
-    HeadNormalizedBias,
-    Irpe,
-    NormalizedBias,
-    RelativeBias,
-    ShawBias,
-)
+from graticule.encodings.continuous import ContinuousBias
+from graticule.encodings.decomposed import Decomposed
+from graticule.encodings.forms.bias import HeadNormalizedBias, NormalizedBias
+from graticule.encodings.irpe import Irpe
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.encodings.shaw import ShawBias
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]

@@ -8,7 +8,7 @@ import torch
 from timm.layers import apply_rot_embed_cat
 
 from graticule import Grid
-from graticule.encodings import Rope1d
+from graticule.encodings.rope_1d import Rope1d
 
 GRIDS = [Grid(1, 6), Grid(3, 4), Grid(1, 5, prefix=1), Grid(2, 3, prefix=2)]
 HEAD_DIM = 6

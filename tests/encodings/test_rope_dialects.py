@@ -11,10 +11,13 @@ from torch.overrides import TorchFunctionMode
 
 import graticule
 from graticule import Grid
-from graticule.encodings import ENCODINGS, Coordinates, Frequencies, MixedRope, Noise, Rope
-from graticule.factory import build_position
-from graticule.layers import Attention
-from graticule.rotation import PairRotation
+from graticule.encodings.build import build_position
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.rope import Frequencies, Rope
+from graticule.encodings.rope_mixed import MixedRope
+from graticule.layers.attention import Attention
+from graticule.position.position import ENCODINGS
+from graticule.position.rotation import PairRotation
 from tiny import draw, images, spec, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]

@@ -8,7 +8,11 @@ from torch.nn.functional import softplus
 
 import graticule
 from graticule import Grid
-from graticule.encodings import GoldenGateRope, LieRe, MixedRope, Mrope, Pope
+from graticule.encodings.liere import LieRe
+from graticule.encodings.mrope import Mrope
+from graticule.encodings.pope import Pope
+from graticule.encodings.rope_golden_gate import GoldenGateRope
+from graticule.encodings.rope_mixed import MixedRope
 from tiny import DEPTH, DIM, draw, images, tiny
 
 HEADS = 3

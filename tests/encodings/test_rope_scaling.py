@@ -7,7 +7,13 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.encodings import Frequencies, GoldenGateRope, MixedRope, Mrope, Pope, Rope, Rope1d, Scaling
+from graticule.encodings.forms.rotary import Scaling
+from graticule.encodings.mrope import Mrope
+from graticule.encodings.pope import Pope
+from graticule.encodings.rope import Frequencies, Rope
+from graticule.encodings.rope_1d import Rope1d
+from graticule.encodings.rope_golden_gate import GoldenGateRope
+from graticule.encodings.rope_mixed import MixedRope
 from tiny import draw, images, tiny
 
 BUILT, LARGE = Grid(4, 6, prefix=1), Grid(8, 18, prefix=1)

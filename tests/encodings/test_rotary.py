@@ -9,7 +9,9 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embe
 
 import graticule
 from graticule import Grid
-from graticule.encodings import Frequencies, MixedRope, Rope, RotaryPosition, Scaling
+from graticule.encodings.forms.rotary import RotaryPosition, Scaling
+from graticule.encodings.rope import Frequencies, Rope
+from graticule.encodings.rope_mixed import MixedRope
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5), Grid(1, 6), Grid(7, 2, prefix=1), Grid(3, 4, prefix=2)]

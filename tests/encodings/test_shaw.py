@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings import ShawBias
+from graticule.encodings.shaw import ShawBias
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 
 import graticule
 from graticule import Grid
-from graticule.analysis import mixing_maps
-from graticule.encodings import Gsgu, MixingPosition, TokenMlpMixing
+from graticule.analysis.mixing import mixing_maps
+from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.global_filter import GlobalFilter
-from graticule.encodings.sgu import DenseMixing, resize_pairs
+from graticule.encodings.mlp_mixing import TokenMlpMixing
+from graticule.encodings.sgu import DenseMixing, Gsgu, resize_pairs
 from graticule.layers.gating import mix_tokens
 from tiny import draw
 
@@ -80,7 +81,7 @@ def test_a_bias_per_group_is_added_to_the_channels_of_its_group(product):
 
 
 def test_a_bias_per_group_is_cut_with_the_windows():
-    from graticule.grid import Windows
+    from graticule.position.grid import Windows
 
     grid, window = Grid(5, 7), Grid(3, 4)
     x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
@@ -196,7 +197,7 @@ def test_permuted_tokens_of_permuted_weights_are_permuted():
 
 
 def test_in_part_of_a_window_the_missing_tokens_are_zeros():
-    from graticule.grid import Windows
+    from graticule.position.grid import Windows
 
     grid, window = Grid(4, 5), Grid(3, 3)
     made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from graticule import LayerPosition
 from graticule.backbones.ceit import ClassAttentionOfLayers
-from graticule.layers import Attention
-from graticule.rotation import PairRotation
+from graticule.layers.attention import Attention
+from graticule.position.rotation import PairRotation
 
 B, N, D, HEADS = 2, 7, 24, 3
 HEAD = D // HEADS

@@ -8,7 +8,7 @@ from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
 from graticule import LayerPosition
-from graticule.layers import Block
+from graticule.layers.block import Block
 
 N, D, HEADS = 7, 24, 3
 

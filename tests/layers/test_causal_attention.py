@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from graticule import LayerPosition
-from graticule.layers import Attention, CausalAttention, KeyValueCache
-from graticule.rotation import PairRotation
+from graticule.layers.attention import Attention, CausalAttention, KeyValueCache
+from graticule.position.rotation import PairRotation
 from in_turn import in_turn
 
 B, N, D, HEADS = 2, 7, 24, 3

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from graticule.grid import Grid, Windows
-from graticule.layer_position import LayerPosition
-from graticule.layers import GatedBlock, GatingUnit, mix_tokens
+from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
+from graticule.position.grid import Grid, Windows
+from graticule.position.layer import LayerPosition
 
 
 def naive(x, weights, bias):

@@ -8,13 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import graticule
 from graticule import Grid
-from graticule.analysis import bias_maps
-from graticule.encodings import Sandwich
-from graticule.encodings import layer_bias as biases
-from graticule.encodings.bias import squared_distance_factors
-from graticule.layer_position import LayerPosition, LowRank, bias_of
-from graticule.layers.attention import Attention
-from graticule.layers.causal_attention import CausalAttention
+from graticule.analysis.bias import bias_maps
+from graticule.encodings.forms import bias as biases
+from graticule.encodings.forms.bias import squared_distance_factors
+from graticule.encodings.sandwich import Sandwich
+from graticule.layers.attention import Attention, CausalAttention
+from graticule.position.bias import LowRank, bias_of
+from graticule.position.layer import LayerPosition
 from tiny import draw, images, tiny
 
 GRID, HEADS, DIM = Grid(3, 5, prefix=1), 3, 12

@@ -6,10 +6,9 @@ from torch import nn
 
 import graticule
 from graticule import LayerPosition
-from graticule.layers import Attention
-from graticule.layers.block_kinds import ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
-from graticule.layers.parts import act_layer_of, build_mlp, norm_layer_of
-from graticule.layers.projections import build_projection
+from graticule.layers.attention import Attention
+from graticule.layers.block import ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
+from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
 from tiny import draw, images, tiny
 
 D, HEADS, N = 12, 3, 5

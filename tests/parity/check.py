@@ -31,9 +31,10 @@ from torch import Tensor, nn
 
 import graticule
 from graticule import Grid, backbones
-from graticule.encodings import Irpe, Peg
-from graticule.factory import build_position
-from graticule.specs import parse_sum
+from graticule.encodings.build import build_position
+from graticule.encodings.conditional import Peg
+from graticule.encodings.irpe import Irpe
+from graticule.registry.specs import parse_sum
 
 TOLERANCE = 1e-9
 Tensors = dict[str, Tensor]

@@ -11,24 +11,18 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 import graticule
-from graticule.backbones import PyramidVisionTransformer, VisionTransformer
-from graticule.checkpoints.released_dense import renamed
-from graticule.dense import (
-    Adapter,
-    DeformableAttention,
-    FeaturePyramid,
-    Features,
-    LinearDecoder,
-    MaskTransformer,
-    RetinaNet,
-    SegmentationModel,
-    SemanticFpn,
-    UperHead,
-    load_published,
-)
-from graticule.dense.deformable import cell_centers
-from graticule.dense.features import Stages
-from graticule.factory import build_position
+from graticule.backbones.pvt import PyramidVisionTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.checkpoints.released_dense import load_published, renamed
+from graticule.dense.adapter import Adapter
+from graticule.dense.convolutional import SemanticFpn, UperHead
+from graticule.dense.deformable import DeformableAttention, cell_centers
+from graticule.dense.features import Features, Stages
+from graticule.dense.fpn import FeaturePyramid
+from graticule.dense.retinanet import RetinaNet
+from graticule.dense.segmentation import SegmentationModel
+from graticule.dense.segmenter import LinearDecoder, MaskTransformer
+from graticule.encodings.build import build_position
 
 Tensors = dict[str, Tensor]
 BILINEAR = "learnable(resampler='bilinear(antialias=False)')"

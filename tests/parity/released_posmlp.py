@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.backbones import GMlp, PosMlp
-from graticule.checkpoints import published_state_dict
-from graticule.displacement import Displacements
-from graticule.encodings import MixingPosition, QuadraticMixing
-from graticule.factory import build_position
-from graticule.grid import Grid, Windows
-from graticule.layers import GatingUnit, mix_tokens
-from graticule.specs import Spec
+from graticule.backbones.gmlp import GMlp
+from graticule.backbones.posmlp import PosMlp
+from graticule.checkpoints.names import published_state_dict
+from graticule.encodings.build import build_position
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.layers.gating import GatingUnit, mix_tokens
+from graticule.position.displacement import Displacements
+from graticule.position.grid import Grid, Windows
+from graticule.registry.specs import Spec
 
 SOURCE = "Zhicaiwww/PosMLP"
 BLOCK = "levels.0.encoder.0."

@@ -13,9 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from graticule import load_checkpoint, published_state_dict, transfer
-from graticule.encodings import DenseMixing, LearnableMixing, MixingPosition, QuadraticMixing
-from graticule.factory import build_position
-from graticule.grid import Grid
+from graticule.encodings.build import build_position
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.gqpe import QuadraticMixing
+from graticule.encodings.lrpe import LearnableMixing
+from graticule.encodings.sgu import DenseMixing
+from graticule.position.grid import Grid
 from tiny import count, draw, holds, without_memory
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,13 +10,12 @@ from safetensors.torch import load_file
 from timm.loss import SoftTargetCrossEntropy
 
 import graticule
-from graticule.data import DatasetInfo
-from graticule.data.sampling import BatchOrder, EpochSampler
-from graticule.tasks import Recipe
-from graticule.tasks.classification import Classification
-from graticule.tasks.distillation import Distillation
-from graticule.tasks.teacher import Teacher
-from graticule.training.module import TrainingModule
+from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.sampling import BatchOrder, EpochSampler
+from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.tasks.parts.teacher import Teacher
+from graticule.lab.training.module import TrainingModule
 from tiny import without_memory
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,16 +13,22 @@ from torch import nn
 
 import graticule
 from graticule import Grid
-from graticule.encodings import ENCODINGS, BiasEncoding, Factorized, Fourier, Learnable, MlpBias, RelativeBias
+from graticule.encodings.factorized import Factorized
 from graticule.encodings.fire import Fire
-from graticule.joining import Default, Scale, Shared
-from graticule.studies.matrix import build
-from graticule.surgery import change_position
-from graticule.surgery.fits import FITS, table_contributions
-from graticule.surgery.fits.biases import displacement_means, rotated_logits, table_logits
-from graticule.surgery.fits.fire import fit_fire
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.encodings.fourier import Fourier
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.mlp_bias import MlpBias
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.lab.studies.matrix import build
+from graticule.position.joining import Default, Scale, Shared
+from graticule.position.position import ENCODINGS
+from graticule.surgery import change as change_module
+from graticule.surgery.change import change_position
+from graticule.surgery.fits.biases import displacement_means, fit_fire, rotated_logits, table_logits
+from graticule.surgery.fits.contributions import table_contributions
 from graticule.surgery.fits.joinings import fit_norm
-from graticule.surgery.fits.registry import Before, find_fit
+from graticule.surgery.fits.registry import FITS, Before, find_fit
 from graticule.surgery.fits.streams import Stream, Streams
 from graticule.surgery.fits.tables import factorize, fit_fourier
 from tiny import DIM, SIZE, draw, images, tiny
@@ -345,7 +351,7 @@ def test_the_table_that_gives_layers_what_they_got_after_their_norms_is_found():
 def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
     change_position(model, "learnable", joining, images=x)
     before = model(x)
-    lape = graticule.surgery.position._before(model, x)[0]
+    lape = change_module._before(model, x)[0]
     change_position(model, "learnable", images=x)
     (fit,) = model.certificate.fits
     shares = model.certificate.shares
@@ -370,7 +376,7 @@ def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
 def test_on_one_image_the_table_in_the_stream_is_finite(family):
     """Without a limit the best table of this Swin has elements of 1e55, and the layers get nan."""
     model = build(family, "learnable", "lape").double().eval()
-    streams = graticule.surgery.position._before(model, torch.zeros(1, 3, *model.img_size).double())[0].streams
+    streams = change_module._before(model, torch.zeros(1, 3, *model.img_size).double())[0].streams
     change_position(model, "learnable")
     table, fits = model.position(model.grid)[0].pre, model.certificate.fits
     largest = max(float(one.tokens.norm(dim=-1).max()) for one in streams.attention)
@@ -440,7 +446,7 @@ def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(enco
 
 @torch.no_grad()
 def test_a_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
-    (before,) = graticule.surgery.position._before(model, x)
+    (before,) = change_module._before(model, x)
     change_position(model, "rope", images=x)
     assert "not fitted, as a rotation adds no term to the logits" in str(model.certificate)
     assert {share.term for share in model.certificate.shares} == {"table in the logits"}

@@ -10,24 +10,20 @@ from torch import nn
 
 import graticule
 from graticule import fold, unfold
-from graticule.backbones import VisionTransformer
-from graticule.encodings import (
-    ENCODINGS,
-    BiasPosition,
-    ConvolutionalProjection,
-    Decomposed,
-    FoldedPosition,
-    Irpe,
-    JoinedPosition,
-    Learnable,
-    Pape,
-    Peg,
-    Position,
-    ShawBias,
-    TokenMixing,
-)
-from graticule.joining import JOININGS, Joining
-from graticule.layer_position import LayerPosition
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.encodings.conditional import ConvolutionalProjection, Peg
+from graticule.encodings.decomposed import Decomposed
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.encodings.forms.bias import BiasPosition
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.encodings.irpe import Irpe
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.pape import Pape
+from graticule.encodings.shaw import ShawBias
+from graticule.position.folded import FoldedPosition
+from graticule.position.joining import JOININGS, Joining
+from graticule.position.layer import LayerPosition
+from graticule.position.position import ENCODINGS, Position
 from tiny import DEPTH, DIM, SIZE, draw, images, tiny
 
 #: Every encoding once, every joining once, and sums of tables, biases and functions of the tokens.

@@ -8,7 +8,8 @@ import torch
 
 import graticule
 from graticule import fold, unfold
-from graticule.encodings import FoldedSizes, JoinedPosition
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.position.folded import FoldedSizes
 from tiny import SIZE, draw, images, tiny
 
 SIZES = [(32, 32), (24, 40), (40, 24), (16, 16)]

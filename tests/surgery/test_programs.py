@@ -9,12 +9,11 @@ from torch.export import load
 
 import graticule
 from graticule import Grid
-from graticule.encodings import GlobalFilters
-from graticule.studies.matrix import build
-from graticule.surgery import export as export_function
-from graticule.surgery.export_sizes import Sizes
+from graticule.encodings.global_filter import GlobalFilters
+from graticule.lab.studies.matrix import build
+from graticule.surgery.export import export as export_function
 from graticule.surgery.export_subject import Subject
-from graticule.surgery.export_trace import Program, prepared, trace
+from graticule.surgery.export_trace import Program, Sizes, prepared, trace
 from tiny import SIZE, draw, images, tiny
 
 EVERY = ("batch", "height", "width")
@@ -221,7 +220,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_pat
 
 
 def test_a_file_that_differs_is_not_written(lape, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("graticule.surgery.export_compare"), "TOLERANCE", -1.0)
+    monkeypatch.setattr(import_module("graticule.surgery.export"), "TOLERANCE", -1.0)
     with pytest.raises(ValueError, match=r"model.pt2 was not written: at 32 x 32 pixels .* differs from PyTorch by"):
         export_function(lape, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,10 @@ from torch import nn
 
 import graticule
 from graticule import fold, resize
-from graticule.encodings import ENCODINGS, FoldedPosition, TokenMixing
-from graticule.resampling import RESAMPLERS, build_resampler
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.position.folded import FoldedPosition
+from graticule.position.position import ENCODINGS
+from graticule.position.resampling import RESAMPLERS, build_resampler
 from tiny import ENCODERS, SIZE, draw, images, tiny
 
 PYRAMID = {"img_size": 64, "num_classes": 5, "depths": (2, 2), "embed_dim": 12, "num_heads": (3, 3), "window_size": 4}

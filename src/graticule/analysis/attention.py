@@ -3,13 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.analysis.any_view import view_of
-from graticule.analysis.attention_map import AttentionMap
-from graticule.analysis.view import Unavailable
-from graticule.checks import checked
+from graticule.analysis.effect import standard_error
+from graticule.external.attention_map import AttentionMap
+from graticule.external.open_view import view_of
+from graticule.external.view import ModelView, Unavailable
+from graticule.registry.checks import checked
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSummary:
+    """Summary of the attention of patch queries, by layer and head.
+
+    layers: counted from 0.
+    distance: (layers, heads) mean, in patches of the layer's grid or window; NaN where a layer has fewer heads.
+    distance_error: its standard error over images.
+    entropy: in nats, mean over images; `uniform_entropy` is the largest possible, (layers,).
+    prefix: the share on prefix tokens.
+    uniform: the distance of a head that attends to all patches alike, (layers,).
+    """
+
+    layers: tuple[int, ...]
+    distance: Array
+    distance_error: Array
+    entropy: Array
+    prefix: Array
+    uniform: Array
+    uniform_entropy: Array
+
+
+def attention_summary(view: ModelView, images: Tensor) -> AttentionSummary:
+    """Summarize the attention weights of a few images (B, C, height, width), computed one image at a time.
+
+    Raises:
+        Unavailable: if the attention of the model is not known.
+    """
+    found: list[Array] = []
+    first: list[AttentionMap] = []
+    for one in images:
+        maps = view.attention(one[None])
+        first = first or maps
+        found.append(_numbers(maps))
+    distance, entropy, prefix = np.stack(found, -1)  # (layers, heads, images) each
+    return AttentionSummary(
+        layers=tuple(one.layer for one in first),
+        distance=distance.mean(-1),
+        distance_error=standard_error(distance),
+        entropy=entropy.mean(-1),
+        prefix=prefix.mean(-1),
+        uniform=np.array([one.uniform_distance for one in first]),
+        uniform_entropy=np.log([one.keys.tokens for one in first]),
+    )
+
+
+def _numbers(maps: Sequence[AttentionMap]) -> Array:
+    """Return distance, entropy and share on prefix tokens of each layer and head of an image, (3, layers, heads)."""
+    found = np.full((3, len(maps), max(one.num_heads for one in maps)), np.nan)
+    for layer, one in enumerate(maps):
+        for kind, values in enumerate((one.distances(), one.entropies(), one.prefix_shares())):
+            found[kind, layer, : one.num_heads] = values.mean(0)  # over windows
+    return found
 
 
 @checked

@@ -2,23 +2,108 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.analysis.any_view import view_of
-from graticule.analysis.attention_summary import AttentionSummary, attention_summary
-from graticule.analysis.audit_bar import AuditBar
+from graticule.analysis.attention import AttentionSummary, attention_summary
 from graticule.analysis.effect import Comparison, Effect
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
-from graticule.analysis.position_time import Turns, time_in_turns
 from graticule.analysis.probe import Eraser, PositionSums, Probe
-from graticule.analysis.timm_view import TimmView
-from graticule.analysis.view import ModelView, Size, Unavailable, evaluating
-from graticule.grid import Grid
+from graticule.external.open_view import view_of
+from graticule.external.timm_view import TimmView
+from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating
+from graticule.position.grid import Grid
+from graticule.system.terminal import bar as progress_bar
+
+T = TypeVar("T")
+
+
+class AuditBar:
+    """Runs views and shows the progress over all of them, in passes of one image at the size of the model."""
+
+    def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
+        self.size = size
+        total = passes + sum(count * self._cost(other) for other, count in others.items())
+        self.bar = progress_bar(total=round(total), unit="img", wanted=shown)
+
+    def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
+        """Run a view."""
+        self.bar.set_description(name, refresh=False)
+        found = view.run(images, edit)
+        self.bar.update(round(len(images) * self._cost((images.shape[-2], images.shape[-1]))))
+        return found
+
+    def step(self, name: str, passes: int, work: Callable[[], T]) -> T:
+        """Run `work`, which costs about `passes` passes."""
+        self.bar.set_description(name)
+        found = work()
+        self.bar.update(passes)
+        return found
+
+    def close(self) -> None:
+        """Close the bar."""
+        self.bar.close()
+
+    def _cost(self, size: Size) -> float:
+        return size[0] * size[1] / (self.size[0] * self.size[1])
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """Seconds of a forward pass of several variants of a model, which are measured interleaved.
+
+    batch: images per pass.
+    seconds: variant -> seconds of each round, (turns,).
+    """
+
+    batch: int
+    seconds: Mapping[str, Array]
+
+    def share(self, more: str, less: str) -> tuple[float, float, float]:
+        """Return the share of the time of `more` that `less` saves: the median over rounds, and the quartiles.
+
+        In a round in which `less` takes longer, which is noise, it is a share of the time of `less`, from -1 to 0.
+        """
+        a, b = self.seconds[more], self.seconds[less]
+        saved = (a - b) / np.maximum(a, b)
+        low, median, high = np.quantile(saved, (0.25, 0.5, 0.75))
+        return float(median), float(low), float(high)
+
+
+@torch.inference_mode()
+def time_in_turns(variants: Mapping[str, Callable[[Tensor], object]], images: Tensor, turns: int) -> Turns:
+    """Time each variant's forward pass on `images` in `turns` rounds over all variants, after one warm-up pass each."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for forward in variants.values():
+        forward(images)
+    names = list(variants)
+    for turn in range(turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            _wait(images.device)
+            start = time.perf_counter()
+            variants[name](images)
+            _wait(images.device)
+            seconds[name].append(time.perf_counter() - start)
+    return Turns(len(images), {name: np.array(each) for name, each in seconds.items()})
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 #: Maximum numbers of images for attention weights, which are large and differ little between images, and for
 #: translation.
@@ -243,3 +328,82 @@ def _times(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> list
         return []
     with evaluating(view.model):
         return [time_in_turns(variants, images[:batch], turns) for batch, turns in _TURNS.items()]
+
+
+def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all numbers of an audit as plain values; `about` describes the audit."""
+    return {
+        **about,
+        "img_size": list(found.img_size),
+        "images": found.images,
+        "grids": [[grid.height, grid.width, grid.prefix] for grid in found.grids],
+        "parameters": found.parameters,
+        "position_parameters": found.position,
+        "unknown_parameters": found.unknown,
+        "seconds": [
+            {"batch": one.batch, **{name: _plain(values) for name, values in one.seconds.items()}}
+            for one in found.times
+        ],
+        "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
+        "probe_of_patches": None if found.probe_content is None else _probe_record(found.probe_content),
+        "probes": [_probe_record(one) for one in found.probes],
+        "effects": [_effect_record(one) for one in found.effects],
+        "sizes": [_effect_record(one) for one in found.sizes.values()],
+        "translation": None
+        if found.translation is None
+        else {
+            "inside": _plain(found.translation.inside),
+            "border": _plain(found.translation.at_border),
+            "all_patches": _plain(found.translation.all_patches),
+            "prefix": _plain(found.translation.prefix),
+            "logits": _plain(found.translation.logits),
+            "flips": _plain(found.translation.flips),
+        },
+        "attention": None
+        if found.attention is None
+        else {one.name: _plain(getattr(found.attention, one.name)) for one in dataclasses.fields(AttentionSummary)},
+        "maps": [_map_record(one) for one in found.maps],
+        "unavailable": found.unavailable,
+    }  # fmt: skip
+
+
+def _map_record(maps: StageMaps) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, one in (("correlations", maps.correlations), ("rotary", maps.rotary)):
+        if one is not None:
+            uniform = _plain(one.uniform_distance)
+            record[name] = {"sources": list(one.sources), "locality": _plain(one.locality), "uniform": uniform}
+    if maps.biases is not None:
+        biases = maps.biases
+        spread, locality = _plain(biases.spread), _plain(biases.locality)
+        record["biases"] = {"layers": _plain(biases.layers), "spread": spread, "locality": locality}
+    return record
+
+
+def _probe_record(one: Probe) -> dict[str, Any]:
+    fields = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
+    return {name: _plain(getattr(one, name)) for name in fields}
+
+
+def _effect_record(one: Effect) -> dict[str, Any]:
+    accuracy = None if one.accuracy is None else dict(zip(("difference", "error"), one.accuracy, strict=True))
+    return {
+        "name": one.name,
+        "change": _plain(one.mean_change),
+        "change_error": _plain(one.change_error),
+        "cosine": _plain(one.cosine.mean(1)),
+        "same_top1": None if one.same is None else float(one.same.mean()),
+        "accuracy": accuracy,
+        "p_value": one.p_value,
+    }
+
+
+def _plain(value: object) -> Any:
+    """Return numbers and arrays as plain values; NaN and infinities become None."""
+    if isinstance(value, np.ndarray):
+        return [_plain(one) for one in value]
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from graticule.analysis.correlation import layers_of, positions_of, seen_in
 from graticule.analysis.similarity import Array, mean_distance
-from graticule.attention_bias import BiasSum, LowRank
-from graticule.backbones import LanguageModel
-from graticule.files import write_arrays
-from graticule.grid import Grid
+from graticule.backbones.language import LanguageModel
+from graticule.position.bias import BiasSum, LowRank
+from graticule.position.grid import Grid
+from graticule.system.files import write_arrays
 
 #: Columns of `BiasMaps.summary()`.
 COLUMNS = ("layers", "spread", "locality (patches)", "of uniform")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.analysis.view import evaluating
-from graticule.backbones import Backbone
+from graticule.backbones.base import Backbone
+from graticule.external.view import evaluating
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.analysis.correlations import Correlations
-from graticule.analysis.similarity import Array, cosine_similarity, mean_distance, range_of
-from graticule.analysis.view import evaluating
-from graticule.backbones import LanguageModel
-from graticule.checks import checked
-from graticule.decompositions import Scale
-from graticule.encodings import AbsoluteEncoding
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.analysis.similarity import Array, Correlations, cosine_similarity, mean_distance, range_of
+from graticule.backbones.language import LanguageModel
+from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.external.view import evaluating
+from graticule.position.grid import Grid
+from graticule.position.joining import Scale
+from graticule.position.layer import LayerPosition
+from graticule.registry.checks import checked
 
 #: Maximum number of positions that the locality of an untrained model is averaged over.
 _PLACES = 256

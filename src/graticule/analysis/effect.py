@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from torch import Tensor
 
-from graticule.analysis.view import Pass
-from graticule.grid import Grid
+from graticule.external.view import Pass
+from graticule.position.grid import Grid
 
 Array = NDArray[np.float64]
 

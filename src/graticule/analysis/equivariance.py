@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.analysis.any_view import view_of
-from graticule.checks import checked
-from graticule.files import write_arrays
-from graticule.grid import Grid
+from graticule.external.open_view import view_of
+from graticule.position.grid import Grid
+from graticule.registry.checks import checked
+from graticule.system.files import write_arrays
 
 Array = NDArray[np.float64]
 Shift = tuple[int, int]

@@ -19,13 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
-from graticule.analysis.backbone_view import BackboneView
-from graticule.analysis.view import Size, Unavailable, repeated
-from graticule.backbones import Backbone
-from graticule.grid import Grid
+from graticule.backbones.base import Backbone
+from graticule.external.backbone_view import BackboneView
+from graticule.external.view import Size, Unavailable, repeated
+from graticule.position.grid import Grid
 
-#: The passes of a larger image, each named by its change from the one before; `graticule.tasks.size_causes` compares
-#: them.
+#: The passes of a larger image, each named by its change from the one before; `size_causes` of the task compares them.
 PASSES = ("trained", "tokens", "content", "values")
 
 

@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings import Folded, MixingEncoding, MixingPosition, Position, PyramidPosition
+from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe_m import MixingSum
-from graticule.files import write_arrays
-from graticule.grid import Grid
-from graticule.token_mlp import TokenMlp
+from graticule.position.displacement import TokenMlp
+from graticule.position.folded import Folded
+from graticule.position.grid import Grid
+from graticule.position.position import Position
+from graticule.registry.checks import checked
+from graticule.system.files import write_arrays
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graticule.grid import Grid
+from graticule.position.grid import Grid
 
 Array = NDArray[np.float64]
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.analysis.correlation import layers_of, positions_of, seen_in
-from graticule.analysis.correlations import Correlations
-from graticule.analysis.similarity import Array
-from graticule.checks import checked
-from graticule.grid import Grid
+from graticule.analysis.similarity import Array, Correlations
+from graticule.position.grid import Grid
+from graticule.registry.checks import checked
 
 
 @torch.no_grad()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-from graticule.grid import Grid
+from graticule.position.grid import Grid
+from graticule.system.files import write_arrays
 
 Array = NDArray[np.float64]
 
@@ -70,3 +77,163 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
     if all(one <= 4 * error for one, error in zip(excess, errors, strict=True)):
         return float("nan")
     return float(min(excess) / max(excess))
+
+
+#: Columns of `Correlations.summary()`.
+COLUMNS = ("layer", "sees", "locality (patches)", "of uniform", "two-dimensionality")
+
+#: A range of localities is more than untrained models show below this p value.
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Correlations:
+    """The position correlations of every layer; layers are indexed from 0, and named from 1 in tables.
+
+    Args:
+        grid: the grid of the tokens; prefix tokens are left out of all arrays.
+        similarity: (L, H * W, H * W), cosines; NaN for a layer that receives no position.
+        sources: the form in which each layer gets position: 'stream' (residual stream), 'inner', 'queries_keys',
+            several joined by ' + ', or None.
+        initial: (H * W, H * W), cosines of the table w itself; None if the model does not have exactly one table.
+        untrained: (n,), `locality_range` of n untrained models of the same shape; None without any.
+    """
+
+    grid: Grid
+    similarity: Array
+    sources: tuple[str | None, ...]
+    initial: Array | None = None
+    untrained: Array | None = None
+
+    def __post_init__(self) -> None:
+        wanted = (len(self.sources), self.grid.patches, self.grid.patches)
+        if self.similarity.shape != wanted:
+            raise ValueError(f"`similarity` must be (L, H * W, H * W) = {wanted}, got {self.similarity.shape}.")
+        if self.initial is not None and self.initial.shape != wanted[1:]:
+            raise ValueError(f"`initial` must be (H * W, H * W) = {wanted[1:]}, got {self.initial.shape}.")
+
+    @property
+    def unit(self) -> str:
+        """The unit of distances: patches, or tokens of a text."""
+        return "tokens" if self.grid.height == 1 else "patches"
+
+    @cached_property
+    def center_maps(self) -> Array:
+        """The row of the token at (H // 2, W // 2) laid out on the grid, (L, H, W).
+
+        LaPE's figures take row 96 of a 14 x 14 grid, which they call the center; ours is row 105.
+        """
+        return self.similarity[:, self.grid.center].reshape(-1, *self.grid.shape)
+
+    @cached_property
+    def locality(self) -> Array:
+        """`locality` of every layer, (L,), in patches."""
+        return np.array([locality(s, self.grid) for s in self.similarity])
+
+    @cached_property
+    def uniform_distance(self) -> float:
+        """The locality of a layer that sees all positions alike, in patches."""
+        return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
+
+    @cached_property
+    def two_dimensionality(self) -> Array:
+        """`two_dimensionality` of every layer, (L,)."""
+        return np.array([two_dimensionality(s, self.grid) for s in self.similarity])
+
+    @cached_property
+    def hierarchy(self) -> float:
+        """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
+
+        It is over the layers that receive position, at least three; localities that differ by less than a thousandth
+        of a patch count as equal, so that rounding makes no hierarchy. NaN if it is undefined: too few layers, or all
+        equal. It depends on ranks alone, not on the size of the differences, and tiny differences can reach 1. So read
+        it beside `locality_range` and `p_value`, as `verdict` does.
+        """
+        depth = np.flatnonzero(np.isfinite(self.locality))
+        values = self.locality[depth].round(3)
+        if len(depth) < 3 or np.ptp(values) == 0:
+            return float("nan")
+        return float(stats.spearmanr(depth, values).statistic)
+
+    @cached_property
+    def locality_range(self) -> float:
+        """Largest minus smallest locality of a layer, as a share of a uniform map's; NaN for fewer than two layers."""
+        return range_of(self.locality, self.uniform_distance)
+
+    @cached_property
+    def p_value(self) -> float:
+        """The share of untrained models, including this model, whose `locality_range` is as large or larger.
+
+        With 39 untrained models it is at least 1 / 40. NaN without untrained models or without a range.
+        """
+        if self.untrained is None or np.isnan(self.locality_range):
+            return float("nan")
+        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # smaller differences are rounding of float32
+        return float((1 + as_large) / (1 + len(self.untrained)))
+
+    @property
+    def verdict(self) -> str:
+        """One line about the range of locality over the layers, and whether untrained models explain it."""
+        if np.isnan(self.locality_range):
+            return "locality of fewer than two layers: nothing to compare"
+        said = f"locality over the layers: a range of {100 * self.locality_range:.1f} % of a uniform map's"
+        if self.untrained is None:
+            return said
+        if self.p_value >= _LEVEL:
+            return f"{said}, within what untrained models show (p = {self.p_value:.2g})"
+        said += f" (p = {self.p_value:.2g}, {len(self.untrained)} untrained models)"
+        return said if np.isnan(self.hierarchy) else f"{said}, rank correlation with depth {self.hierarchy:+.2f}"
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
+        rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
+        if self.initial is not None:
+            numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
+            rows.append(self._row("w", "table", *numbers))
+        for layer, source in enumerate(self.sources):
+            numbers = self.locality[layer], self.two_dimensionality[layer]
+            rows.append(self._row(str(layer + 1), source or "nothing", *numbers))
+        return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
+
+    def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:
+        share = 100 * local / self.uniform_distance if self.uniform_distance else float("nan")
+        return name, source, _format(local, ".2f"), _format(share, ".0f", " %"), _format(planar, ".2f")
+
+    def save(self, path: str | Path) -> Path:
+        """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
+        arrays = {
+            "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
+            "similarity": self.similarity,
+            "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
+            "center_maps": self.center_maps,
+            "locality": self.locality,
+            "uniform_distance": self.uniform_distance,
+            "two_dimensionality": self.two_dimensionality,
+            "locality_range": self.locality_range,
+            "p_value": self.p_value,
+            "hierarchy": self.hierarchy,
+        }
+        for name in ("initial", "untrained"):
+            if (array := getattr(self, name)) is not None:
+                arrays[name] = array
+        return write_arrays(path, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Correlations:
+        """Read a file that `save` wrote; pickles are refused.
+
+        Raises:
+            ValueError: if the file is not one of those.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                height, width, prefix = (int(n) for n in arrays["grid"])
+                sources = tuple(str(source) or None for source in arrays["sources"])
+                further = arrays.get("initial"), arrays.get("untrained")
+                return cls(Grid(height, width, prefix), arrays["similarity"], sources, *further)
+        except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
+
+
+def _format(value: float, form: str, unit: str = "") -> str:
+    return "-" if np.isnan(value) else f"{value:{form}}{unit}"

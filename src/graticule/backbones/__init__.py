@@ -10,7 +10,6 @@ from graticule.backbones.deit import DistilledVisionTransformer
 from graticule.backbones.generation import generate
 from graticule.backbones.gfnet import GfNet
 from graticule.backbones.gmlp import GMlp
-from graticule.backbones.hub import HubModel, register_kind
 from graticule.backbones.language import (
     LanguageModel,
     TextCache,
@@ -19,7 +18,6 @@ from graticule.backbones.language import (
     list_language_models,
 )
 from graticule.backbones.mixer import Mixer, ResMlp
-from graticule.backbones.model_card import Card
 from graticule.backbones.mvit import MultiscaleVisionTransformer
 from graticule.backbones.posmlp import PosMlp
 from graticule.backbones.pvt import PyramidVisionTransformer
@@ -32,6 +30,8 @@ from graticule.backbones.t2t import T2tVisionTransformer
 from graticule.backbones.token_model import TokenModel
 from graticule.backbones.twins import TwinsSvt
 from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.hub.card import Card
+from graticule.hub.kinds import HubModel, register_kind
 
 __all__ = [
     "MODELS",

@@ -13,15 +13,13 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.arguments import written_words
-from graticule.backbones.hub import HubModel
-from graticule.backbones.hub_config import backbone_config
-from graticule.backbones.image_lists import Crops, Images, forward_each
-from graticule.backbones.token_model import TokenModel
-from graticule.checks import checked, shown
-from graticule.encodings import PositionBuilder
-from graticule.grid import Crop, Grid
-from graticule.layers import patch_grid
+from graticule.backbones.token_model import Crops, Images, TokenModel, forward_each
+from graticule.hub.config import backbone_config, written_words
+from graticule.hub.kinds import HubModel
+from graticule.layers.tokenizers import patch_grid
+from graticule.position.grid import Crop, Grid
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked, shown
 
 
 class Backbone(TokenModel, HubModel):

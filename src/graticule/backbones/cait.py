@@ -11,14 +11,30 @@ import torch.nn.functional as F
 from timm.layers import LayerScale, Mlp
 from torch import Tensor, nn
 
-from graticule.backbones.late_tokens import LateTokenTransformer
 from graticule.backbones.registry import Size, register_sizes
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.attention import Attention
 from graticule.layers.parts import act_layer_of, norm_layer_of
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
+
+
+class LateTokenTransformer(VisionTransformer):
+    """A ViT whose first blocks see patches alone: prefix tokens join later and have no position."""
+
+    def grid_at(self, image: tuple[int, int]) -> Grid:
+        """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
+        return self.patch_embed.grid(image)
+
+    def position_grids(self, grid: Grid) -> list[Grid]:
+        """Return the grid of the patches."""
+        return [grid]
+
+    def embed(self, x: Tensor, stage: int = 0) -> Tensor:
+        """Turn images into the tokens of their patches, (B, H * W, D)."""
+        return self.tokenize(x, stage).contiguous()
 
 
 class Cait(LateTokenTransformer):

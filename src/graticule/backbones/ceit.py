@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Crop, Grid
-from graticule.layer_position import LayerPosition
-from graticule.layers import Attention, Tokenizer
+from graticule.layers.attention import Attention
 from graticule.layers.block import Block
+from graticule.layers.tokenizers import Tokenizer
+from graticule.position.grid import Crop, Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class CeitTransformer(VisionTransformer):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.layers import Patches, Tokenizer
 from graticule.layers.block import Block
+from graticule.layers.tokenizers import Patches, Tokenizer
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 #: Our names, and those of the authors' code.
 _NAMES = {

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.late_tokens import LateTokenTransformer
+from graticule.backbones.cait import LateTokenTransformer
 from graticule.backbones.registry import Size, register_sizes
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Crop, Grid
-from graticule.layer_position import LayerPosition
+from graticule.position.grid import Crop, Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class ConVit(LateTokenTransformer):

@@ -7,8 +7,8 @@ from typing import Any
 from graticule.backbones.pvt import check_class_token
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class ConditionalVisionTransformer(VisionTransformer):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
-from graticule.encodings import PositionBuilder
+from graticule.position.position import PositionBuilder
 
 
 class DistilledVisionTransformer(VisionTransformer):

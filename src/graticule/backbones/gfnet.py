@@ -9,11 +9,11 @@ from torch import Tensor
 
 from graticule.backbones.mixer import Mixer, MixerBlock
 from graticule.backbones.registry import Size, register_sizes
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
 from graticule.layers.gating import mix_tokens
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position

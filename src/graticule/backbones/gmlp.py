@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.single_stage import SingleStage
 from graticule.checkpoints import released_posmlp
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class GMlp(SingleStage):

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.backbones.arguments import CHOICES, check_arguments, take_position
 from graticule.backbones.token_model import TokenModel, init_linear
-from graticule.checks import checked
-from graticule.encodings import Folded, PositionBuilder
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.layers import Block, CausalAttention, KeyValueCache
-from graticule.memory import build_within_memory
-from graticule.names import known_name
+from graticule.hub.config import CHOICES, check_arguments, take_position
+from graticule.layers.attention import CausalAttention, KeyValueCache
+from graticule.layers.block import Block
+from graticule.position.folded import Folded
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked, known_name
+from graticule.system.memory import build_within_memory
 
 
 @dataclass

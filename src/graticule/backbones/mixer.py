@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.single_stage import SingleStage
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid, Windows
-from graticule.layer_position import LayerPosition
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
+from graticule.position.grid import Grid, Windows
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class Affine(nn.Module):

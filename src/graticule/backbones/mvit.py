@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from graticule.backbones.mvit_block import PoolingBlock
 from graticule.backbones.pyramid import Pyramid, padded_grid
 from graticule.backbones.registry import Size, register_sizes
-from graticule.checks import checked
-from graticule.encodings import PooledPosition, PooledPyramid, Pooling, PositionBuilder
-from graticule.grid import Crop, Grid
+from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pooling
 from graticule.layers.parts import norm_layer_of
+from graticule.position.grid import Crop, Grid
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 #: Error message for encodings that add to tokens if MLPs double the channels.
 _WIDENED = (

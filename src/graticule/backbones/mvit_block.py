@@ -9,11 +9,11 @@ from timm.layers import DropPath, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings import Pooling
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.encodings.forms.pooled import Pooling
 from graticule.layers.attention import Attention
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.registry.checks import checked
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position

@@ -21,11 +21,11 @@ from graticule.backbones.posmlp_sampling import (
 from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes
 from graticule.checkpoints import released_posmlp
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid, Windows
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
+from graticule.position.grid import Grid, Windows
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 #: Rule for shifted windows: that of Swin, or that of the authors' code.
 Shift = Literal["swin", "released"]

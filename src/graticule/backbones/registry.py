@@ -17,25 +17,27 @@ import timm
 from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from graticule.backbones.arguments import (
+from graticule.backbones.base import Backbone
+from graticule.checkpoints.load import load_checkpoint
+from graticule.checkpoints.names import own_state
+from graticule.checkpoints.read import read_state
+from graticule.hub.config import (
     CHOICES,
     OF_TIMM,
+    PREFIX,
     argument_defaults,
     check_arguments,
     take_position,
+    tuples,
     written_words,
 )
-from graticule.backbones.base import Backbone
-from graticule.backbones.hub_config import PREFIX, tuples
-from graticule.backbones.hub_reach import quick_hub
-from graticule.checkpoints import load_checkpoint, own_state, read_state
-from graticule.checks import check, checked, whole
-from graticule.encodings import ENCODINGS
-from graticule.joining import JOININGS
-from graticule.memory import build_within_memory
-from graticule.names import known_name
-from graticule.plugins import Definition, check_complete, check_new_name, register_once
-from graticule.resampling import RESAMPLERS
+from graticule.hub.files import quick_hub
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS
+from graticule.position.resampling import RESAMPLERS
+from graticule.registry.checks import check, checked, known_name, whole
+from graticule.registry.plugins import Definition, check_complete, check_new_name, register_once
+from graticule.system.memory import build_within_memory
 
 Class = TypeVar("Class", bound=type[Backbone])
 

@@ -12,13 +12,13 @@ from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checkpoints import renamed_state_dict
-from graticule.checks import checked
-from graticule.encodings import Position, PositionBuilder
-from graticule.encodings.pooled import OF_PAIRS, keep_layers, some_parts
-from graticule.grid import Grid, Windows
-from graticule.layer_position import LayerPosition
-from graticule.layers import Attention
+from graticule.checkpoints.names import renamed_state_dict
+from graticule.encodings.forms.pooled import OF_PAIRS, keep_layers, some_parts
+from graticule.layers.attention import Attention
+from graticule.position.grid import Grid, Windows
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position, PositionBuilder
+from graticule.registry.checks import checked
 
 
 class WindowedPosition(Position):

@@ -10,14 +10,14 @@ from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
 from torch import nn
 
-from graticule.backbones.merging import MergingPyramid
+from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid, Windows
-from graticule.layers import Block
+from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
+from graticule.position.grid import Grid, Windows
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.merging import MergingPyramid
 from graticule.backbones.mixer import MixerBlock
+from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes
-from graticule.checkpoints import renamed_state_dict
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid, Windows
+from graticule.checkpoints.names import renamed_state_dict
 from graticule.layers.parts import norm_layer_of
+from graticule.position.grid import Grid, Windows
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class SwinMlp(MergingPyramid):

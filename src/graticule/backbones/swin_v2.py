@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checkpoints import renamed_state_dict
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.layers.block_kinds import PostNormBlock
-from graticule.layers.projections import QueryValueBias
+from graticule.checkpoints.names import renamed_state_dict
+from graticule.layers.block import PostNormBlock
+from graticule.layers.parts import QueryValueBias
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class SwinTransformerV2(SwinTransformer):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.layers import Tokenizer
+from graticule.layers.tokenizers import Tokenizer
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class T2tVisionTransformer(VisionTransformer):

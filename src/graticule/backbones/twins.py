@@ -10,9 +10,9 @@ from torch import nn
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid, Windows
+from graticule.position.grid import Grid, Windows
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class TwinsSvt(PyramidVisionTransformer):

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.token_model import init_linear
-from graticule.checks import checked
-from graticule.encodings import PositionBuilder
-from graticule.grid import Grid
-from graticule.layers import Attention, Block, Patches, Tokenizer
-from graticule.layers.block_kinds import block_layer_of
-from graticule.layers.parts import act_layer_of, build_mlp, for_timm, norm_layer_of
-from graticule.layers.pooling import SequencePool
-from graticule.layers.projections import build_projection
+from graticule.layers.attention import Attention
+from graticule.layers.block import Block, block_layer_of
+from graticule.layers.parts import SequencePool, act_layer_of, build_mlp, build_projection, for_timm, norm_layer_of
+from graticule.layers.tokenizers import Patches, Tokenizer
+from graticule.position.grid import Grid
+from graticule.position.position import PositionBuilder
+from graticule.registry.checks import checked
 
 
 class VisionTransformer(Backbone):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.grid import Grid, Windows
-from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
+from graticule.position.grid import Grid, Windows
+from graticule.position.layer import LayerPosition
 
 
 class WindowAttention(Attention):

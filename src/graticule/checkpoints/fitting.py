@@ -12,7 +12,7 @@ from timm.layers.patch_embed import resample_patch_embed
 from torch import Tensor, nn
 
 from graticule.checkpoints.read import dtype_name, kind, unusable
-from graticule.encodings import AbsoluteEncoding
+from graticule.encodings.forms.absolute import AbsoluteEncoding
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.names import own_state, position_of
 from graticule.checkpoints.read import dtype_name, kind, read_state, unusable
-from graticule.checks import checked, printable
+from graticule.registry.checks import checked, printable
 
 
 @checked

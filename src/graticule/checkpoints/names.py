@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.read import GRIDS, read_grids, valid_grids
-from graticule.encodings import Position
+from graticule.position.position import Position
 
 #: Buffers of published code that are computed here.
 _COMPUTED = ("relative_position_index", "rel_indices")

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.files import write_whole
+from graticule.registry.checks import checked
+from graticule.system.files import write_whole
 
 #: Entry of the metadata of a state dict that has the grid of each table.
 GRIDS = "grids"

@@ -13,7 +13,7 @@ from graticule.checkpoints.load import misfits
 from graticule.checkpoints.names import rename_published
 from graticule.checkpoints.read import read_state
 from graticule.checkpoints.released_rcnn import rcnn_heads
-from graticule.checks import checked
+from graticule.registry.checks import checked
 
 #: Published names and ours, tried in this order; {features} is the name prefix of the feature maps in the model. The
 #: family of a backbone then renames the parameters of the backbone itself.

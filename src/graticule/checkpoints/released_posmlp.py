@@ -22,7 +22,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from graticule.checkpoints.read import read_grids, with_grids
-from graticule.encodings import MixingEncoding, MixingPosition
+from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.lrpe import LearnableMixing

@@ -16,8 +16,9 @@ from graticule.checkpoints.names import position_of
 from graticule.checkpoints.read import read_grids, read_state
 from graticule.checkpoints.released_posmlp import is_released
 from graticule.checkpoints.transferred import Transfer, Transferred
-from graticule.checks import checked
-from graticule.encodings import Folded, PyramidPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.position.folded import Folded
+from graticule.registry.checks import checked
 
 #: The table of an absolute encoding, under the name that `_place` gives it.
 _TABLE = re.compile(r"(position\.(?:stages\.\d+\.)?)encodings\.(\d+)\.pos_embed")

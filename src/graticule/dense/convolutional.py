@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
 from graticule.dense.decoders import ConvNorm, Decoder, classifier, register_decoder, resize_to
+from graticule.registry.checks import checked
 
 
 @register_decoder("uperhead")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.registries import Option, Registry, options_of
+from graticule.registry.registry import Option, Registry, options_of
 
 
 class Decoder(nn.Module, ABC):
@@ -35,7 +35,7 @@ def _options(kind: Any) -> dict[str, Option]:
 
 
 #: Decoders by name: the values of the argument `decoder`.
-DECODERS: Registry[type[Decoder]] = Registry("decoder", Decoder, _options)
+DECODERS: Registry[type[Decoder]] = Registry("decoder", Decoder, _options, "graticule.dense")
 register_decoder = DECODERS.register
 
 

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from graticule.backbones import Backbone, HubModel
-from graticule.dense.features import Features
-from graticule.dense.groups import dense_groups, not_decayed
-from graticule.dense.hub_config import dense_config
+from graticule.backbones.base import Backbone
+from graticule.dense.features import Features, dense_config, dense_groups, not_decayed
 from graticule.dense.torchvision_parts import Batch
-from graticule.registries import Option, Registry, options_of
+from graticule.hub.kinds import HubModel
+from graticule.registry.registry import Option, Registry, options_of
 
 Target = Mapping[str, Tensor]
 
@@ -144,5 +143,5 @@ def _options(kind: Any) -> dict[str, Option]:
 
 
 #: Detectors by name: the values of the argument `head`.
-HEADS: Registry[type[Detector]] = Registry("head", Detector, _options)
+HEADS: Registry[type[Detector]] = Registry("head", Detector, _options, "graticule.dense")
 register_head = HEADS.register

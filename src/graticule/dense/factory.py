@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-from graticule.backbones import MODELS, Backbone, create_model, list_arguments
-from graticule.backbones.hub_config import PREFIX
-from graticule.checks import Range, checked
+from pydantic import ConfigDict, with_config
+from torch import nn
+from typing_extensions import TypedDict
+
+from graticule.backbones.base import Backbone
+from graticule.backbones.registry import MODELS, create_model, list_arguments
+from graticule.checkpoints.load import load_own
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
 from graticule.dense.segmentation import SegmentationModel
-from graticule.names import known_name
-from graticule.specs import Spec
+from graticule.hub.config import PREFIX, Architecture, Preparation, build_backbone, prepare
+from graticule.hub.kinds import register_kind
+from graticule.registry.checks import Range, checked, known_name
+from graticule.registry.fields import Count, read_typed
+from graticule.registry.specs import Spec
+from graticule.system.memory import build_within_memory
 
 #: Numbers of classes of dense models, whose heads have channels per class and anchor.
 _CLASSES = Range(1, 2**14)
@@ -123,3 +133,43 @@ def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:
     if more:
         raise ValueError(f"`{argument}` must be one name, got {' + '.join(map(str, specs))}.")
     return spec
+
+
+Made = TypeVar("Made", bound=nn.Module)
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Config(TypedDict):
+    """The entries of the config.json of a dense model that are read."""
+
+    num_classes: Count
+    backbone: Architecture
+    parts: dict[str, str | None]
+    pretrained_cfg: Preparation
+
+
+@register_kind("segmenter")
+def open_segmenter(config: Path, weights: Path) -> nn.Module:
+    """Open a segmentation model."""
+    return _open(config, weights, create_segmenter)
+
+
+@register_kind("detector")
+def open_detector(config: Path, weights: Path) -> nn.Module:
+    """Open a detector."""
+    return _open(config, weights, create_detector)
+
+
+def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module:
+    described = read_typed(config, _Config)
+
+    def build() -> Made:
+        backbone = build_backbone(config, described["backbone"])
+        prepare(backbone, described["pretrained_cfg"])  # a detector normalizes by this
+        return create(backbone, described["num_classes"], **described["parts"])
+
+    try:
+        model = build_within_memory(build)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{config} describes no model that can be built: {error}") from error
+    return load_own(model, weights)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
-from graticule.grid import Crop
-from graticule.registries import Option, Registry, options_of
+from graticule.backbones.base import Backbone
+from graticule.hub.config import architecture_of, configuration_of, words_of
+from graticule.position.grid import Crop
+from graticule.registry.registry import Option, Registry, options_of
 
 
 class Levels(nn.Module):
@@ -147,7 +149,7 @@ def _options(kind: Any) -> dict[str, Option]:
 
 
 #: Readers and necks by name: the values of the argument `neck`. Only the first of several can be a reader.
-NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options)
+NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options, "graticule.dense")
 register_neck = NECKS.register
 
 
@@ -184,3 +186,57 @@ def build_features(
 
 def _reader(backbone: Backbone, norm: bool) -> Reader:
     return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
+
+
+def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
+    """Return the prefix of the backbone's parameters in the names of the model."""
+    return next(f"{name}." for name, module in model.named_modules() if module is backbone)
+
+
+def not_decayed(model: nn.Module, backbone: Backbone) -> set[str]:
+    """Return the names of the model's parameters that the backbone or a neck excludes from weight decay."""
+    prefix = backbone_prefix(model, backbone)
+    own = dict(model.named_parameters())
+    kept = {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Levels)]
+    return kept | {f"{name}.{each}" for name, part in parts for each in part.not_decayed}
+
+
+def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> dict[str, object]:
+    """Return the backbone's patterns for timm's groups by layer, for the model's names; other parameters come last."""
+    prefix = "^" + re.escape(backbone_prefix(model, backbone))
+    matcher = backbone.group_matcher(coarse)
+    blocks = matcher["blocks"]
+    patterns = blocks if isinstance(blocks, list) else [(blocks, None)]
+    return {
+        "stem": _within(matcher["stem"], prefix),
+        "blocks": [(_within(pattern, prefix), order) for pattern, order in patterns],
+    }
+
+
+def _within(pattern: str, prefix: str) -> str:
+    """Return a pattern for names with `prefix`, from one for names without it."""
+    whole = re.sub(r"(^|[|])[\^]", r"\1", pattern)
+    return f"{prefix}(?:{whole})"
+
+
+def dense_config(model: Any, kind: str, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a model of `create_detector` or `create_segmenter`.
+
+    Raises:
+        ValueError: if it or its backbone was built in another way.
+    """
+    backbone: Backbone = model.backbone
+    if model.created is None:
+        raise ValueError(
+            f"`model` must be built by create_detector or create_segmenter, whose names a file can store, got a "
+            f"{type(model).__name__} that was built in another way."
+        )
+    described = architecture_of(backbone)
+    return {
+        "num_classes": model.num_classes,
+        "pretrained_cfg": configuration_of(backbone, model.num_classes, preprocessing),
+        "backbone": described,
+        "parts": dict(model.created),
+        "graticule": {"kind": kind, **words_of(model, backbone)},
+    }

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 
-from graticule.checks import checked
 from graticule.dense.features import Neck, register_neck
+from graticule.registry.checks import checked
 
 Extra = Literal["none", "pool", "convolutions", "outputs"]
 

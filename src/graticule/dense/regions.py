@@ -3,22 +3,171 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_loss
 from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import MultiScaleRoIAlign, roi_align
 
-from graticule.checks import checked
 from graticule.dense.detector import Detector, Target, register_head
 from graticule.dense.features import Features
-from graticule.dense.region_heads import RegionHeads
-from graticule.dense.region_pool import RegionPool
-from graticule.dense.region_sampler import RegionSampler
 from graticule.dense.torchvision_parts import Anchors
+from graticule.registry.checks import checked
+
+
+class RegionHeads(RoIHeads):
+    """Classifies regions, refines their boxes and predicts their masks, as in torchvision.
+
+    Its losses are means over the regions of an image, and then over images; torchvision's are means over all regions of
+    the batch, which weight an image by its number of regions and depend on the number of processes.
+    """
+
+    @classmethod
+    def of(cls, heads: Any) -> Self:
+        """Return region heads with the parts of `heads`, torchvision's for Faster or Mask R-CNN."""
+        matcher, sampler = heads.proposal_matcher, heads.fg_bg_sampler
+        return cls(
+            heads.box_roi_pool,
+            heads.box_head,
+            heads.box_predictor,
+            matcher.high_threshold,
+            matcher.low_threshold,
+            sampler.batch_size_per_image,
+            sampler.positive_fraction,
+            heads.box_coder.weights,
+            heads.score_thresh,
+            heads.nms_thresh,
+            heads.detections_per_img,
+            heads.mask_roi_pool,
+            heads.mask_head,
+            heads.mask_predictor,
+        )
+
+    def forward(self, features: Any, proposals: Any, image_shapes: Any, targets: Any = None) -> Any:
+        """Return detections and no losses in evaluation, no detections and losses in training."""
+        if not self.training:
+            return super().forward(features, proposals, image_shapes, targets)
+        regions, matched, labels, moves = self.select_training_samples(proposals, targets)
+        read = self.box_head(self.box_roi_pool(features, regions, image_shapes))
+        counts = [len(one) for one in regions]
+        scores, moved = (found.split(counts) for found in self.box_predictor(read))
+        each: dict[str, list[Tensor]] = {"loss_classifier": [], "loss_box_reg": []}
+        for one in zip(scores, moved, labels, moves, strict=True):
+            for name, loss in zip(each, fastrcnn_loss(one[0], one[1], [one[2]], [one[3]]), strict=True):
+                each[name].append(loss)
+        if self.has_mask():
+            objects = [torch.where(one > 0)[0] for one in labels]
+            boxes = [one[chosen] for one, chosen in zip(regions, objects, strict=True)]
+            logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, image_shapes)))
+            parts = logits.split([len(one) for one in boxes])
+            each["loss_mask"] = [
+                maskrcnn_loss(part, [box], [target["masks"]], [target["labels"]], [match[chosen]])
+                for part, box, target, match, chosen in zip(parts, boxes, targets, matched, objects, strict=True)
+            ]
+        return [], {name: torch.stack(losses).mean() for name, losses in each.items()}
+
+
+#: Largest side of a region that is read from the finest map, in its cells.
+_CELLS = 14
+
+
+class RegionPool(MultiScaleRoIAlign):
+    r"""Reads each region as side x side bins, means of bilinear samples whose number grows with the bin.
+
+    A region of width w and height h pixels is read from map
+
+    .. math:: l = \lfloor \log_2 (\sqrt{w h} / 14 s_0) \rfloor, \quad s_0: \text{stride of the finest map},
+
+    or from the nearest existing one; for a stride of 4 this is 224 pixels at stride 16, as in the paper. Cell j of a
+    map is at (j + 1/2) s pixels. Both are as in mmdetection and Detectron2; torchvision's parent class, which its
+    detectors require, reads half a cell further to the bottom right, with four samples per bin, and assumes strides
+    that are powers of two.
+
+    Reference: Mask R-CNN (He et al., 2017); Feature Pyramid Networks (Lin et al., 2017), Eq. 1.
+
+    Args:
+        strides: pixels per cell of the maps, which are named '0', '1', ... from the finest.
+        side: bins per side of a region.
+    """
+
+    def __init__(self, strides: Sequence[int], side: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], side, sampling_ratio=0)
+        self.strides = tuple(strides)
+
+    def forward(self, x: Mapping[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        """Return (regions, C, side, side), the concatenated regions of all images.
+
+        Args:
+            x: maps (B, C, H, W) by name.
+            boxes: per image (n, 4), left, top, right and bottom in pixels.
+            image_shapes: unused, since the strides are known.
+        """
+        maps = [x[name] for name in self.featmap_names]
+        levels = self.levels(torch.cat(boxes))
+        numbers = torch.cat([torch.full_like(one[:, :1], number) for number, one in enumerate(boxes)])
+        regions = torch.cat([numbers, torch.cat(boxes)], 1)
+        out = maps[0].new_zeros(len(regions), maps[0].shape[1], *self.output_size)
+        for level, (one, stride) in enumerate(zip(maps, self.strides, strict=True)):
+            here = torch.where(levels == level)[0]
+            read = roi_align(one, regions[here], self.output_size, 1 / stride, sampling_ratio=0, aligned=True)
+            out[here] = read.to(out.dtype)
+        return out
+
+    def levels(self, boxes: Tensor) -> Tensor:
+        """Return the index of the map that each of boxes (n, 4) is read from, (n,)."""
+        side = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
+        fitting = torch.log2(side / (_CELLS * self.strides[0]) + 1e-6).floor()
+        return fitting.clamp(0, len(self.strides) - 1)
+
+
+class RegionSampler:
+    """Draws `count` regions per image, at most a share of them objects, and the rest background.
+
+    torchvision's sampler uses the global generator, so the draws of an image depend on the previous images of the
+    batch. Here each image has its own seed: the same regions are drawn for any split of the batch across processes.
+
+    Args:
+        count: regions per image.
+        share: largest share of these that are objects.
+        stream: separates the draws from those of another sampler with the same seeds.
+    """
+
+    #: The seed of each image of the batch; None for the global generator.
+    seeds: Sequence[int] | None = None
+
+    def __init__(self, count: int, share: float, stream: int) -> None:
+        self.count = count
+        self.share = share
+        self.stream = stream
+
+    def __call__(self, matched: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the drawn regions of each image as masks (regions,): of objects, and of background.
+
+        Args:
+            matched: per image (regions,): at least 1 for an object, 0 for background, -1 for neither.
+        """
+        drawn = [self._draw(number, one) for number, one in enumerate(matched)]
+        return [objects for objects, _ in drawn], [background for _, background in drawn]
+
+    def _draw(self, number: int, matched: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.default_generator
+        if self.seeds is not None:
+            generator = torch.Generator().manual_seed(2 * self.seeds[number] + self.stream)
+        objects, background = torch.where(matched >= 1)[0], torch.where(matched == 0)[0]
+        most = min(len(objects), int(self.count * self.share))
+        masks = []
+        for found, count in ((objects, most), (background, self.count - most)):
+            order = torch.randperm(len(found), generator=generator).to(found.device)  # the same on every device
+            mask = torch.zeros_like(matched, dtype=torch.uint8)
+            mask[found[order[:count]]] = 1
+            masks.append(mask)
+        return masks[0], masks[1]
 
 
 class RegionDetector(Detector, ABC):

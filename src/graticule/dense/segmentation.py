@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.backbones import Backbone, HubModel
-from graticule.checks import checked
+from graticule.backbones.base import Backbone
 from graticule.dense.decoders import Decoder, resize_to
-from graticule.dense.features import Features
-from graticule.dense.groups import dense_groups, not_decayed
-from graticule.dense.hub_config import dense_config
-from graticule.grid import Crop
+from graticule.dense.features import Features, dense_config, dense_groups, not_decayed
+from graticule.hub.kinds import HubModel
+from graticule.position.grid import Crop
+from graticule.registry.checks import checked
 
 
 class SegmentationModel(HubModel):

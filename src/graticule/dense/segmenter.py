@@ -10,9 +10,9 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.backbones.token_model import init_linear
-from graticule.checks import checked
 from graticule.dense.decoders import Decoder, register_decoder
-from graticule.layers import Block
+from graticule.layers.block import Block
+from graticule.registry.checks import checked
 
 
 @register_decoder("segmenter_linear")

@@ -6,8 +6,15 @@ Every file of this folder is imported and its public classes are re-exported, so
 from importlib import import_module
 from pkgutil import iter_modules
 
-from graticule.encodings.absolute import AbsoluteEncoding, FixedEncoding, JoinedPosition
-from graticule.encodings.base import (
+from graticule.encodings.forms.absolute import AbsoluteEncoding, ComputedEncoding, FixedEncoding, JoinedPosition
+from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
+from graticule.encodings.forms.bias import BiasEncoding, BiasPosition, LayerBias, PatchBias, SharedBiasPosition
+from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition, TokenMixing
+from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pooling
+from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.encodings.forms.rotary import RotaryEncoding, RotaryPosition
+from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
+from graticule.position.position import (
     ENCODINGS,
     CombinedPosition,
     Encoding,
@@ -19,18 +26,6 @@ from graticule.encodings.base import (
     check_fields,
     register_encoding,
 )
-from graticule.encodings.between import BeforeProjections, BetweenBlocks
-from graticule.encodings.bias import BiasEncoding, PatchBias
-from graticule.encodings.computed import ComputedEncoding
-from graticule.encodings.folded import Folded, FoldedPosition
-from graticule.encodings.folded_sizes import FoldedSizes
-from graticule.encodings.layer_bias import BiasPosition, LayerBias, SharedBiasPosition
-from graticule.encodings.mixing import MixingEncoding
-from graticule.encodings.mixing_position import MixingPosition
-from graticule.encodings.pooled import PooledPosition, PooledPyramid, Pooling
-from graticule.encodings.pyramid import PyramidPosition
-from graticule.encodings.rotary import RotaryEncoding, RotaryPosition
-from graticule.encodings.token_mixing import TokenMixing
 
 #: Names that all methods share, also for type checkers; they find the names of a method in its file.
 __all__ = [

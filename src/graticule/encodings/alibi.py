@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from graticule.attention_bias import LowRank
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding, squared_distance_factors
-from graticule.grid import Grid
+from graticule.encodings.forms.bias import BiasEncoding, squared_distance_factors
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import Encoding, Position, Site, register_encoding
-from graticule.encodings.between import BeforeProjections, BetweenBlocks, Places, each_place
-from graticule.grid import Grid
-from graticule.joining import Joining
+from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks, Places, each_place
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining
+from graticule.position.position import Encoding, Position, Site, register_encoding
+from graticule.registry.checks import checked
 
 Convolution = Literal["depthwise", "separable", "dense"]
 Padding = Literal["zeros", "circular", "replicate", "reflect", "none"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.computed import ComputedEncoding
-from graticule.encodings.coordinates import Coordinates, Factor, Noise
-from graticule.grid import Grid
-from graticule.symbolic import as_tensor
-from graticule.typed import NotNegative
+from graticule.encodings.forms.absolute import ComputedEncoding
+from graticule.encodings.forms.coordinates import Coordinates, Factor, Noise
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
+from graticule.registry.fields import NotNegative
+from graticule.system.symbolic import as_tensor
 
 
 @register_encoding("coordinates")

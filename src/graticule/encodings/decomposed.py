@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.axis import Axis
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
-from graticule.resampling import build_resampler
-from graticule.symbolic import ceiling
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.axis import Axis
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import build_resampler
+from graticule.registry.checks import checked
+from graticule.system.symbolic import ceiling
 
 
 @register_encoding("decomposed")

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import PatchBias
-from graticule.grid import Grid
-from graticule.symbolic import as_tensor
+from graticule.encodings.forms.bias import PatchBias
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
+from graticule.system.symbolic import as_tensor
 
 
 @register_encoding("fire")

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.computed import ComputedEncoding
-from graticule.encodings.coordinates import Coordinates
-from graticule.grid import Grid
+from graticule.encodings.forms.absolute import ComputedEncoding
+from graticule.encodings.forms.coordinates import Coordinates
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("fourier")

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition, PositionalAttention
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition, PositionalAttention
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("gpsa")

@@ -8,12 +8,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.displacement import Displacements
-from graticule.encodings.base import register_encoding
-from graticule.encodings.mixing import MixingEncoding
-from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import Grid
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
+from graticule.position.displacement import Displacements
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 #: The ways to parametrize the quadratic form (PosMLP, Table 6); `_released` is the authors' code if it differs from the
 #: paper.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import PatchBias
+from graticule.encodings.forms.bias import PatchBias
 from graticule.encodings.gqpe import Form, QuadraticMixing, Start
-from graticule.grid import Grid
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("gqpe_bias")

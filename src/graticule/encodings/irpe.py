@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 #: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]

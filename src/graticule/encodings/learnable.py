@@ -8,11 +8,11 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.absolute import AbsoluteEncoding
-from graticule.encodings.base import register_encoding
-from graticule.grid import Grid
-from graticule.resampling import build_resampler
+from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import build_resampler
+from graticule.registry.checks import checked
 
 
 @register_encoding("learnable")

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.coordinates import Coordinates, Noise
-from graticule.encodings.rotary import RotaryEncoding
-from graticule.grid import Grid
-from graticule.rotation import BlockRotation, Rotation
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.rotary import RotaryEncoding
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.rotation import BlockRotation, Rotation
+from graticule.registry.checks import checked
 
 
 @register_encoding("liere")

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import Encoding, Position, Site, register_encoding
-from graticule.grid import Grid
-from graticule.joined_layers import joined_layers, spread
-from graticule.joining import Joining
-from graticule.layer_position import LayerPosition
-from graticule.symbolic import as_tensor
-from graticule.typed import Count
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining, joined_layers, spread
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Encoding, Position, Site, register_encoding
+from graticule.registry.checks import checked
+from graticule.registry.fields import Count
+from graticule.system.symbolic import as_tensor
 
 
 @register_encoding("log_n")

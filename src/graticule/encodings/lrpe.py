@@ -6,13 +6,12 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.displacement import Displacements
-from graticule.encodings.base import register_encoding
-from graticule.encodings.mixing import MixingEncoding
-from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import Grid
-from graticule.resampling import BICUBIC, Resampler, build_resampler
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
+from graticule.position.displacement import Displacements
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import BICUBIC, Resampler, build_resampler
+from graticule.registry.checks import checked
 
 
 class LearnableMixing(MixingEncoding):

@@ -6,13 +6,12 @@ from typing import cast
 
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.encodings.lrpe import LearnableMixing
-from graticule.encodings.mixing import MixingEncoding
 from graticule.encodings.sgu import DenseMixing
-from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import Grid
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 class MixingSum(MixingEncoding):

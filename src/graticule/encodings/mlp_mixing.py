@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.mixing import MixingEncoding, resize_rows
-from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import Grid
-from graticule.resampling import build_resampler
-from graticule.token_mlp import TokenMlp
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize_rows
+from graticule.position.displacement import TokenMlp
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import build_resampler
+from graticule.registry.checks import checked
 
 
 class MlpMixing(MixingEncoding):

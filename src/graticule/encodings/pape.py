@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.attention_bias import LowRank
-from graticule.checks import checked
-from graticule.encodings.base import Position, Site, register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
-from graticule.joining import Joining
-from graticule.layer_position import LayerPosition
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position, Site, register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("pape")

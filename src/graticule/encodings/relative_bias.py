@@ -6,11 +6,11 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import PatchBias
-from graticule.grid import Grid
-from graticule.resampling import build_resampler
+from graticule.encodings.forms.bias import PatchBias
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import build_resampler
+from graticule.registry.checks import checked
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3

@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.coordinates import Coordinates, Noise
-from graticule.encodings.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
-from graticule.encodings.scaling import Scaling
-from graticule.grid import Grid
-from graticule.typed import Flag, Positive, check_fields
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, axial, check_head_dim, geometric
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
+from graticule.registry.fields import Flag, Positive, check_fields
 
 
 @dataclass(frozen=True)

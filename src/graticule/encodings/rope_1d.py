@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.coordinates import Coordinates, Noise
-from graticule.encodings.rotary import FixedRotary, Layout, axial, check_head_dim, geometric
-from graticule.encodings.scaling import Scaling
-from graticule.grid import Grid
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, axial, check_head_dim, geometric
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("rope_1d")

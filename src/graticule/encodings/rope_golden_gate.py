@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.coordinates import Coordinates, Noise
-from graticule.encodings.rotary import FixedRotary, check_head_dim
-from graticule.encodings.scaling import Scaling
-from graticule.grid import Grid
-from graticule.typed import Positive
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.rotary import FixedRotary, Scaling, check_head_dim
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
+from graticule.registry.fields import Positive
 
 
 @register_encoding("rope_golden_gate")

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.coordinates import Coordinates, Noise
-from graticule.encodings.rotary import PlaneRotary, check_head_dim, geometric
-from graticule.encodings.scaling import Scaling
-from graticule.grid import Grid
-from graticule.rotation import PairRotation, Rotation
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.rotary import PlaneRotary, Scaling, check_head_dim, geometric
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.rotation import PairRotation, Rotation
+from graticule.registry.checks import checked
 
 
 @register_encoding("rope_mixed")

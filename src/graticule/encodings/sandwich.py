@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from graticule.attention_bias import LowRank
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("sandwich")

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.mixing import MixingEncoding, resize_rows
-from graticule.encodings.token_mixing import TokenMixing
-from graticule.grid import Grid
-from graticule.resampling import BICUBIC, Resampler, build_resampler
+from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize_rows
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.position.resampling import BICUBIC, Resampler, build_resampler
+from graticule.registry.checks import checked
 
 
 class DenseMixing(MixingEncoding):

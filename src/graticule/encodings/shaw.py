@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.encodings.base import register_encoding
-from graticule.encodings.bias import BiasEncoding
-from graticule.grid import Grid
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("shaw")

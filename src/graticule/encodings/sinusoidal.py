@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from graticule.checks import checked
-from graticule.encodings.absolute import FixedEncoding
-from graticule.encodings.base import register_encoding
-from graticule.grid import Grid
+from graticule.encodings.forms.absolute import FixedEncoding
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+from graticule.registry.checks import checked
 
 
 @register_encoding("sinusoidal_1d")

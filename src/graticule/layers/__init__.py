@@ -1,25 +1,8 @@
-"""Layers that blocks share; they use `LayerPosition` and know no encoding or joining."""
+"""Layers that several families of backbones share: attention, blocks, gating units, tokenizers.
 
-from graticule.layers.attention import Attention
-from graticule.layers.block import Block
-from graticule.layers.cache import KeyValueCache
-from graticule.layers.causal_attention import CausalAttention
-from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
-from graticule.layers.tokenizers import (
-    Patches,
-    Tokenizer,
-    patch_grid,
-)
+A layer that one family uses is in the file of that family.
+"""
 
-__all__ = [
-    "Attention",
-    "Block",
-    "CausalAttention",
-    "GatedBlock",
-    "GatingUnit",
-    "KeyValueCache",
-    "Patches",
-    "Tokenizer",
-    "mix_tokens",
-    "patch_grid",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

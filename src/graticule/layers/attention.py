@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.attention_bias import LowRank, bias_of
-from graticule.checks import checked
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.position.bias import LowRank, bias_of
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.registry.checks import checked
 
 
 class Attention(nn.Module):
@@ -187,3 +187,87 @@ class Attention(nn.Module):
             return q, k, v, None
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, bias[None] if bias.ndim == 3 else bias
+
+
+class CausalAttention(Attention):
+    r"""softmax(q k^T / sqrt(d) + bias) v over the keys j <= i of every query i, otherwise as `Attention`.
+
+    Without a bias the kernel applies the mask (`is_causal`). With a bias the mask is added to it, minus infinity above
+    the diagonal, once per layer, or per sample if the bias is per sample.
+
+    With a cache the tokens x are the next ones of a text: their rotated keys and their values are cached, and their
+    queries attend to all tokens so far. Then the position is for these tokens: n rows of a bias with a column for every
+    key, n rows of a rotation (`LayerPosition.part`).
+
+    Reference: An Introduction to Transformers (Turner, 2024), section 4.1: A_{n,n'} = 0 where n > n'.
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, n, D) into (B, n, D); `where` is their `KeyValueCache`, or nothing."""
+        q, k, v, bias = self._project(x, position)
+        for cache in where:
+            k, v = cache.append(k, v)
+        whole = bias is None and q.shape[-2] == k.shape[-2]
+        x = self._fused(q, k, v, None if whole else self._masked(bias, q.shape[-2], k), is_causal=whole)
+        return self._output(x)
+
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
+        q, k, _, bias = self._project(x, position)
+        mask = self._masked(q.new_zeros(()) if bias is None else bias, q.shape[-2], k)
+        logits = q * self.scale @ k.transpose(-2, -1)
+        return (logits if mask is None else logits + mask).softmax(-1)
+
+    def _masked(self, bias: Tensor | None, new: int, keys: Tensor) -> Tensor | None:
+        """Return a bias plus the mask, or the mask, True for visible keys; None if all keys are visible.
+
+        The queries are those of the last `new` keys.
+        """
+        if new == 1:
+            return bias
+        every = keys.shape[-2]
+        ahead = torch.ones(new, every, dtype=torch.bool, device=keys.device).triu(every - new + 1)
+        return ~ahead if bias is None else bias.masked_fill(ahead, -torch.inf)
+
+
+class KeyValueCache:
+    """Keys and values of the tokens so far, with memory for `capacity` tokens.
+
+    The memory, 2 B h d numbers per token, is allocated with the first tokens, in their dtype and on their device. Keys
+    may have another number of channels than values. It is for inference: its contents have no gradient.
+
+    Args:
+        capacity: maximum number of tokens.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"`capacity` must be at least 1, got {capacity}.")
+        self.capacity = capacity
+        self.length = 0
+        self._keys: Tensor | None = None  # (B, h, capacity, d)
+        self._values: Tensor | None = None  # the same
+
+    @property
+    def bytes(self) -> int:
+        """Used memory, in bytes."""
+        return sum(held.nbytes for held in (self._keys, self._values) if held is not None)
+
+    @torch.no_grad()
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each.
+
+        Raises:
+            ValueError: if they exceed the capacity.
+        """
+        stop = self.length + keys.shape[-2]
+        if stop > self.capacity:
+            raise ValueError(f"`keys` must leave the cache at {self.capacity} tokens at most, got {stop}.")
+        if self._keys is None or self._values is None:
+            self._keys, self._values = (
+                new.new_empty(*new.shape[:2], self.capacity, new.shape[-1]) for new in (keys, values)
+            )
+        self._keys[:, :, self.length : stop] = keys
+        self._values[:, :, self.length : stop] = values
+        self.length = stop
+        return self._keys[:, :, :stop], self._values[:, :, :stop]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from copy import deepcopy
+from typing import Any, ClassVar, cast
 
+import torch
 from timm.layers import DropPath, LayerScale, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.checks import checked
-from graticule.layer_position import LayerPosition
 from graticule.layers.attention import Attention
+from graticule.position.layer import LayerPosition
+from graticule.registry.checks import checked, known_name
 
 
 @register_notrace_module  # torch.fx records the call as one node, because it depends on the position
@@ -78,3 +80,121 @@ class Block(nn.Module):
         x = x + self.drop_path1(self.ls1(self.attn(position.inside(self.norm1(x)), position, *where)))
         out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return out
+
+
+@register_notrace_module
+class PostNormBlock(Block):
+    r"""Attention, then an MLP, each with a norm of its output and a residual connection.
+
+    .. math:: x' = x + LN(MSA(x + p)), \quad x'' = x' + LN(MLP(x'))
+
+    where p is `inner` of the layer's position, if any. `init_values` is the initial value of the weights of the norms;
+    there is no LayerScale.
+
+    Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2; timm's `res-post-norm` models and EVA-02-E.
+    """
+
+    def __init__(self, *args: Any, init_values: float | tuple[float, float] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if init_values:
+            scales = init_values if isinstance(init_values, tuple) else (init_values, init_values)
+            for norm, scale in zip((self.norm1, self.norm2), scales, strict=True):
+                nn.init.constant_(cast("Tensor", norm.weight), scale)
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Map tokens x: (B, N, D) to (B, N, D)."""
+        x = x + self.drop_path1(self.norm1(self.attn(position.inside(x), position, *where)))
+        out: Tensor = x + self.drop_path2(self.norm2(self.mlp(x)))
+        return out
+
+
+@register_notrace_module
+class ParallelBlock(Block):
+    r"""Attention and an MLP in parallel, on the same normalized tokens.
+
+    .. math:: x' = x + MSA(LN(x) + p) + MLP(LN(x))
+
+    where p is `inner` of the layer's position, if any. There is one norm, one LayerScale and one stochastic depth.
+
+    Reference: Scaling Vision Transformers to 22 Billion Parameters (Dehghani et al., 2023), section 2.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.norm2, self.ls2, self.drop_path2
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Map tokens x: (B, N, D) to (B, N, D)."""
+        y = self.norm1(x)
+        out: Tensor = x + self.drop_path1(self.ls1(self.attn(position.inside(y), position, *where) + self.mlp(y)))
+        return out
+
+
+class _Branch(nn.Module):
+    """A norm, a module, LayerScale and stochastic depth."""
+
+    def __init__(self, norm: nn.Module, kind: str, module: nn.Module, scale: nn.Module, drop_path: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.kind = kind
+        self.add_module(kind, module)
+        self.ls = scale
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, position: LayerPosition | None = None, *where: Any) -> Tensor:
+        """Compute the term that the branch adds to x: (B, N, D); `position` is for an attention."""
+        y = self.norm(x)
+        if position is None:
+            y = self.get_submodule(self.kind)(y)
+        else:
+            y = self.get_submodule(self.kind)(position.inside(y), position, *where)
+        out: Tensor = self.drop_path(self.ls(y))
+        return out
+
+
+@register_notrace_module
+class ParallelBranchesBlock(nn.Module):
+    r"""Several attentions in parallel, then as many MLPs, each with its own norm and LayerScale.
+
+    .. math:: x' = x + \sum_i MSA_i(LN_i(x) + p), \quad x'' = x' + \sum_i MLP_i(LN'_i(x'))
+
+    where p is `inner` of the layer's position, if any; all attentions have the same position. The arguments are those
+    of `Block`.
+
+    Reference: Three Things Everyone Should Know about Vision Transformers (Touvron et al., 2022), Eq. 3.
+
+    Args:
+        branches: number of attentions, and of MLPs.
+    """
+
+    def __init__(self, *args: Any, branches: int = 2, drop_path: float = 0.0, **kwargs: Any) -> None:
+        super().__init__()
+        self.attns, self.ffns = nn.ModuleList(), nn.ModuleList()
+        first = Block(*args, **kwargs)
+        for each in [first, *(deepcopy(first) for _ in range(branches - 1))]:  # the weights are drawn by the backbone
+            self.attns.append(_Branch(each.norm1, "attn", each.attn, each.ls1, drop_path))
+            self.ffns.append(_Branch(each.norm2, "mlp", each.mlp, each.ls2, drop_path))
+
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Map tokens x: (B, N, D) to (B, N, D)."""
+        x = x + torch.stack([branch(x, position, *where) for branch in self.attns]).sum(0)
+        out: Tensor = x + torch.stack([branch(x) for branch in self.ffns]).sum(0)
+        return out
+
+
+#: Blocks of a transformer by name.
+BLOCKS: dict[str, Callable[..., nn.Module]] = {
+    "pre_norm": Block,
+    "post_norm": PostNormBlock,
+    "parallel": ParallelBlock,
+    "parallel_branches": ParallelBranchesBlock,
+}
+
+
+def block_layer_of(given: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return the builder of a block: a callable unchanged, or the one of a name.
+
+    Raises:
+        ValueError: if there is no block of that name.
+    """
+    return BLOCKS[known_name("block_layer", given, BLOCKS)] if isinstance(given, str) else given

@@ -12,10 +12,9 @@ from timm.layers.helpers import to_2tuple
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.displacement import Displacements
-from graticule.grid import Grid, Tile, Windows
-from graticule.layer_position import LayerPosition, Mixing
-from graticule.token_mlp import TokenMlp
+from graticule.position.displacement import Displacements, TokenMlp
+from graticule.position.grid import Grid, Tile, Windows
+from graticule.position.layer import LayerPosition, Mixing
 
 #: The ways to combine the two halves of the channels (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]

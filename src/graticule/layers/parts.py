@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from timm.layers import GluMlp, Mlp, SwiGLU, get_act_layer
-from torch import nn
+from torch import Tensor, nn
 
-from graticule.names import known_name
-from graticule.specs import Spec
+from graticule.registry.checks import known_name
+from graticule.registry.specs import Spec
 
 Norm = Callable[[int], nn.Module]
 
@@ -95,3 +97,72 @@ def _check_options(argument: str, spec: Spec, known: tuple[str, ...]) -> None:
     for name in spec.options:
         if name not in known:
             raise ValueError(f"`{argument}` must have no options but {', '.join(known)}, got {spec}.")
+
+
+class QueryValueBias(nn.Linear):
+    """One matrix, with a bias for queries and values and none for keys, as in BEiT and EVA.
+
+    A bias of the keys adds a constant to all logits of a query, which the softmax cancels, unless keys are rotated or
+    normalized.
+
+    Reference: BEiT (Bao et al., 2022), its code.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 3 * dim, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(dim))
+        self.v_bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project x: (..., D) to (..., 3D)."""
+        return F.linear(x, self.weight, torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]))
+
+
+class SeparateProjections(nn.Module):
+    """One linear layer each for queries, keys and values, as in EVA-02; keys may have no bias.
+
+    Args:
+        dim: D.
+        bias: whether queries and values have a bias.
+        key_bias: whether keys have a bias.
+    """
+
+    def __init__(self, dim: int, bias: bool, key_bias: bool) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=own) for own in (bias, key_bias, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project x: (..., D) to (..., 3D)."""
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+
+#: Builders of projections by name, from D and whether there are biases.
+PROJECTIONS: dict[str, Callable[[int, bool], nn.Module]] = {
+    "fused": lambda dim, bias: nn.Linear(dim, 3 * dim, bias=bias),
+    "no_key_bias": lambda dim, bias: QueryValueBias(dim) if bias else nn.Linear(dim, 3 * dim, bias=False),
+    "separate": lambda dim, bias: SeparateProjections(dim, bias, bias),
+    "separate_no_key_bias": lambda dim, bias: SeparateProjections(dim, bias, False),
+}
+
+
+def build_projection(name: str, dim: int, bias: bool) -> nn.Module:
+    """Build the projection to queries, keys and values of that name.
+
+    Raises:
+        ValueError: if there is no such projection.
+    """
+    return PROJECTIONS[known_name("qkv_layer", name, PROJECTIONS)](dim, bias)
+
+
+class SequencePool(nn.Linear):
+    """Averages the patches with the softmax of a learned score as weights, as in Compact Transformers.
+
+    Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021), section 3.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool tokens x: (B, N, D) to (B, D)."""
+        return (super().forward(x).softmax(1).transpose(1, 2) @ x).squeeze(1)

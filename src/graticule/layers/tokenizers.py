@@ -11,7 +11,7 @@ from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from torch import nn
 
-from graticule.grid import Grid
+from graticule.position.grid import Grid
 
 
 class Patches(PatchEmbed):

@@ -1,11 +1,12 @@
-"""Operations on a model: attach or change a position, resize, fold, convert (`surgery.convert`), export."""
+"""Operations on a model: fold, resize, change the position, export.
+
+A file is one operation; `fits` keeps the outputs of a model when its position changes.
+"""
 
 from graticule.surgery.attach import attach, detach
-from graticule.surgery.attach_hub import open_attached
-from graticule.surgery.certificate import Certificate, Drift
+from graticule.surgery.change import Certificate, Drift, change_position
 from graticule.surgery.export import Exported, export
 from graticule.surgery.fold import fold, unfold
-from graticule.surgery.position import change_position
 from graticule.surgery.resize import resize
 
 __all__ = [
@@ -17,7 +18,6 @@ __all__ = [
     "detach",
     "export",
     "fold",
-    "open_attached",
     "resize",
     "unfold",
 ]

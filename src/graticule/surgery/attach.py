@@ -10,19 +10,18 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from graticule.attention_bias import LowRank
-from graticule.checks import checked
-from graticule.encodings import Position
-from graticule.factory import build_position
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.specs import Spec
-from graticule.surgery.attach_attention import Ways, find_ways
+from graticule.encodings.build import build_position
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position
+from graticule.registry.checks import checked
+from graticule.registry.specs import Spec
+from graticule.surgery.attach_attention import Ways, find_ways, put_back, take_out
 from graticule.surgery.attach_hooks import AttachedPosition
-from graticule.surgery.attach_removed import put_back, take_out
 from graticule.surgery.attach_start import start_position, tokens_after
 from graticule.surgery.attach_survey import Survey, call, find_blocks, make_example, quiet, survey
-from graticule.surgery.certificate import drift_of
+from graticule.surgery.change import drift_of
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.attention_bias import LowRank
-from graticule.checkpoints import register_names
-from graticule.encodings import Position
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
-from graticule.surgery.attach_attention import Queries, Ways
-from graticule.surgery.attach_removed import Removed
+from graticule.checkpoints.names import register_names
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position
+from graticule.surgery.attach_attention import Queries, Removed, Ways
 from graticule.surgery.attach_survey import Survey, first_tensor
-from graticule.surgery.certificate import Certificate
+from graticule.surgery.change import Certificate
 
 #: The arguments of PyTorch's attention, in order.
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.encodings import JoinedPosition, NoPosition, Position
+from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.grid import Grid
-from graticule.joining import Default
-from graticule.layers import Attention
-from graticule.surgery.attach_attention import Ways
-from graticule.surgery.attach_removed import put_back, take_out
+from graticule.layers.attention import Attention
+from graticule.position.grid import Grid
+from graticule.position.joining import Default
+from graticule.position.position import NoPosition, Position
+from graticule.surgery.attach_attention import Ways, put_back, take_out
 from graticule.surgery.attach_survey import Survey, call, first_tensor, quiet
-from graticule.surgery.certificate import Certificate
-from graticule.surgery.fits import fit_position, measure
+from graticule.surgery.change import Certificate
 from graticule.surgery.fits.contributions import record_contributions
-from graticule.surgery.fits.registry import Before
+from graticule.surgery.fits.measure import measure
+from graticule.surgery.fits.registry import Before, fit_position
 
 Example = Tensor | Mapping[str, Any]
 

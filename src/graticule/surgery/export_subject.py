@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone, HubModel, MultiscaleVisionTransformer
-from graticule.encodings import MixingPosition, Position
-from graticule.grid import Windows
+from graticule.backbones.base import Backbone
+from graticule.backbones.mvit import MultiscaleVisionTransformer
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.hub.kinds import HubModel
+from graticule.position.grid import Windows
+from graticule.position.position import Position
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize

@@ -7,10 +7,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 from torch import nn
 
-from graticule.backbones import LanguageModel
-from graticule.checks import checked
-from graticule.encodings import Folded, FoldedPosition, FoldedSizes, Position
-from graticule.grid import Grid
+from graticule.backbones.language import LanguageModel
+from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
+from graticule.position.grid import Grid
+from graticule.position.position import Position
+from graticule.registry.checks import checked
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
-from graticule.backbones import create_model, list_arguments
-from graticule.encodings import ENCODINGS, TokenMixing
-from graticule.encodings.base import LAYERS
-from graticule.joining import JOININGS
-from graticule.model_checks import Finding, inspect_model
-from graticule.registries import Registry
-from graticule.specs import Spec
-from graticule.surgery import fold, unfold
-from graticule.tasks import Recipe
-from graticule.training import task_of
-from graticule.training.module import build_optimizer
+from graticule.backbones.registry import create_model
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS, LAYERS
+from graticule.position.resampling import RESAMPLERS, build_resampler
+from graticule.registry.registry import Registry
+from graticule.registry.specs import Spec
+from graticule.surgery.fold import fold, unfold
+from graticule.testing.models import Finding, inspect_model
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
@@ -93,7 +90,7 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
     """Check the contract of backbones for a registered backbone.
 
     It includes that each field of `LayerPosition` in `takes` has an effect in each layer that gets it, so that no
-    encoding is accepted and ignored, and that a recipe builds the backbone and trains it for a step.
+    encoding is accepted and ignored. `graticule.lab.testing.check_training` trains it for a step of a recipe.
 
     Args:
         name: name of the model.
@@ -111,7 +108,6 @@ def check_backbone(name: str, *, compiled: bool = True, **kwargs: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         _check_fields(build)
-        _check_step(name, build(), kwargs)
 
 
 def check_model(
@@ -255,28 +251,6 @@ def _after(model: Any, images: Tensor, layer: int, **changed: Any) -> Tensor:
     with model.position.register_forward_hook(change):
         tokens: Tensor = next(islice(model.each_layer(images), layer, None))[0]
     return tokens
-
-
-def _check_step(name: str, model: Any, kwargs: dict[str, Any]) -> None:
-    """Check that a recipe builds the backbone and trains it for a step."""
-    choices: dict[str, Any] = {key: str(kwargs[key]) for key in ("encoding", "joining") if key in kwargs}
-    settled = {"img_size", "patch_size", "in_chans", "num_classes"}
-    others = {key: kwargs[key] for key in list_arguments(name) if key not in settled and kwargs.get(key) is not None}
-    texts = tuple(f"{key}={json.dumps(value)}" for key, value in others.items())
-    recipe = Recipe(name, img_size=model.img_size, patch_size=kwargs.get("patch_size"), model_kwargs=texts, **choices)
-    task = task_of(recipe)
-    try:
-        built = task.build_model({"num_classes": _CLASSES, "channels": model.in_chans})
-    except ValueError as error:
-        raise AssertionError(f"a recipe must be able to build the backbone: {error}") from error
-    batch = torch.randn(2, model.in_chans, *model.img_size), torch.arange(2)
-    before = {key: value.clone() for key, value in built.state_dict().items()}
-    optimizer = build_optimizer(recipe, built)
-    task.loss(built.train(), batch, 0).backward()
-    optimizer.step()
-    after = built.state_dict()
-    assert all(value.isfinite().all() for value in after.values()), "a step must leave finite weights"
-    assert any(not torch.equal(value, before[key]) for key, value in after.items()), "a step must change the weights"
 
 
 def _check_options(
@@ -437,3 +411,47 @@ def _check_dtypes(model: nn.Module, images: Tensor, expected: Tensor) -> None:
 def _assert_same(found: Tensor, expected: Tensor, law: str, tolerance: float = 1e-12) -> None:
     difference = (found - expected).abs().max().item()
     assert difference <= tolerance, f"{law}; the largest difference is {difference:.1e}"
+
+
+_TABLES: tuple[Literal["positions", "displacements"], ...] = ("positions", "displacements")
+#: Sides of grids before and after. Tables of displacements have odd sides.
+_SIZES = (((7, 5), (7, 5)), ((7, 5), (13, 9)), ((13, 9), (5, 7)), ((7, 5), (3, 11)))
+
+
+def check_resampler(resampler: str) -> None:
+    """Check the contract of resamplers, for each kind of table that the resampler takes.
+
+    Args:
+        resampler: its name with options, such as 'bicubic(antialias=False)'.
+
+    Raises:
+        AssertionError: naming the law that does not hold.
+    """
+    (spec,) = RESAMPLERS.specs(resampler)
+    takes = RESAMPLERS[spec.name].takes
+    assert takes and takes <= set(_TABLES), f"`takes` must be of positions, displacements, got {takes}"
+    for table in _TABLES:
+        if table not in takes:
+            continue
+        one = build_resampler(spec, table)
+        again = build_resampler(str(one), table)
+        for old, new in _SIZES:
+            where = f"from {old} to {new}"
+            matrices = one.matrices(old, new)
+            for matrix, shape, same in zip(
+                matrices, ((new[0], old[0]), (new[1], old[1])), again.matrices(old, new), strict=True
+            ):
+                found = tuple(matrix.shape)
+                assert found == shape, f"the matrix of an axis must be (new, old) = {shape} {where}, got {found}"
+                assert matrix.dtype == torch.float64, f"the matrix of an axis must be float64, got {matrix.dtype}"
+                ones = torch.ones(shape[0], dtype=matrix.dtype)
+                error = (matrix.sum(1) - ones).abs().max().item()
+                assert error < 1e-9, f"rows must sum to one {where}, the largest difference is {error:.1e}"
+                assert torch.equal(matrix, same), f"{one} must give the same resampler as {spec}: keep every option"
+            image = torch.randn(2, *old, dtype=torch.float64, requires_grad=True)
+            made = one(image, new)
+            assert tuple(made.shape) == (2, *new), f"a map {where} must be {(2, *new)}, got {tuple(made.shape)}"
+            if old == new:
+                assert torch.equal(made, image), "a map must be unchanged at its own size"
+            made.square().sum().backward()
+            assert image.grad is not None and image.grad.any(), f"a gradient must reach the map {where}"

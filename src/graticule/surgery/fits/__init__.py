@@ -3,7 +3,9 @@
 One file per group of fits; `registry.py` has the table of old and new kinds with their fits.
 """
 
-from graticule.surgery.fits import biases, conditional, joinings, rotary, tables
+from graticule.surgery.fits import biases, joinings, tables
+from graticule.surgery.fits import tables as conditional
+from graticule.surgery.fits import tables as rotary
 from graticule.surgery.fits.contributions import Contribution, table_contributions
 from graticule.surgery.fits.measure import Share, measure
 from graticule.surgery.fits.registry import FITS, Fit, fit_position, register_fit

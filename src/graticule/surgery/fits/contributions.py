@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
+from graticule.backbones.base import Backbone
 from graticule.backbones.gfnet import FilterBlock
 from graticule.backbones.mixer import MixerBlock
 from graticule.backbones.mvit_block import PoolingBlock
-from graticule.layers import Block
+from graticule.layers.block import Block
 
 #: Batch size.
 _BATCH = 8

@@ -10,10 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.decompositions import Scale
-from graticule.encodings import AbsoluteEncoding, JoinedPosition, NoPosition
+from graticule.encodings.forms.absolute import AbsoluteEncoding, JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.joining import Concatenation, Default, Joining, Lape, LapeSharing, QueriesKeys, Shared, Unshared
+from graticule.position.joining import (
+    Concatenation,
+    Default,
+    Joining,
+    Lape,
+    LapeSharing,
+    QueriesKeys,
+    Scale,
+    Shared,
+    Unshared,
+)
+from graticule.position.position import NoPosition
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
 from graticule.surgery.fits.tables import copy_table, target_of

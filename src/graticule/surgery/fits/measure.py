@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from graticule.layer_position import LayerPosition
-from graticule.rotation import PairRotation
+from graticule.position.layer import LayerPosition
+from graticule.position.rotation import PairRotation
 from graticule.surgery.fits.biases import bias_table, rotated_logits, table_logits
 from graticule.surgery.fits.registry import Before
 

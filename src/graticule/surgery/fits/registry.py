@@ -10,19 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.sam import WindowedPosition
-from graticule.encodings import (
-    BiasPosition,
-    CombinedPosition,
-    JoinedPosition,
-    NoPosition,
-    Position,
-    PyramidPosition,
-    RotaryPosition,
-    SharedBiasPosition,
-)
-from graticule.encodings.pooled import PooledPosition
-from graticule.grid import Grid
-from graticule.layer_position import LayerPosition
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
+from graticule.encodings.forms.pooled import PooledPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.encodings.forms.rotary import RotaryPosition
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import CombinedPosition, NoPosition, Position
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.streams import Streams
 

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones import Backbone
-from graticule.layer_position import LayerPosition
+from graticule.backbones.base import Backbone
+from graticule.position.layer import LayerPosition
 from graticule.surgery.fits.contributions import entered_blocks, is_pre_norm
 
 #: Maximum number of images, as their tokens are stored for each layer.

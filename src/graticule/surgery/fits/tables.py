@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings import AbsoluteEncoding
+from graticule.encodings.conditional import Peg
 from graticule.encodings.coordinate_mlp import CoordinateMlp
 from graticule.encodings.factorized import Factorized
+from graticule.encodings.forms.absolute import AbsoluteEncoding, JoinedPosition
+from graticule.encodings.forms.between import BetweenBlocks
+from graticule.encodings.forms.rotary import PlaneRotary, RotaryPosition
 from graticule.encodings.fourier import Fourier
 from graticule.encodings.learnable import Learnable
-from graticule.grid import Grid
+from graticule.encodings.rope_mixed import MixedRope
+from graticule.position.grid import Grid
+from graticule.position.position import NoPosition
 from graticule.surgery.fits.registry import Before, register_fit
 
 
@@ -88,3 +93,46 @@ def target_of(before: Before) -> Tensor:
 def patches_of(table: Tensor, grid: Grid) -> Tensor:
     """Return the rows of the patches, (H * W, D), in float64."""
     return table[len(table) - grid.patches :].double()
+
+
+@register_fit(JoinedPosition, RotaryPosition)
+def refuse_table(old: Any, new: Any, before: Before) -> str:
+    """Return the reason for which a rotation cannot replace a table.
+
+    It multiplies queries and keys, so its effect on the logits depends on their content and on the biases of their
+    projections. The report measures it for the mean tokens.
+    """
+    return "as a rotation adds no term to the logits"
+
+
+@register_fit(RotaryPosition, RotaryPosition)
+def copy_directions(old: Any, new: Any, before: Before) -> bool:
+    """Set the frequency vectors of 'rope_mixed' in each layer and head to those of the old encoding, which is exact.
+
+    Both must rotate the same pairs of channels by the same coordinates.
+    """
+    was, now = old.encoding, new.encoding
+    if not isinstance(now, MixedRope) or not isinstance(was, PlaneRotary) or was.layout != now.layout:
+        return False
+    if was.coordinates != now.coordinates or was.scaling != now.scaling or old.joined != new.joined:
+        return False
+    vectors = was.vectors(now.freqs.device).flip(-1)  # (d / 2, 2), or one for each layer and head; x before y
+    if vectors.ndim not in (2, 4) or vectors.shape[-2] != now.freqs.shape[-1]:
+        return False
+    found = vectors.T[:, None, None] if vectors.ndim == 2 else vectors.movedim(-1, 0)
+    now.freqs.copy_(found.expand_as(now.freqs))
+    return True
+
+
+@register_fit(NoPosition, BetweenBlocks)
+def start_as_identity(old: NoPosition, new: Any, before: Before) -> bool:
+    """Set the last convolution of each PEG to zero, so that it adds nothing; exact."""
+    pegs = [module for module in new.modules() if isinstance(module, Peg)]
+    convolutions = [peg.proj[-1] for peg in pegs]
+    if not pegs or not all(isinstance(convolution, nn.Conv2d) for convolution in convolutions):
+        return False  # several layers end with a batch norm
+    for convolution in cast("list[nn.Conv2d]", convolutions):
+        convolution.weight.zero_()
+        if convolution.bias is not None:
+            convolution.bias.zero_()
+    return True

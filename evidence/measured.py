@@ -1,0 +1,157 @@
+"""Recorded measurements: a CSV file per table in docs/data/measured, from which tables and figures are written.
+
+`python -m evidence.measured` writes the tables between their markers in the pages of docs, and the figures.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from graticule.lab.figures.save import save_figure
+from graticule.lab.gym.page import between
+from graticule.lab.studies.tables import Rows, markdown
+from graticule.system.files import read_bytes, write_text
+
+#: Tables whose means are drawn against the numbers of their columns: figure -> (table, labels of the axes).
+FIGURES = {
+    "digits_sizes_gap.png": ("digits_sizes_average", "side of the test images (pixels)", "top-1 (%)"),
+    "pydoc_lengths.png": ("text_lengths", "length of the windows (bytes)", "bits per byte"),
+}
+_LARGEST = 1 << 20  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table, with its origin; numbers as they were printed.
+
+    keys: the headers of the columns that name a row, separated by ' | '.
+    row, column: the names of its row and column; several keys of a row are separated in the same way.
+    value: a number, or a word; empty if nothing was measured.
+    unit: of the value, or a mark after it.
+    low, high: quartiles, or the smallest and the largest value.
+    deviation: standard deviation over seeds.
+    p, adjusted: of a paired t-test over seeds, and adjusted by Holm's method.
+    command, date, machine: the command that printed it, the date and the machine.
+    """
+
+    keys: str
+    row: str
+    column: str
+    value: str
+    unit: str
+    low: str
+    high: str
+    deviation: str
+    p: str
+    adjusted: str
+    command: str
+    date: str
+    machine: str
+
+    def __str__(self) -> str:
+        """Return its text in a table."""
+        text = grouped(self.value)
+        if self.low:
+            text += f" ({grouped(self.low)} to {grouped(self.high)})"
+        if self.deviation:
+            text += f" ± {self.deviation}"
+        if self.p:
+            text += f" (p {self.p}; {self.adjusted})"
+        return f"{text} {self.unit}".strip()
+
+
+def grouped(number: str) -> str:
+    """Separate the thousands of a number; other text is returned as it is.
+
+    >>> [grouped(text) for text in ("12544.0", "+1.50", "999", "six")]
+    ['12,544.0', '+1.50', '999', 'six']
+    """
+    found = re.fullmatch(r"([+-]?)(\d{4,})(\.\d+)?", number)
+    return f"{found[1]}{int(found[2]):,}{found[3] or ''}" if found else number
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """Read the cells of a table.
+
+    Raises:
+        ValueError: if the file is no such table.
+    """
+    names = [field.name for field in dataclasses.fields(Cell)]
+    header, *lines = csv.reader(io.StringIO(read_bytes(path, _LARGEST).decode("utf-8"), newline=""))
+    if header != names or any(len(line) != len(names) for line in lines):
+        raise ValueError(f"{path} must have the columns {', '.join(names)} in every line, got {', '.join(header)}.")
+    return [Cell(*line) for line in lines]
+
+
+def table_of(cells: Sequence[Cell]) -> Rows:
+    """Return a header and the rows of a table, in the order of the cells."""
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    rows: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        rows.setdefault(cell.row, {})[cell.column] = str(cell)
+    table: Rows = [(*cells[0].keys.split(" | "), *columns)]
+    return [*table, *((*row.split(" | "), *(by.get(column, "") for column in columns)) for row, by in rows.items())]
+
+
+def page_text(text: str, data: Path) -> str:
+    """Return the text of a page with the tables between its markers rebuilt from the files in `data`."""
+    for name in re.findall(r"<!-- measured (\S+): begin", text):
+        text = between(text, f"measured {name}", markdown(table_of(read_cells(data / f"{name}.csv"))))
+    return text
+
+
+def curves(cells: Sequence[Cell], across: str, value: str) -> Figure:
+    """Draw the means of every row against the numbers that its columns begin with, with one standard deviation."""
+    figure = Figure(figsize=(7.4, 4.2), layout="constrained")
+    ax = figure.subplots()
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for cell in cells:
+        if found := re.match(r"[\d,]+", cell.column):
+            place = float(found[0].replace(",", ""))
+            rows.setdefault(cell.row, []).append((place, float(cell.value), float(cell.deviation or 0)))
+    for number, (row, points) in enumerate(rows.items()):
+        x, y, error = zip(*points, strict=True)
+        style = ("-", "--", ":")[number // 10 % 3]
+        ax.errorbar(x, y, error, label=row, marker="o", markersize=3, linewidth=1, capsize=2, linestyle=style)
+    places = sorted({place for points in rows.values() for place, *_ in points})
+    if places[-1] > 8 * places[0]:
+        ax.set_xscale("log", base=2)
+    ax.set_xticks(places, [f"{place:g}" for place in places], minor=False)
+    ax.set_xlabel(across)
+    spread = any(error for points in rows.values() for *_, error in points)
+    ax.set_ylabel(f"{value}, mean; bars: one s.d." if spread else value)
+    ax.grid(alpha=0.3)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def write_pages(docs: Path) -> list[Path]:
+    """Rebuild the tables of all pages of `docs`, and the figures; returns the paths.
+
+    Raises:
+        ValueError: if a file of `docs`/data/measured is in no page.
+    """
+    data, written, shown = docs / "data" / "measured", [], set()
+    for page in sorted(docs.glob("*.md")):
+        before = page.read_text(encoding="utf-8")
+        if names := re.findall(r"<!-- measured (\S+): begin", before):
+            shown |= set(names)
+            written.append(write_text(page, page_text(before, data)))
+    if lost := sorted({path.stem for path in data.glob("*.csv")} - shown):
+        raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")
+    for name, (table, across, value) in FIGURES.items():
+        figure = curves(read_cells(data / f"{table}.csv"), across, value)
+        written.append(save_figure(figure, docs / "figures" / name))
+    return written
+
+
+if __name__ == "__main__":
+    print("wrote", *write_pages(Path("docs")))

@@ -1,0 +1,29 @@
+"""LaPE against the default joining after short and long training."""
+
+from graticule.lab.studies.study import Study
+
+
+def study() -> Study:
+    """Compare 10, 40 and 100 epochs; the runs of 10 and 40 are also runs of `lape_joinings`."""
+    return Study(
+        question="Does the gain of LaPE remain when training is longer?",
+        recipe="digits_small",
+        choices={
+            "learnable": {"encoding": "learnable"},
+            "learnable, std 1": {"encoding": "learnable(std=1)"},
+            "learnable, LaPE": {"encoding": "learnable", "joining": "lape"},
+        },
+        variants={f"{epochs} epochs": {"epochs": epochs} for epochs in (10, 40, 100)},
+        tests=(
+            ("learnable, LaPE", "learnable"),
+            ("learnable, LaPE", "learnable, std 1"),
+            ("learnable, std 1", "learnable"),
+        ),
+        controls="'learnable, std 1' controls for the amplitude of the table.",
+        follows="LaPE (Yu et al., 2023), whose models train for 300 epochs",
+        limits="There are few digits. The learning rate decays over all epochs of a run, so a run of 10 epochs is not "
+        "the beginning of one of 40. The runs of 10 and 40 epochs are those of `lape_joinings`; those of 10 were "
+        "known when the tests were chosen. Each test is of one length; whether the gain differs between lengths is "
+        "not tested.",
+        seconds={"10 epochs": 25, "40 epochs": 95, "100 epochs": 230},
+    )

@@ -1,0 +1,203 @@
+"""Absolute encodings: a table w of (N, D), one row per token of a grid, and its joining to the layers."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.position.grid import Grid
+from graticule.position.joining import JOININGS, Joining, PerLayer
+from graticule.position.layer import LayerPosition
+from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, Site
+from graticule.registry.checks import checked
+
+
+class AbsoluteEncoding(Encoding):
+    """Makes the table w for a grid; a joining decides how w reaches the layers.
+
+    The table of the grid that the encoding is built for is the parameter `pos_embed`, (1, N, D), with the name and
+    shape of published checkpoints; a fixed one has no gradient. Papers count it as parameters either way (LaPE,
+    Table 7: 38K for a fixed table as for a learnable one).
+    """
+
+    joined = "table"
+    #: True if the table of another grid is resampled from the stored one instead of computed.
+    resampled: bool = False
+    pos_embed: nn.Parameter
+
+    @checked
+    def __init__(self, grid: Grid, dim: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.dim = dim
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return w for `grid`, (N, D)."""
+        if grid == self.grid:
+            return self.pos_embed[0]
+        return self.at(grid)
+
+    @abstractmethod
+    def at(self, grid: Grid) -> Tensor:
+        """Return w for a grid other than the one it was built for, (N, D)."""
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding."""
+        with torch.no_grad():
+            table = self(grid)[None].clone()
+        self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
+        self.grid = grid
+
+    def fit(self, table: Tensor, old: Grid) -> Tensor | None:
+        """Resample a table of a checkpoint, (N', D) on the grid `old`; None if there is nothing to load."""
+        return None
+
+    def fit_parameter(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name` other than `pos_embed`.
+
+        `shape` is the (H, W) of the grid that the value is for, if the checkpoint records it. A value that cannot be
+        made to fit is returned unchanged.
+        """
+        return value
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build the table, or one table per layer, and join it.
+
+        Raises:
+            ValueError: if the joining needs one table per layer and the encoding is fixed.
+        """
+        before = site.merged and joining.repeats  # then the table is that of the previous stage
+        if not (before or site.absolute or joining.per_layer):
+            return NoPosition(site.depth)
+        count = 0 if before else joining.tables
+        tables = [cls.build(site, site.grid, options) for _ in range(count)]
+        if joining.per_layer and not any(parameter.requires_grad for parameter in tables[0].parameters()):
+            raise ValueError(
+                f"`joining` must not be {JOININGS.name_of(type(joining))!r} with the fixed encoding "
+                f"{ENCODINGS.name_of(cls)!r}: the table of every layer would be the same; use 'shared', or a learnable "
+                "encoding."
+            )
+        return JoinedPosition(tables, joining)
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, prefix={self.grid.prefix}, dim={self.dim}"
+
+
+class FixedEncoding(AbsoluteEncoding):
+    """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled."""
+
+    @checked
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+        super().__init__(grid, dim)
+        self.temperature = temperature
+        table = self.formula(grid)[None].to(torch.get_default_dtype())
+        self.pos_embed = nn.Parameter(table, requires_grad=False)
+
+    @abstractmethod
+    def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """Compute the table of `grid` in float64, (N, D)."""
+
+    def at(self, grid: Grid) -> Tensor:
+        """Compute the formula at `grid`, (N, D), in the dtype and on the device of the module."""
+        return self.formula(grid, self.pos_embed.device).to(self.pos_embed.dtype)
+
+
+class JoinedPosition(Position):
+    """An absolute encoding, or one per layer, and the joining that passes it to the layers.
+
+    A later stage of a pyramid may have no encoding of its own: it joins the table of the previous stage (`stage`).
+    """
+
+    def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
+        super().__init__()
+        encodings = list(encodings)
+        if encodings and len(encodings) != joining.tables:
+            raise ValueError(
+                f"`encodings` must be as many as {type(joining).__name__} takes, {joining.tables}, "
+                f"got {len(encodings)}."
+            )
+        own_tables = joining.per_layer and encodings
+        self.encodings = PerLayer(encodings, joining.joined) if own_tables else nn.ModuleList(encodings)
+        self.joining = joining
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return one `LayerPosition` per layer for `grid`, with (N, D) as `pre` or `inner`."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Join the tables of this stage, or `table` if it has none."""
+        if len(self.encodings):
+            return self.joining.stage(*[encoding(grid) for encoding in self.encodings])
+        if table is None:
+            raise ValueError("`table` must be that of the previous stage for a stage without an encoding, got None.")
+        return self.joining.stage(table)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample or recompute every table for `grid`."""
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid)
+
+    def layer_lists(self) -> list[str]:
+        """Return the names of the lists of LaPE's norms, and of tables if each layer has one."""
+        norms = ["joining.norms"] if hasattr(self.joining, "norms") else []
+        return norms + ["encodings"] * self.joining.per_layer
+
+    def published_names(self) -> dict[str, str]:
+        """Map `pos_embed` of DeiT and timm, and `pos_embed0...` and `blocks.l.pe_norm` of LaPE's code."""
+        own_tables = self.joining.per_layer
+        names = {
+            f"pos_embed{name}" if own_tables else "pos_embed": f"encodings.{name}.pos_embed"
+            for name, encoding in self.encodings.named_children()
+            if hasattr(encoding, "pos_embed")
+        }
+        for own, _ in self.joining.named_parameters():
+            if own.startswith("norms."):
+                _, layer, *_, leaf = own.split(".")
+                names[f"blocks.{layer}.pe_norm.{leaf}"] = f"joining.{own}"
+        return names
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Resample a learnable table of a checkpoint for this grid; a fixed table is not loaded."""
+        owner, _, own = name.rpartition(".")
+        encoding = self.get_submodule(owner)
+        if not isinstance(encoding, AbsoluteEncoding):
+            return value
+        if own != "pos_embed":
+            return encoding.fit_parameter(own, value, shape)
+        if value.ndim < 2 or value.shape[-1] != encoding.dim or math.prod(value.shape[:-2]) != 1:
+            return value
+        value = value.reshape(1, -1, encoding.dim)  # some are stored without the first axis
+        grid = encoding.grid
+        old = grid.alike(value.shape[1] - grid.prefix, shape)
+        if old is None:  # another number of prefix tokens: the loader reports the mismatch
+            return value if encoding.resampled else None
+        if old.shape == grid.shape:
+            return value
+        table = encoding.fit(value[0], Grid(*old.shape, grid.prefix))
+        return None if table is None else table[None]
+
+
+class ComputedEncoding(AbsoluteEncoding):
+    """Computes the rows of the patches of any grid from its parameters; the rows of prefix tokens are zero."""
+
+    @abstractmethod
+    def rows(self, grid: Grid) -> Tensor:
+        """Compute the rows of the patches of `grid`, (H * W, D)."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return w for `grid`, (N, D)."""
+        return self.at(grid)
+
+    def at(self, grid: Grid) -> Tensor:
+        """Return w for any grid, (N, D)."""
+        return grid.with_prefix_rows(self.rows(grid))
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding; no parameter depends on it."""
+        self.grid = grid

@@ -1,0 +1,397 @@
+"""Base classes of biases on the attention logits, and LaPE's norm of a bias."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graticule.position.bias import BiasFunction, LowRank
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread, spread_heads
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Encoding, Position, Site
+from graticule.position.resampling import BICUBIC
+from graticule.system.symbolic import holds
+
+#: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/bias.py`).
+LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
+
+
+class LayerBias(nn.Module, ABC):
+    """Makes the bias of one layer or of all: an encoding, a normalized one, or one for some heads."""
+
+    #: The grid that it is built for.
+    grid: Grid
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> Tensor | BiasFunction | LayerPosition:
+        """Return the bias for `grid`, (heads, N, N), a function of the scaled queries, or a `LayerPosition`."""
+
+    def low_rank(self, grid: Grid) -> LowRank | None:
+        """Return the bias for `grid` in two factors, exactly; None if it has no such form."""
+        return None
+
+    def layer(self, grid: Grid) -> LayerPosition:
+        """Return the position of a layer for `grid`, with the bias in its fastest form."""
+        if holds(grid.tokens >= LOW_RANK_TOKENS):
+            factors = self.low_rank(grid)
+            if factors is not None and factors.rank <= LOW_RANK_CHANNELS:
+                return LayerPosition(bias=factors)
+        given = self(grid)
+        return given if isinstance(given, LayerPosition) else LayerPosition(bias=given)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the bias; here no parameter depends on it."""
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
+        """
+        return value
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the published names of the parameter `name`, after `blocks.l.attn.`; the usual name is last."""
+        return (name,)
+
+
+class SomeHeads(LayerBias):
+    """A bias for some heads; it is zero for the others.
+
+    Args:
+        bias: a bias for as many heads as are chosen.
+        heads: their indices.
+        num_heads: h.
+    """
+
+    def __init__(self, bias: LayerBias, heads: Sequence[int], num_heads: int) -> None:
+        super().__init__()
+        self.grid = bias.grid
+        self.bias = bias
+        self.heads, self.num_heads = tuple(heads), num_heads
+
+    def forward(self, grid: Grid) -> LayerPosition:
+        """Return the position of a layer with all heads for `grid`."""
+        given = self.bias.layer(grid)
+        positional = given.positional
+        return given._replace(
+            bias=self._spread(given.bias),
+            key_bias=self._spread(given.key_bias),
+            value_bias=self._spread(given.value_bias),
+            positional=None if positional is None else type(positional)(*map(self._spread, positional)),
+        )
+
+    def _spread(self, made: Any) -> Any:
+        """Extend a tensor (heads, ...), or a function from and to (B, heads, ...), from the chosen heads to all."""
+        if made is None or isinstance(made, Tensor):
+            return None if made is None else spread_heads(made, self.heads, self.num_heads)
+        if isinstance(made, LowRank):
+            return LowRank(spread_heads(made.queries, self.heads, self.num_heads), made.keys[:1])
+        return partial(_of_heads, made, self.heads, self.num_heads)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding, and resample its parameters."""
+        super().set_grid(grid)
+        self.bias.set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
+        return self.bias.fit(name.removeprefix("bias."), value, shape)
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the published names of the parameter `name`, as the bias does."""
+        return self.bias.published_names(name.removeprefix("bias."))
+
+    def extra_repr(self) -> str:
+        return f"heads={list(self.heads)}, num_heads={self.num_heads}"
+
+
+def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
+    return spread_heads(function(queries[:, list(heads)], **part), heads, num_heads, dim=1)
+
+
+class BiasPosition(Position):
+    """One relative encoding per joined layer; the other layers get nothing.
+
+    Args:
+        biases: one per joined layer, all for the same grid or window.
+        depth: number of layers.
+        layers: indices of the joined layers; the first ones by default.
+    """
+
+    def __init__(self, biases: Iterable[LayerBias], depth: int, layers: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.depth = depth
+        biases = list(biases)
+        if not 1 <= len(biases) <= depth:
+            raise ValueError(f"`biases` must be from 1 to {depth}, one per layer, got {len(biases)}.")
+        self.joined = joined_layers(depth, len(biases) if layers is None else layers)
+        self.encodings = PerLayer(biases, self.joined)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the bias of each layer for `grid`, or for its windows: (heads, N, N), or a function of the queries."""
+        return spread([bias.layer(grid.within) for bias in self._each()], self.joined, self.depth)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample every table for `grid`, or for its windows."""
+        for bias in self._each():
+            bias.set_grid(grid.within)
+
+    def keep(self, layers: Collection[int]) -> None:
+        """Remove the encodings of all layers but these."""
+        self.joined = tuple(layer for layer in self.joined if layer in layers)
+        for name in [name for name, _ in self.encodings.named_children() if int(name) not in self.joined]:
+            delattr(self.encodings, name)
+
+    def layer_lists(self) -> list[str]:
+        """Return the name of the list of biases."""
+        return ["encodings"]
+
+    def published_names(self) -> dict[str, str]:
+        """Map `blocks.l.attn.` and the published name of a parameter; `pe_norm` for LaPE's norm."""
+        return {
+            f"blocks.{layer}.attn.{leaf}": f"encodings.{layer}.{own}"
+            for layer, bias in zip(self.joined, self._each(), strict=True)
+            for own, _ in bias.named_parameters()
+            for leaf in bias.published_names(own)
+        }
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Resample a bias table, or its norm, of another grid or window for this one."""
+        _, layer, own = name.split(".", 2)
+        return cast("LayerBias", self.encodings.get_submodule(layer)).fit(own, value, shape)
+
+    def _each(self) -> Iterable[LayerBias]:
+        return cast("Iterable[LayerBias]", self.encodings)
+
+
+class SharedBiasPosition(Position):
+    """One relative encoding whose bias is the same in all joined layers, as in T5.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: the number of the first layers that get the bias, or the indices of any layers; all by default.
+    """
+
+    def __init__(self, encoding: LayerBias, depth: int, layers: Layers = None) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.joined = joined_layers(depth, layers)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of each layer for `grid`: the same `bias`, (heads, N, N)."""
+        return spread([self.encoding.layer(grid.within)] * len(self.joined), self.joined, self.depth)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set `grid`, or a window of it, as the grid of the encoding."""
+        self.encoding.set_grid(grid.within)
+
+    def published_names(self) -> dict[str, str]:
+        """Map `rel_pos_bias.` of BEiT or `shared_rel_pos.` of timm, and the published name of a parameter."""
+        return {
+            f"{module}.{leaf.removeprefix('rel_pos.')}": f"encoding.{own}"
+            for own, _ in self.encoding.named_parameters()
+            for module in ("rel_pos_bias", "shared_rel_pos")
+            for leaf in self.encoding.published_names(own)
+        }
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Resample a bias table of another grid or window for this one."""
+        return self.encoding.fit(name.removeprefix("encoding."), value, shape)
+
+
+class BiasEncoding(LayerBias, Encoding):
+    """Makes a bias on the attention logits for a grid, (heads, N, N), or a function that computes it from the queries.
+
+    An encoding that gives its layers other fields as well returns a `LayerPosition`.
+    """
+
+    #: True if all layers share one instance, instead of one per layer.
+    shared: ClassVar[bool] = False
+    num_heads: int
+
+    @classmethod
+    def position(
+        cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
+    ) -> Position:
+        """Build one instance per joined layer, or one that they share.
+
+        Args:
+            site: the sizes of the backbone.
+            joining: decides which layers are joined.
+            heads: indices of the heads with the bias; all by default.
+            options: of the constructor.
+        """
+        chosen = None if heads is None else chosen_heads(site.num_heads, heads)
+        of_heads = site
+        if chosen is not None:
+            of_heads = replace(site, dim=site.head_dim * len(chosen), num_heads=len(chosen))
+
+        def one() -> LayerBias:
+            bias = cls.one(of_heads, joining, options)
+            return bias if chosen is None else SomeHeads(bias, chosen, site.num_heads)
+
+        if cls.shared:
+            return SharedBiasPosition(one(), site.depth, joining.joined)
+        return BiasPosition([one() for _ in joining.joined], site.depth, joining.joined)
+
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, and set its attributes `grid` and `num_heads` if it has none."""
+        built = super().build(site, grid, options)
+        for name, value in (("grid", grid), ("num_heads", site.num_heads)):
+            if name not in vars(built):
+                setattr(built, name, value)
+        return built
+
+    @classmethod
+    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+        """Build the bias of a layer."""
+        return cls.build(site, site.within, options)
+
+
+class PatchBias(BiasEncoding):
+    """A bias between patches that depends on parameters and grid only; prefix tokens get none by default."""
+
+    joined: ClassVar[Literal["table", "bias"] | None] = "bias"
+
+    @abstractmethod
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid`, without prefix tokens, (heads, H * W, H * W)."""
+
+    def with_prefix(self, bias: Tensor, grid: Grid) -> Tensor:
+        """Prepend rows and columns for the prefix tokens, here zeros, to a bias of the patches: (heads, N, N)."""
+        return grid.with_prefix_bias(bias)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (heads, N, N)."""
+        return self.with_prefix(self.patch_bias(grid), grid)
+
+    @staticmethod
+    def of_pairs(table: Tensor, grid: Grid) -> Tensor:
+        """Return the values of all pairs of patches, (heads, N, N), from those of displacements, (heads, n)."""
+        index = grid.offset_index(table.device)
+        pairs: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return pairs
+
+    @classmethod
+    def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
+        """Build the bias of a layer, with its own norm if the joining is LaPE."""
+        bias = cls.build(site, site.within, options)
+        norm = {None: None, "keys": NormalizedBias, "heads": HeadNormalizedBias}[joining.bias_norm]
+        return bias if norm is None or cls.shared else norm(bias)
+
+
+class _NormalizedBias(LayerBias):
+    """A bias and its norm."""
+
+    def __init__(self, bias: PatchBias) -> None:
+        super().__init__()
+        self.grid = bias.grid
+        self.bias = bias
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding."""
+        super().set_grid(grid)
+        self.bias.set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`, as the bias does."""
+        return self.bias.fit(name.removeprefix("bias."), value, shape) if name.startswith("bias.") else value
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the published names of the parameter `name`; `pe_norm` is LaPE's name of the norm."""
+        kind, _, leaf = name.partition(".")
+        return (f"pe_norm.{leaf}",) if kind == "norm" else self.bias.published_names(leaf)
+
+
+class NormalizedBias(_NormalizedBias):
+    """LaPE for a relative bias: each layer has its own LayerNorm over the keys of every query.
+
+    Its scale and shift have one entry for each key patch; at another grid they are resampled as maps.
+
+    Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), appendix B.
+    """
+
+    resampled = True
+    crops = False  # the norm of a whole row differs from that of a part of it
+
+    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+        super().__init__(bias)
+        self.norm = nn.LayerNorm(bias.grid.patches, eps)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
+        weight, shift = (self._map_at(p, grid) for p in (self.norm.weight, self.norm.bias))
+        bias = F.layer_norm(self.bias.patch_bias(grid), (grid.patches,), weight, shift, self.norm.eps)
+        return self.bias.with_prefix(bias, grid)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding."""
+        norm = nn.LayerNorm(grid.patches, self.norm.eps).to(self.norm.weight)
+        with torch.no_grad():
+            norm.weight.copy_(self._map_at(self.norm.weight, grid))
+            norm.bias.copy_(self._map_at(self.norm.bias, grid))
+        norm.weight.requires_grad_(self.norm.weight.requires_grad)
+        norm.bias.requires_grad_(self.norm.bias.requires_grad)
+        self.norm = norm
+        super().set_grid(grid)
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Resample scale and shift of another grid, (H' W',), for this one; the bias fits its own parameters."""
+        if not name.startswith("norm.") or value.ndim != 1:
+            return super().fit(name, value, shape)
+        old = self.grid.alike(value.shape[0], shape)
+        if old is None or old.shape == self.grid.shape:
+            return value
+        return BICUBIC(value.view(1, *old.shape), self.grid.shape).flatten()
+
+    def _map_at(self, values: Tensor, grid: Grid) -> Tensor:
+        if grid.has_shape(self.grid.shape):
+            return values
+        return BICUBIC(values.view(1, *self.grid.shape), grid.shape).flatten()
+
+
+class HeadNormalizedBias(_NormalizedBias):
+    """A variant of `NormalizedBias`: a LayerNorm over the heads of every pair of patches.
+
+    The papers normalize over the keys. A norm over the heads is, as for a table w, over the channels of one position;
+    its 2h parameters do not depend on the grid, and a bias remains a function of the displacement, unlike with a norm
+    over the keys of a query. The component that all heads share is lost.
+    """
+
+    def __init__(self, bias: PatchBias, eps: float = 1e-5) -> None:
+        super().__init__(bias)
+        if bias.num_heads < 2:
+            raise ValueError("`over` must be 'keys' with one head, whose norm over the heads is constant, got 'heads'.")
+        self.norm = nn.LayerNorm(bias.num_heads, eps)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (num_heads, N, N), normalized between patches."""
+        return self.bias.with_prefix(self.norm(self.bias.patch_bias(grid).permute(1, 2, 0)).permute(2, 0, 1), grid)
+
+
+def squared_distance_factors(grid: Grid, weights: Tensor) -> LowRank:
+    r"""Return the squared distance of two patches, in patches, times `weights`: (heads,), as two factors.
+
+    .. math:: w |p - q|^2 = (w |p|^2, w, -2 w p_y, -2 w p_x) \cdot (1, |q|^2, q_y, q_x)
+
+    Coordinates are relative to the mean of the grid, which keeps the squares small. Rows of prefix tokens are zero.
+    """
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    place = grid.coordinates(weights.device).to(wide)
+    place = place - place.mean(0)
+    square, one = place.square().sum(-1, keepdim=True), torch.ones_like(place[:, :1])
+    queries = weights.to(wide)[:, None, None] * torch.cat([square, one, -2 * place], -1)  # (heads, H * W, 4)
+    keys = torch.cat([one, square, place], -1)[None]
+    return LowRank(grid.with_prefix_rows(queries), grid.with_prefix_rows(keys))

@@ -1,0 +1,256 @@
+"""Base class of mixing encodings, which make the token-mixing weights of a gating unit from the grid."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from graticule.position.displacement import LARGE, Displacements, TokenMlp
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining, PerLayer, joined_layers, spread
+from graticule.position.layer import LayerPosition, Mixing
+from graticule.position.position import Encoding, Position, Site
+from graticule.position.resampling import BICUBIC, Resampler
+from graticule.registry.checks import checked
+from graticule.system.symbolic import holds
+
+
+class MixingEncoding(nn.Module, ABC):
+    """Makes the weights (groups, N, N) with which a gating unit mixes the N patches of a grid or window.
+
+    Row i contains the weights of all tokens j for token i. Groups are groups of channels: one if all channels are mixed
+    by the same weights (a dense matrix, LRPE, GQPE). It depends on parameters and grid only, so it is computed once per
+    forward pass and can be folded.
+    """
+
+    @checked
+    def __init__(self, grid: Grid, groups: int) -> None:
+        super().__init__()
+        if groups < 1:
+            raise ValueError(f"`groups` must be at least 1, got {groups}.")
+        if grid.prefix:
+            raise ValueError(f"`grid` must have no prefix tokens where tokens are mixed, got {grid.prefix}.")
+        self.grid = grid
+        self.groups = groups
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> Tensor | TokenMlp:
+        """Return the weights for `grid`, a grid or window, (groups, N, N), or an MLP over its patches."""
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding; here no parameter depends on it."""
+        self.grid = grid
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` of a checkpoint fit the parameter `name`; a value that cannot be is returned unchanged.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it.
+        """
+        return value
+
+    def published_names(self) -> dict[str, str]:
+        """Map names in timm's blocks to names of parameters here; '' is the bias of `MixingPosition`."""
+        return {"mlp_channels.gate.proj.bias": ""}
+
+    def displacements(self, grid: Grid) -> Displacements | None:
+        """Return the table of displacements of the weights for `grid`; None if there is none."""
+        return None
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, groups={self.groups}"
+
+
+def resize_rows(rows: Tensor, old: Grid, new: Grid, resampler: Resampler) -> Tensor:
+    """Resample maps of patches, (T, N) -> (T, N')."""
+    return resampler(rows.unflatten(1, old.shape), new.shape).flatten(1)
+
+
+#: The way to mix tokens: by the matrix of all pairs, or by a convolution over displacements without that matrix.
+Product = Literal["auto", "matrix", "displacement"]
+
+
+class MixingPosition(Position):
+    """One mixing encoding per joined layer and, with `bias`, numbers that are added to the mixed tokens.
+
+    There is one number per token, for all channels, or with `group_bias` one per token and group of channels.
+
+    The bias starts at `bias_start`: at 1 a unit whose weights start near zero starts as the identity (gMLP); 0 is used
+    in PosMLP's code. At another grid it is resampled as a map.
+
+    Reference: gMLP (Liu et al., 2021), Eq. 2; PosMLP (Wang et al., 2022), Eq. 15.
+
+    Args:
+        encodings: one per joined layer, all for the same grid or window.
+        bias: whether each layer has that bias.
+        bias_start: initial value of the bias.
+        product: 'matrix', or 'displacement' if the encoding has a table of displacements (`Displacements`), whose
+            memory grows with N instead of N^2; 'auto' uses the latter from 1,024 patches on, where it is faster (with 8
+            samples or more only from about 1,600 on).
+        depth: number of layers; as many as there are encodings by default.
+        layers: indices of the joined layers; the first ones by default.
+        group_bias: whether each group of channels has its own bias.
+    """
+
+    def __init__(
+        self,
+        encodings: Iterable[MixingEncoding],
+        bias: bool = True,
+        product: Product = "auto",
+        bias_start: float = 1.0,
+        depth: int | None = None,
+        layers: Sequence[int] | None = None,
+        group_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if product not in get_args(Product):
+            raise ValueError(f"`product` must be one of {', '.join(get_args(Product))}, got {product!r}.")
+        self.product = product
+        given = list(encodings)
+        if not given:
+            raise ValueError("`encodings` must be one per layer, got none.")
+        if group_bias and (not bias or given[0].groups == 1):
+            raise ValueError(
+                "`group_bias` must be left out unless there are `bias` and several groups, got "
+                f"{'bias' if bias else 'no bias'} and {given[0].groups}."
+            )
+        self.depth = len(given) if depth is None else depth
+        self.joined = joined_layers(self.depth, len(given) if layers is None else layers)
+        self.encodings = PerLayer(given, self.joined)
+        grid = given[0].grid
+        shape = (given[0].groups, grid.patches) if group_bias else (grid.patches,)
+        self.biases = _Biases({layer: torch.full(shape, bias_start) for layer in self.joined} if bias else {}, grid)
+
+    @property
+    def grid(self) -> Grid:
+        """The grid, or the grid of a window, that the encodings are built for."""
+        return self.biases.grid
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of each layer for `grid`: weights or a table as `mixing`, the bias as `spatial_bias`."""
+        grid = grid.within
+        biases: list[Tensor | None] = [self.biases.at(bias, grid) for bias in self.biases]
+        biases = biases or [None] * len(self.encodings)
+        given = [
+            LayerPosition(mixing=self._mixing(encoding, grid), spatial_bias=bias)
+            for encoding, bias in zip(cast("Iterable[MixingEncoding]", self.encodings), biases, strict=True)
+        ]
+        return spread(given, self.joined, self.depth)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample or recompute all parameters for `grid`, or for its windows."""
+        grid = grid.within
+        for encoding in cast("Iterable[Any]", self.encodings):
+            encoding.set_grid(grid)
+        self.biases.set_grid(grid)
+
+    def _mixing(self, encoding: MixingEncoding, grid: Grid) -> Mixing:
+        table = encoding.displacements(grid)
+        if table is None:
+            return cast("Mixing", encoding(grid))
+        large = holds(grid.patches >= LARGE) if self.product == "auto" else self.product == "displacement"
+        return table if large else table.with_weights()
+
+    def layer_lists(self) -> list[str]:
+        """Return the names of the lists of encodings and biases."""
+        return ["encodings", "biases"]
+
+    def published_names(self) -> dict[str, str]:
+        """Map `blocks.l.` and the encoding's name in timm, such as `mlp_channels.gate.proj.weight` of gMLP."""
+        names = {}
+        for layer, encoding in self.encodings.named_children():
+            for theirs, own in cast("MixingEncoding", encoding).published_names().items():
+                if own or len(self.biases):
+                    names[f"blocks.{layer}.{theirs}"] = f"encodings.{layer}.{own}" if own else f"biases.{layer}"
+        return names
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Resample weights, a table or a bias of another grid or window for this one."""
+        kind, layer, *own = name.split(".")
+        if kind == "encodings":
+            return cast("MixingEncoding", self.encodings.get_submodule(layer)).fit(".".join(own), value, shape)
+        return self.biases.fit(value, shape)
+
+
+class _Biases(nn.Module):
+    """One bias per joined layer, under the index of the layer, for a grid or window."""
+
+    held_for_grid = True
+
+    def __init__(self, values: Mapping[int, Tensor], grid: Grid) -> None:
+        super().__init__()
+        self.grid = grid
+        for layer, value in values.items():
+            self.register_parameter(str(layer), nn.Parameter(value))
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return self.parameters()
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def at(self, bias: Tensor, grid: Grid) -> Tensor:
+        """Return a bias resampled for `grid`."""
+        return bias if grid == self.grid else _resize_bias(bias, self.grid, grid)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Resample all biases for `grid`."""
+        for name, bias in list(self.named_parameters()):
+            setattr(self, name, nn.Parameter(self.at(bias, grid).detach().clone(), requires_grad=bias.requires_grad))
+        self.grid = grid
+
+    def fit(self, value: Tensor, shape: tuple[int, int] | None) -> Tensor:
+        """Resample a bias of a checkpoint, of another grid or window; one that cannot be is returned unchanged."""
+        held = next(self.parameters())
+        if value.ndim != held.ndim or value.shape[:-1] != held.shape[:-1]:
+            return value
+        old = self.grid.alike(value.shape[-1], shape)
+        return value if old is None or old.shape == self.grid.shape else _resize_bias(value, old, self.grid)
+
+
+def _resize_bias(bias: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resample one number per patch, (N,) or (groups, N), as maps."""
+    resized = BICUBIC(bias.reshape(-1, *old.shape), new.shape)
+    return resized.reshape(*bias.shape[:-1], new.patches)
+
+
+class TokenMixing(Encoding):
+    """An encoding whose weights mix the tokens in gated MLPs and mixers; one per joined layer."""
+
+    #: True if its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
+    softmax: bool = False
+
+    @classmethod
+    def position(
+        cls,
+        site: Site,
+        joining: Joining,
+        *,
+        bias: bool = True,
+        bias_start: float | None = None,
+        product: Product = "auto",
+        group_bias: bool = False,
+        **options: Any,
+    ) -> Position:
+        """Build one instance per joined layer.
+
+        Args:
+            site: the sizes of the backbone.
+            joining: 'default'; it decides which layers are joined.
+            bias: whether one number per token is added to the mixed tokens.
+            bias_start: initial value of that bias; by default 1 if the unit then starts as the identity.
+            product: 'matrix' for a matrix of all pairs, 'displacement' for a convolution, 'auto' for the faster one.
+            group_bias: whether there is one such number per group of channels, if there are several groups.
+            options: of the constructor.
+        """
+        each: list[Any] = [cls.build(site, site.within, options) for _ in joining.joined]
+        start = cls.default_bias(options) if bias_start is None else bias_start
+        return MixingPosition(each, bias, product, start, site.depth, joining.joined, group_bias)
+
+    @classmethod
+    def default_bias(cls, options: Mapping[str, Any]) -> float:
+        """Return the initial value of the bias: 0, as in PosMLP's code."""
+        return 0.0

@@ -1,0 +1,359 @@
+"""Base classes of rotary encodings: rotations of queries and keys by angles that are linear in the coordinates."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining, Layers, joined_layers, spread
+from graticule.position.layer import LayerPosition
+from graticule.position.position import FROM_SITE, Encoding, Position, Site
+from graticule.position.rotation import PairRotation, Rotation
+from graticule.registry.checks import known_name
+from graticule.registry.fields import Count, Positive, check_fields
+from graticule.registry.registry import Option, options_of
+from graticule.system.symbolic import as_tensor, holds
+
+
+@dataclass(frozen=True)
+class Scaling:
+    r"""Scales rotary frequencies per axis, by the ratio of its length to that of the reference grid.
+
+    With s the ratio of the two lengths of an axis and :math:`\omega` a frequency on it:
+
+    - 'interpolation': :math:`\omega / s`, so that angles span the same range; also at smaller grids.
+    - 'ntk': :math:`\omega s^{-u}`, where u runs from 0 at the highest frequency to 1 at the lowest (by their
+      logarithms); for frequencies T^(-k / n) this gives the base :math:`T s^{n / (n - 1)}`.
+    - 'yarn': :math:`\omega (\gamma + (1 - \gamma) / s)`, where :math:`\gamma` grows from 0 to 1 as the number of turns
+      along the axis of the reference grid grows through `ramp`; and the logits are multiplied by
+      :math:`(1 + \ln(s_y s_x) / 10)^2`. On one axis this is as in the paper, where s is the ratio of the numbers of
+      tokens.
+
+    'ntk' and 'yarn' change nothing on an axis that is not longer. At the reference grid all three change nothing.
+
+    Reference: Position Interpolation (Chen et al., 2023); YaRN (Peng et al., 2023), Eq. 16 and sections 3.1-3.4; per
+    axis as in FiT (Lu et al., 2024).
+
+    scaling: one of the three ways; None keeps the frequencies per patch.
+    reference: (H, W) of the reference grid, in patches; by default the one that the encoding is built for.
+    ramp: turns below which a frequency is interpolated, and above which it is unchanged, (1, 32) by default as in the
+        paper. On a small grid no frequency is above 32 turns; there (0.25, 1) keeps some.
+    """
+
+    scaling: Literal["interpolation", "ntk", "yarn"] | None = None
+    reference: tuple[Count, Count] | None = None
+    ramp: tuple[Positive, Positive] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.reference is not None and self.scaling is None:
+            raise ValueError(f"`reference` must be left out without `scaling`, got {self.reference}.")
+        if self.ramp is not None and self.scaling != "yarn":
+            raise ValueError(f"`ramp` must be left out with scaling {self.scaling!r}, got {self.ramp}.")
+        if self.ramp is not None and self.ramp[0] >= self.ramp[1]:
+            raise ValueError(f"`ramp` must be two increasing numbers of turns, got {self.ramp}.")
+
+    def at(self, built: Grid) -> Scaling:
+        """Return the same with a reference grid, `built` if it has none."""
+        known = self.scaling is None or self.reference is not None
+        return self if known else Scaling(self.scaling, built.shape, self.ramp)
+
+    def ratios(self, grid: Grid, like: Tensor) -> Tensor | None:
+        """Return s on both axes, (y, x), as a tensor like `like`; None if both are known to be 1."""
+        if self.scaling is None or self.reference is None:
+            return None
+        axes, longer = zip(grid.whole.shape, self.reference, strict=True), self.scaling != "interpolation"
+        if all(holds(side <= known if longer else side == known) for side, known in axes):
+            return None
+        s = as_tensor(grid.whole.shape, like) / as_tensor(self.reference, like)
+        return s.clamp(min=1) if longer else s
+
+    def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
+        """Scale frequency vectors (..., 2), in radians per patch along (y, x), for `grid`."""
+        s = self.ratios(grid, vectors)
+        if s is None:
+            return vectors
+        if self.scaling == "interpolation":
+            return vectors / s
+        if self.scaling == "ntk":
+            return vectors * s ** -_depth(vectors)[..., None]
+        turns = vectors.abs() * vectors.new_tensor(self.reference) / (2 * math.pi)
+        low, high = self.ramp or (1.0, 32.0)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        return vectors * (kept + (1 - kept) / s)
+
+    def logit_factor(self, grid: Grid, like: Tensor) -> Tensor | None:
+        """Return the factor of the attention logits at `grid`, a scalar like `like`; None for 1."""
+        s = self.ratios(grid, like.double()) if self.scaling == "yarn" else None
+        return None if s is None else (1 + 0.1 * s.prod().log()).square().to(like.dtype)
+
+
+def _depth(vectors: Tensor) -> Tensor:
+    """Return the relative depth of frequency vectors (..., 2), from the longest, 0, to the shortest nonzero one, 1."""
+    lengths = vectors.norm(dim=-1)
+    moves = lengths > 0
+    logs = torch.where(moves, lengths, 1).log()
+    highest, lowest = (torch.where(moves, logs, edge).flatten() for edge in (-math.inf, math.inf))
+    highest, lowest = highest.max(), lowest.min()
+    return torch.where(moves, (highest - logs) / (highest - lowest), 0)
+
+
+#: The channels of a pair: neighbors, or channel i and i + d / 2.
+Layout = Literal["interleaved", "half"]
+
+
+class RotaryEncoding(Encoding):
+    """Makes the rotations of queries and keys: one for all layers, or one per layer.
+
+    If a parameter of the constructor is a dataclass, such as `Coordinates`, its fields are options of the encoding.
+    """
+
+    #: Options of released models, by name.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    grid: Grid
+
+    @abstractmethod
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation for all layers, or one per layer, for `grid`."""
+
+    def query_scale(self, grid: Grid) -> Tensor | None:
+        """Return the factor of the queries of each token at `grid`, (N,); None for 1."""
+        return None
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding; here no parameter depends on it."""
+        self.grid = grid
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, *, preset: str | None = None, **options: Any) -> Position:
+        """Build one instance for all joined layers.
+
+        Args:
+            site: the sizes of the backbone.
+            joining: decides which layers are joined.
+            preset: name of a released model, whose options are the defaults.
+            options: of the constructor.
+
+        Raises:
+            ValueError: if there is no such preset.
+        """
+        if preset is not None:
+            if not cls.presets:
+                raise ValueError(f"`preset` must be left out with {cls.__name__}, which has none, got {preset!r}.")
+            options = {**cls.presets[known_name("preset", preset, cls.presets)], **options}
+        encoding = cls.build(replace(site, depth=joining.layers), site.within, options)
+        return RotaryPosition(encoding, site.depth, joining.joined)
+
+    @classmethod
+    def option_types(cls) -> dict[str, Option]:
+        """Return the options by name: those of the constructor, with the fields of its parts, and `preset`."""
+        found: dict[str, Option] = {}
+        for name, option in options_of(cls.__init__, FROM_SITE).items():
+            if dataclasses.is_dataclass(option.kind):
+                holder: Any = option.kind
+                parts = options_of(holder.__init__, FROM_SITE)
+                found |= {part: Option(kind.kind, getattr(option.default, part)) for part, kind in parts.items()}
+            else:
+                found[name] = option
+        return {**({"preset": Option(str | None, None)} if cls.presets else {}), **found}
+
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid` from options; those of parts are combined into dataclasses."""
+        given = dict(options)
+        for name, option in options_of(cls.__init__, FROM_SITE).items():
+            if dataclasses.is_dataclass(option.kind):
+                fields = [field.name for field in dataclasses.fields(option.kind)]
+                part = {field: given.pop(field) for field in fields if field in given}
+                if part:
+                    given[name] = replace(option.default, **part)
+        return super().build(site, grid, given)
+
+
+class PlaneRotary(RotaryEncoding):
+    r"""Rotates each pair of channels by an angle that is a linear function of the coordinates (y, x).
+
+    .. math:: \theta_k = y\,f^y_k + x\,f^x_k
+
+    So the logits depend on the displacement of query and key alone. Prefix tokens are not rotated. Angles are computed
+    in float32 at least, in any model and under autocast.
+    """
+
+    crops = True
+    #: None if each channel has its own angle, without pairs.
+    layout: Layout | None = "interleaved"
+    coordinates: Coordinates = Coordinates()
+    noise: Noise = Noise()
+    scaling: Scaling = Scaling()
+
+    @abstractmethod
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (..., d / 2, 2), float32 at least, in radians."""
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (..., N, 2d)."""
+        return waves(self.angles(grid, noisy=self.noisy), grid, self.layout)
+
+    def rotations(self, grid: Grid) -> list[Rotation]:
+        """Return one rotation for all layers."""
+        return [PairRotation(self(grid), self.layout == "half")]
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether the coordinates are changed at random: in training, if there is noise."""
+        return self.training and self.noise.active
+
+    def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
+        """Return the angle of every pair of channels at every patch, (..., H * W, d / 2), in radians."""
+        vectors = self.scaling.frequencies(self.vectors(device), grid)
+        places = self.coordinates(grid, vectors.device, self.grid)
+        if noisy:
+            places = self.noise(places)
+        y, x = places.to(vectors.dtype)[..., None].unbind(1)  # (H * W, 1)
+        # elementwise products: autocast would round a matrix product
+        return y * vectors[..., None, :, 0] + x * vectors[..., None, :, 1]
+
+    def _check_scaling(self) -> None:
+        if self.scaling.scaling is not None and self.coordinates.coordinates != "patches":
+            raise ValueError(
+                f"`scaling` must go with coordinates 'patches', as others are relative to the grid, got "
+                f"{self.coordinates.coordinates!r}."
+            )
+
+
+class FixedRotary(PlaneRotary):
+    """A rotary encoding with frequencies from a formula: nothing is learned, and another grid is computed.
+
+    The table is computed in float64 and stored in float32 at least; in training with `noise` it is computed in each
+    forward pass. A constructor must set the attributes for `vectors` before it calls the constructor of this class.
+    """
+
+    def __init__(
+        self, grid: Grid, coordinates: Coordinates, noise: Noise, scaling: Scaling, layout: Layout | None
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.coordinates = coordinates
+        self.noise = noise
+        self.layout = layout
+        self.scaling = scaling.at(grid)
+        self._check_scaling()
+        if scaling.scaling == "ntk":
+            with torch.device("cpu"):  # on the meta device, where only sizes are computed, there would be no values
+                frequencies = self.vectors().norm(dim=-1).unique()
+            if len(frequencies) < 2:
+                raise ValueError("`scaling` must not be 'ntk' with one frequency; use heads of more channels.")
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("table", self._formula(grid).to(wide), persistent=False)
+        self.table: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return sines, then cosines, for `grid`, (N, 2d) or (h, N, 2d)."""
+        if grid == self.grid and not self.noisy:
+            return self.table
+        return self._formula(grid, self.table.device, self.noisy).to(self.table.dtype)
+
+    def query_scale(self, grid: Grid) -> Tensor | None:
+        """Return the temperature of 'yarn' at a larger grid, (N,)."""
+        factor = self.scaling.logit_factor(grid, self.table)
+        return None if factor is None else factor.expand(grid.tokens)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding."""
+        self.grid = grid
+        self.table = self._formula(grid, self.table.device).to(self.table.dtype)
+
+    def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
+        return waves(self.angles(grid, device, noisy), grid, self.layout)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
+        """Compute the table again after a change of dtype, so that it is rounded once, and never below float32."""
+        before = self.table.dtype
+        nn.Module._apply(self, fn, recurse)
+        if self.table.dtype != before:
+            wide = torch.promote_types(self.table.dtype, torch.float32)
+            self.table = self._formula(self.grid, self.table.device).to(wide)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, layout={self.layout}"
+
+
+class RotaryPosition(Position):
+    """A rotary encoding: one rotation for all layers, or one per layer.
+
+    Args:
+        encoding: built for the grid, or for a window of it.
+        depth: number of layers.
+        layers: the number of the first layers that are joined, or the indices of any layers; all by default.
+    """
+
+    def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.depth = depth
+        self.joined = joined_layers(depth, layers)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the rotation of each layer for `grid`, or for its windows."""
+        grid = grid.within
+        scale = self.encoding.query_scale(grid)
+        joined = [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
+        joined = joined * len(self.joined) if len(joined) == 1 else joined
+        return spread(joined, self.joined, self.depth)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Compute the rotations for `grid`, or for its windows."""
+        self.encoding.set_grid(grid.within)
+
+    def published_names(self) -> dict[str, str]:
+        """Map `rope.freqs`, timm's name of learned frequencies."""
+        return {f"rope.{name}": f"encoding.{name}" for name, _ in self.encoding.named_parameters()}
+
+
+def check_head_dim(head_dim: int, multiple: int, why: str) -> None:
+    """Check that the channels per head can be divided.
+
+    Raises:
+        ValueError: if they cannot.
+    """
+    if head_dim < multiple or head_dim % multiple:
+        raise ValueError(
+            f"`head_dim` must be a multiple of {multiple} with rotary encodings ({why}), got {head_dim}; "
+            "it is embed_dim / num_heads."
+        )
+
+
+def geometric(base: float, count: int, device: torch.device | None = None) -> Tensor:
+    """Return the frequencies base^(-k / count), k from 0, (count,), float64."""
+    return base ** -(torch.arange(count, device=device, dtype=torch.float64) / count)
+
+
+def axial(first: Tensor, second: Tensor) -> Tensor:
+    """Return the vectors (f, 0) of the frequencies `first`, then (0, f) of `second`, (n, 2)."""
+    along = torch.stack([first, torch.zeros_like(first)], -1)
+    across = torch.stack([torch.zeros_like(second), second], -1)
+    return torch.cat([along, across])
+
+
+def waves(angles: Tensor, grid: Grid, layout: Layout | None) -> Tensor:
+    """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
+    sines, cosines = angles.sin(), angles.cos()
+    if grid.prefix:  # an angle of 0
+        shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])
+        sines = torch.cat([sines.new_zeros(shape), sines], -2)
+        cosines = torch.cat([cosines.new_ones(shape), cosines], -2)
+    if layout == "half":
+        return torch.cat([sines, sines, cosines, cosines], -1)
+    if layout == "interleaved":
+        sines, cosines = sines.repeat_interleave(2, -1), cosines.repeat_interleave(2, -1)
+    return torch.cat([sines, cosines], -1)

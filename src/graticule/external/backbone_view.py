@@ -1,0 +1,301 @@
+"""View of a backbone of this library; its position information is changed as `LayerPosition`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from graticule.backbones.base import Backbone
+from graticule.backbones.window_attention import window_tokens
+from graticule.external.attention_map import AttentionMap
+from graticule.external.placed import Places, placed
+from graticule.external.view import (
+    Edit,
+    ModelView,
+    Pass,
+    Size,
+    Unavailable,
+    chosen_layers,
+    evaluating,
+    nearest,
+    permutation,
+    repeated,
+)
+from graticule.position.folded import Folded, FoldedPosition
+from graticule.position.grid import Grid, Windows
+from graticule.position.layer import LayerPosition
+from graticule.position.position import NoPosition, Position
+
+#: From the position and the grid of all stages to the position of each layer.
+Change = Callable[[Position, Grid], list[LayerPosition]]
+
+
+class BackboneView(ModelView):
+    """A backbone of this library.
+
+    model: the backbone; it may be folded.
+    img_size: (height, width) in pixels; that of the model by default.
+    change: replaces the position information of the layers.
+    """
+
+    model: Backbone
+
+    def __init__(self, model: Backbone, img_size: Size | None = None, change: Change | None = None) -> None:
+        self.model = model
+        self.img_size = model.img_size if img_size is None else img_size
+        self.change = change
+
+    def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
+        """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
+        model = self.model
+        with evaluating(model), self._changed(edit):
+            layers = list(model.each_layer(images))
+            logits = model.forward_head(model.features_of(layers)) if model.num_classes else None
+        return Pass(layers, logits)
+
+    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
+        grid = self.model.grid_of(images)
+        with evaluating(self.model):
+            return grid.split(self.model.embed(images))[1], Grid(*grid.shape)
+
+    def grids(self, img_size: Size) -> list[Grid]:
+        """Return the grid after each layer, for images of `img_size`."""
+        stages = self.model.position_grids(self.model.grid_at(img_size))
+        return [at for at, depth in zip(stages, self.model.depths, strict=True) for _ in range(depth)]
+
+    @property
+    def coarsest_patch(self) -> Size:
+        """(height, width) in pixels of a patch of the last layer."""
+        return self.model.coarsest_patch
+
+    def sized(self, img_size: Size) -> BackboneView:
+        """Return a view that takes images of another size."""
+        self.model.grid_at(img_size)
+        change = self.change
+        if change is None and isinstance(self.model.position, FoldedPosition):
+            change = _unfolded  # a folded position is for one grid
+        return BackboneView(self.model, img_size, change)
+
+    def without_position(self) -> BackboneView:
+        """Return a view of the model without any position information.
+
+        Raises:
+            Unavailable: if its layers need position information.
+        """
+        if needed := self.model.needs:
+            raise Unavailable(
+                f"{type(self.model).__name__} mixes tokens by position information alone ({', '.join(sorted(needed))})"
+            )
+        return BackboneView(self.model, self.img_size, _nothing)
+
+    def shuffled(self, seed: int = 0) -> BackboneView:
+        """Return a view of the model in which each patch has the position of another one, the same in all layers."""
+        return BackboneView(self.model, self.img_size, partial(self._shuffled, seed))
+
+    def placed_at(self, img_size: Size) -> BackboneView:
+        """Return a view in which each patch has the position of the nearest patch of a larger image.
+
+        Functions of the tokens, such as a PEG, are not changed.
+        """
+        try:
+            self.model.grid_at(img_size)
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
+        return BackboneView(self.model, self.img_size, partial(self._placed_at, img_size))
+
+    def repeated_from(self, img_size: Size) -> BackboneView:
+        """Return a view in which each patch has the position of the patch of a smaller image that it lies in.
+
+        Functions of the tokens, such as a PEG, are not changed.
+        """
+        return BackboneView(self.model, self.img_size, partial(self._repeated_from, self.model.grid_at(img_size)))
+
+    def with_query_scale(self, factor: float) -> BackboneView:
+        """Return a view in which the queries of all layers are multiplied by `factor`.
+
+        Raises:
+            Unavailable: if the layers cannot multiply their queries.
+        """
+        if "query_scale" not in self.model.takes:
+            raise Unavailable(f"{type(self.model).__name__} cannot multiply its queries")
+        return BackboneView(self.model, self.img_size, partial(self._with_query_scale, factor, self.change))
+
+    def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
+        """Compute the attention weights of chosen layers, all by default, in addition to the forward pass."""
+        attentions = [block.attn for block in self.blocks if hasattr(block, "attn")]
+        if not attentions:
+            raise Unavailable(f"`model` must have attention, got {type(self.model).__name__}, which has none.")
+        chosen = chosen_layers(layers, len(attentions))
+        found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]] = {}
+        with ExitStack() as hooks:
+            for layer in set(chosen):
+                hook = attentions[layer].register_forward_pre_hook(partial(_keep, found, layer), with_kwargs=True)
+                hooks.callback(hook.remove)
+            grids = [grid for _, grid in self.run(images).layers]
+        return [_map(layer, *found[layer], grids[layer]) for layer in chosen]
+
+    def variants(self) -> dict[str, Callable[[Tensor], object]]:
+        """Return forward passes with position information computed, folded into constants, and without any."""
+        original = _original(self.model.position)
+        grid = self.model.grid_at(self.img_size)
+        positions = {"computed": original, "folded": FoldedPosition(original, grid).eval()}
+        if not self.model.needs:
+            positions["without"] = NoPosition(len(self.blocks)).eval()
+        return {name: partial(self._with_position, position) for name, position in positions.items()}
+
+    def _with_position(self, position: Position, images: Tensor) -> object:
+        held = self.model.position
+        self.model.position = position
+        try:
+            return self.model(images)
+        finally:
+            self.model.position = held
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The blocks of all stages."""
+        model = self.model
+        return [model.block(stage, index) for stage, depth in enumerate(model.depths) for index in range(depth)]
+
+    @property
+    def position_parameters(self) -> dict[str, int]:
+        """Map each kind of module of the position to the number of its own parameters."""
+        counts: Counter[str] = Counter()
+        for module in self.model.position.modules():
+            counts[type(module).__name__] += sum(one.numel() for one in module.parameters(recurse=False))
+        return {name: count for name, count in counts.items() if count}
+
+    @contextmanager
+    def _changed(self, edit: Edit | None) -> Iterator[None]:
+        """Replace the position of the model within the block."""
+        if self.change is None and edit is None:
+            yield
+            return
+        original = self.model.position
+        self.model.position = _ChangedPosition(original, self.change, edit, self.model)
+        try:
+            yield
+        finally:
+            self.model.position = original
+
+    def _shuffled(self, seed: int, position: Position, grid: Grid) -> list[LayerPosition]:
+        grids = self._each(grid)
+        given = position(grid)
+        return [placed(one, _shuffling(at, seed)) for one, at in zip(given, grids, strict=True)]
+
+    def _placed_at(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
+        return self._from(self.model.grid_at(img_size), nearest, position, grid)
+
+    def _repeated_from(self, smaller: Grid, position: Position, grid: Grid) -> list[LayerPosition]:
+        return self._from(smaller, repeated, position, grid)
+
+    def _from(
+        self, source: Grid, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
+    ) -> list[LayerPosition]:
+        """Give each patch the position of the patch of `source` that `index` names."""
+        own, other = position(grid), position(source)
+        found = []
+        for there, here, at, wide in zip(other, own, self._each(grid), self._each(source), strict=True):
+            window = None
+            if at.windows:
+                window = Places(index(at.within, wide.within), wide.within)
+            found.append(placed(there, Places(index(at, wide), wide, window), here))
+        return found
+
+    def _with_query_scale(
+        self, factor: float, change: Change | None, position: Position, grid: Grid
+    ) -> list[LayerPosition]:
+        given = position(grid) if change is None else change(position, grid)
+        # one factor for all queries; where prefix tokens join later, it is extended from the patches to them
+        count = grid.tokens if grid.prefix < self.model.num_prefix_tokens else 1
+        scale = LayerPosition(query_scale=torch.full((count,), factor, device=self._device))
+        return [one.merge(scale) for one in given]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _each(self, grid: Grid) -> list[Grid]:
+        """Return the grid of the tokens that enter each layer; `grid` is that of the first stage."""
+        return self.model.layer_grids(grid)
+
+
+class _ChangedPosition(Position):
+    """Replaces a position while it is changed; the modules of the position remain submodules."""
+
+    def __init__(self, original: Position, change: Change | None, edit: Edit | None, model: Backbone) -> None:
+        super().__init__()
+        self.original = original
+        self.change, self.edit = change, edit
+        self.__dict__["model"] = model  # no submodule of itself
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the changed position, with the edit after each layer."""
+        given = self.original(grid) if self.change is None else self.change(_original(self.original), grid)
+        if self.edit is None:
+            return given
+        model = cast("Backbone", self.model)
+        stages = zip(model.position_grids(grid), model.depths, strict=True)
+        grids = [at for at, depth in stages for _ in range(depth)]
+        edits = [partial(_edited, self.edit, layer, at) for layer, at in enumerate(grids)]
+        return [one.merge(LayerPosition(after=after)) for one, after in zip(given, edits, strict=True)]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass the grid to the position."""
+        self.original.set_grid(grid)
+
+
+def _edited(edit: Edit, layer: int, grid: Grid, tokens: Tensor) -> Tensor:
+    return edit(layer, tokens, grid)
+
+
+def _original(position: Position) -> Position:
+    return position.original if isinstance(position, Folded) else position
+
+
+def _unfolded(position: Position, grid: Grid) -> list[LayerPosition]:
+    given: list[LayerPosition] = position(grid)
+    return given
+
+
+def _nothing(position: Position, grid: Grid) -> list[LayerPosition]:
+    return [LayerPosition()] * len(position(grid))
+
+
+def _shuffling(grid: Grid, seed: int) -> Places:
+    window = None
+    if grid.windows:
+        window = Places(permutation(grid.within.patches, seed), grid.within)
+    return Places(permutation(grid.patches, seed), grid, window)
+
+
+def _keep(
+    found: dict[int, tuple[Tensor, tuple[Grid, Grid] | None, Windows | None]],
+    layer: int,
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Store the attention weights of a layer, the grids of its queries and keys if it names them, and its windows."""
+    seen = windows = None
+    for given in args:
+        if isinstance(given, Windows):
+            seen, windows = (given.window, given.window), given
+        elif isinstance(given, Grid) and hasattr(module, "seen_grids"):
+            seen = module.seen_grids(given)
+    found[layer] = module.weights(*args, **kwargs), seen, windows
+
+
+def _map(
+    layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, windows: Windows | None, grid: Grid
+) -> AttentionMap:
+    """Build the map of a layer: the grids of queries and keys are `seen`, or the grid of the layer."""
+    tokens = None if windows is None else window_tokens(windows).numpy()
+    return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)), tokens)

@@ -1,0 +1,287 @@
+"""Convert parts of timm's transformers (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from timm.layers import GluMlp, LayerNorm, LayerScale, Mlp, RmsNorm, SwiGLU
+from timm.layers.activations import GELU
+from torch import nn
+
+from graticule.backbones.base import Backbone
+from graticule.layers.parts import ACTIVATIONS, act_layer_of
+
+Reader = Callable[[Any], "Conversion"]
+Function = TypeVar("Function", bound=Reader)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Description of a model of timm as one of ours, read from its attributes.
+
+    backbone: the class of our model.
+    arguments: those of its constructor except `position`, as plain values, which can be written to a file.
+    encoding: the encoding of the model, as text.
+    joining: the joining of the model, as text.
+    names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
+        `published_names` of the position do not give; several names if the rows of the tensor are split among
+        several tensors here.
+    reshaped: names in timm of tensors that have another shape here, with the same values in the same order.
+    """
+
+    backbone: type[Backbone]
+    arguments: Mapping[str, Any]
+    encoding: str
+    joining: str = "default"
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    reshaped: frozenset[str] = frozenset()
+
+
+#: The function that reads the models of a class of timm. A subclass computes something else, so it has its own entry.
+CONVERSIONS: dict[type[nn.Module], Reader] = {}
+
+
+def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function that reads models of these classes of timm.
+
+    The function takes a model and returns its `Conversion`; it calls `refuse` for parts that cannot be converted.
+    """
+
+    def add(reader: Function) -> Function:
+        CONVERSIONS.update(dict.fromkeys(kinds, reader))
+        return reader
+
+    return add
+
+
+def read(model: nn.Module) -> Conversion:
+    """Describe a model of timm as one of ours.
+
+    Raises:
+        ValueError: if there is no conversion for its class, or for a part of it.
+    """
+    if isinstance(model, Backbone):
+        raise ValueError(
+            f"`model` must be a model of timm, got {type(model).__name__}, which is one of ours already; "
+            "graticule.surgery.change_position gives it another position."
+        )
+    reader = CONVERSIONS.get(type(model))
+    if reader is None:
+        known = ", ".join(sorted(kind.__name__ for kind in CONVERSIONS))
+        raise ValueError(
+            f"`model` must be of one of timm's classes {known}, got {type(model).__name__} of "
+            f"{type(model).__module__}; graticule.attach gives a transformer of any library a position."
+        )
+    return reader(model)
+
+
+def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueError:
+    """Return the error for a part of a model that cannot be converted.
+
+    Args:
+        model: the model, or a module of it.
+        attribute: the name of the part that cannot be converted.
+        value: its value; for a module, its class is named.
+        rule: the rule that it violates, such as 'must be False'.
+    """
+    shown = type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+    return ValueError(f"`{attribute}` of {type(model).__name__} {rule} to be converted, got {shown}.")
+
+
+def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
+    """Check that an attribute of a module, given as a path, is exactly of one of these classes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    found = model.get_submodule(attribute)
+    if type(found) not in kinds:
+        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise refuse(model, attribute, found, f"must be {names}")
+
+
+_LAYER_NORMS, _RMS_NORMS = (nn.LayerNorm, LayerNorm), (nn.RMSNorm, RmsNorm)
+
+
+def norm_text(owner: nn.Module, attribute: str) -> str | None:
+    """Return the name, in this library, of a norm that is an attribute of a module; None for an identity.
+
+    Raises:
+        ValueError: if it is another module.
+    """
+    norm = owner.get_submodule(attribute)
+    if isinstance(norm, nn.Identity):
+        return None
+    if type(norm) not in (*_LAYER_NORMS, *_RMS_NORMS) or norm.weight is None:
+        raise refuse(owner, attribute, norm, "must be a LayerNorm or RMSNorm with weights")
+    return f"{'layernorm' if type(norm) in _LAYER_NORMS else 'rmsnorm'}(eps={norm.eps})"
+
+
+def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
+    """Return the name of the norm that is common to those attributes of a module that are norms; None if none is.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    found: str | None = None
+    for attribute in attributes:
+        text = norm_text(owner, attribute)
+        if found is not None and text not in (None, found):
+            raise refuse(owner, attribute, text, f"must be {found} as the other norms")
+        found = found or text
+    return found
+
+
+def act_text(owner: nn.Module, attribute: str) -> str:
+    """Return timm's name of an activation that is an attribute of a module.
+
+    Raises:
+        ValueError: if it is another module.
+    """
+    act = owner.get_submodule(attribute)
+    exact = getattr(act, "approximate", "none") == "none"
+    for name in ACTIVATIONS:
+        kind = act_layer_of(name)
+        if type(act) is kind and (name == "gelu") <= exact:
+            return name
+    if isinstance(act, nn.GELU) and not exact:
+        return "gelu_tanh"
+    raise refuse(owner, attribute, act, f"must be one of {', '.join(ACTIVATIONS)}")
+
+
+def trunk_arguments(model: nn.Module, patches: Any) -> dict[str, Any]:
+    """Read the arguments for images, classes and channels from a model and its patch embedding, timm's `PatchEmbed`."""
+    return {
+        "img_size": tuple(patches.img_size),
+        "patch_size": tuple(patches.patch_size),
+        "in_chans": patches.proj.in_channels,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+    }
+
+
+def ratio_of(hidden: int, dim: int) -> float:
+    """Return a ratio whose product with `dim`, rounded down, is `hidden`."""
+    ratio = hidden / dim
+    return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
+
+
+def read_mlp(block: nn.Module) -> dict[str, Any]:
+    """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels.
+
+    Raises:
+        ValueError: if our ViT has no such MLP.
+    """
+    mlp: Any = block.get_submodule("mlp")
+    kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
+    if type(mlp) not in kinds:
+        raise refuse(block, "mlp", mlp, "must be Mlp, SwiGLU or GluMlp")
+    if isinstance(mlp, GluMlp) and mlp.gate_last:
+        raise refuse(mlp, "gate_last", True, "must be False")
+    first = mlp.fc1_g if isinstance(mlp, SwiGLU) else mlp.fc1
+    if not isinstance(first, nn.Linear):
+        raise refuse(mlp, "fc1", first, "must be Linear")
+    if mlp.fc2.out_features != first.in_features:
+        raise refuse(mlp, "fc2.out_features", mlp.fc2.out_features, f"must be {first.in_features}")
+    biases = [layer.bias is not None for layer in mlp.modules() if isinstance(layer, nn.Linear)]
+    if len(set(biases)) > 1:
+        raise refuse(mlp, "fc2.bias", mlp.fc2.bias, "must exist if that of the first layer does")
+    if mlp.drop1.p != mlp.drop2.p:
+        raise refuse(mlp, "drop1.p", mlp.drop1.p, "must be that of drop2")
+    return {
+        "mlp_layer": kinds[type(mlp)],
+        "mlp_ratio": ratio_of(mlp.fc2.in_features, first.in_features),
+        "act_layer": act_text(mlp, "act"),
+        "proj_bias": biases[0],
+        "proj_drop_rate": mlp.drop1.p,
+        "norm": norm_text(mlp, "norm"),
+    }
+
+
+def read_attention(block: nn.Module) -> dict[str, Any]:
+    """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms.
+
+    Raises:
+        ValueError: if our attention lacks a feature of it.
+    """
+    attn: Any = block.get_submodule("attn")
+    if getattr(attn, "gate", None) is not None:
+        raise refuse(attn, "gate", attn.gate, "must be None")
+    if getattr(attn, "num_kv_groups", 1) != 1:
+        raise refuse(attn, "num_kv_groups", attn.num_kv_groups, "must be 1 (as many heads of keys as of queries)")
+    if getattr(attn, "k_bias", None) is not None and torch.any(attn.k_bias != 0):
+        raise refuse(attn, "k_bias", "a bias", "must be zero")
+    width = attn.proj.in_features
+    if width != attn.proj.out_features:
+        raise refuse(attn, "proj.in_features", width, f"must be {attn.proj.out_features}")
+    return {
+        **_read_projection(attn),
+        "num_heads": attn.num_heads,
+        "attn_drop_rate": attn.attn_drop.p,
+        "proj_drop_rate": attn.proj_drop.p,
+        "proj_bias": attn.proj.bias is not None,
+        "qk_scale": None if attn.scale == (width // attn.num_heads) ** -0.5 else attn.scale,
+        "qk": same_norm(attn, [name for name in ("q_norm", "k_norm") if hasattr(attn, name)]),
+        "inner": norm_text(attn, "norm") if hasattr(attn, "norm") else None,
+    }
+
+
+def _read_projection(attn: Any) -> dict[str, Any]:
+    """Return the arguments for the projections to queries, keys and values."""
+    if attn.qkv is not None:
+        if getattr(attn, "q_bias", None) is not None:
+            return {"qkv_layer": "no_key_bias", "qkv_bias": True}
+        return {"qkv_layer": "fused", "qkv_bias": attn.qkv.bias is not None}
+    bias, key_bias = attn.q_proj.bias is not None, attn.k_proj.bias is not None
+    if key_bias and not bias:
+        raise refuse(attn, "k_proj.bias", "a bias", "must be None as that of the queries")
+    return {"qkv_layer": "separate" if bias == key_bias else "separate_no_key_bias", "qkv_bias": bias}
+
+
+def layer_scale(block: Any) -> tuple[float, float]:
+    """Return the initial values of LayerScale for attention and MLP; 0 if there is none."""
+    values = []
+    for scale, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
+        module = getattr(block, scale, None)
+        if getattr(block, gamma, None) is not None:
+            values.append(float(block.init_values) or 1.0)
+        else:
+            values.append(float(module.init_values) or 1.0 if isinstance(module, LayerScale) else 0.0)
+    return values[0], values[1]
+
+
+def drop_path(module: nn.Module) -> float:
+    """Return the rate of stochastic depth of a module; 0 for an identity."""
+    return float(getattr(module, "drop_prob", 0.0) or 0.0)
+
+
+def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
+    """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    found: float | None = None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.LayerNorm):
+            continue
+        expected = 1e-5 if any(name == one or name.startswith(f"{one}.") for one in fixed) else found
+        if expected is not None and module.eps != expected:
+            raise refuse(model, f"{name}.eps", module.eps, f"must be {expected}")
+        found = module.eps if expected is None else found
+    return f"layernorm(eps={1e-5 if found is None else found!r})"
+
+
+def check_gelu(model: nn.Module) -> None:
+    """Check that all activations of the MLPs are the exact GELU.
+
+    Raises:
+        ValueError: naming the first that is not.
+    """
+    for name, module in model.named_modules():
+        exact = type(module) is GELU or (type(module) is nn.GELU and module.approximate == "none")
+        if name.endswith(".act") and not exact:
+            raise refuse(model, name, module, "must be the exact GELU")

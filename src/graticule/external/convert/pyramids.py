@@ -1,0 +1,146 @@
+"""Conversion of timm's Swin V1 and V2, Twins and ConViT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import PatchEmbed
+from timm.models.convit import GPSA, MHSA, ConVit
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.twins import GlobalSubSampleAttn, LocallyGroupedAttn, Twins
+
+from graticule import backbones
+from graticule.external.convert.parts import (
+    Conversion,
+    check_gelu,
+    check_kind,
+    layer_norm_text,
+    ratio_of,
+    refuse,
+    register_conversion,
+    trunk_arguments,
+)
+
+
+@register_conversion(SwinTransformer, SwinTransformerV2)
+def read_swin(model: Any) -> Conversion:
+    """Describe timm's Swin, or Swin V2.
+
+    Windows are the present ones of the model, so a model that `set_input_size` changed is converted as it is.
+    """
+    second = isinstance(model, SwinTransformerV2)
+    check_kind(model, "patch_embed", PatchEmbed)
+    stages = list(model.layers)
+    first = [stage.blocks[0] for stage in stages]
+    height, width = model.patch_embed.patch_size
+    if height != width:
+        raise refuse(model, "patch_embed.patch_size", (height, width), "must be a square")
+    dim = model.patch_embed.proj.out_channels
+    for index, block in enumerate(first):
+        if block.dim != dim << index:
+            raise refuse(model, f"layers.{index}.blocks.0.dim", block.dim, f"must be {dim << index}")
+        if block.attn.qkv.out_features != 3 * block.dim:
+            width = block.attn.qkv.out_features // 3
+            raise refuse(
+                model, f"layers.{index}.blocks.0.attn.qkv", width, f"must have {block.dim} channels of queries"
+            )
+        _check_shifts(model, index)
+    check_gelu(model)
+    attention = first[0].attn
+    arguments = {
+        "img_size": tuple(model.patch_embed.img_size),
+        "patch_size": height,
+        "in_chans": model.patch_embed.proj.in_channels,
+        "num_classes": model.num_classes,
+        "global_pool": model.global_pool,
+        "embed_dim": dim,
+        "depths": tuple(len(stage.blocks) for stage in stages),
+        "num_heads": tuple(block.attn.num_heads for block in first),
+        "window_size": tuple(tuple(block.window_size) for block in first),
+        "mlp_ratio": ratio_of(first[0].mlp.fc1.out_features, dim),
+        "qkv_bias": (attention.q_bias if second else attention.qkv.bias) is not None,
+        "norm_layer": layer_norm_text(model),
+    }
+    if not second:
+        return Conversion(backbones.SwinTransformer, arguments, "relative_bias")
+    trained = [block.attn.pretrained_window_size if any(block.attn.pretrained_window_size) else None for block in first]
+    arguments["pretrained_window_sizes"] = tuple(
+        tuple(block.attn.window_size if one is None else one) for block, one in zip(first, trained, strict=True)
+    )
+    return Conversion(backbones.SwinTransformerV2, arguments, "continuous_bias")
+
+
+def _check_shifts(model: Any, stage: int) -> None:
+    """Check that every second block shifts its windows by half, along axes of several windows."""
+    for index, block in enumerate(model.layers[stage].blocks):
+        expected = tuple(
+            step // 2 if index % 2 and side > step else 0
+            for side, step in zip(block.input_resolution, block.window_size, strict=True)
+        )
+        if tuple(block.shift_size) != expected:
+            name = f"layers.{stage}.blocks.{index}.shift_size"
+            raise refuse(model, name, tuple(block.shift_size), f"must be {expected}")
+
+
+@register_conversion(Twins)
+def read_twins(model: Any) -> Conversion:
+    """Describe timm's Twins: PCPVT is PVT with PEGs and global average pooling."""
+    stages = list(model.blocks)
+    windows = {block.attn.ws for blocks in stages for block in blocks if isinstance(block.attn, LocallyGroupedAttn)}
+    for stage, blocks in enumerate(stages):
+        for index, _ in enumerate(blocks):
+            local = bool(windows) and not index % 2
+            check_kind(model, f"blocks.{stage}.{index}.attn", LocallyGroupedAttn if local else GlobalSubSampleAttn)
+    if len(windows) > 1:
+        raise refuse(model, "blocks.0.0.attn.ws", tuple(sorted(windows)), "must be the same in all stages")
+    check_gelu(model)
+    fixed = [
+        name for name, _ in model.named_modules() if name.endswith(".attn.norm") or name.startswith("patch_embeds.")
+    ]
+    arguments = {
+        "img_size": tuple(model.patch_embeds[0].img_size),
+        "patch_size": model.patch_embeds[0].patch_size[0],
+        "in_chans": model.patch_embeds[0].proj.in_channels,
+        "num_classes": model.num_classes,
+        "global_pool": model.global_pool,
+        "embed_dims": tuple(model.embed_dims),
+        "depths": tuple(model.depths),
+        "num_heads": tuple(blocks[0].attn.num_heads for blocks in stages),
+        "mlp_ratios": tuple(
+            ratio_of(blocks[0].mlp.fc1.out_features, dim) for blocks, dim in zip(stages, model.embed_dims, strict=True)
+        ),
+        "sr_ratios": tuple(_reduction(blocks) for blocks in stages),
+        "norm_layer": layer_norm_text(model, fixed),
+    }
+    if not windows:
+        return Conversion(backbones.PyramidVisionTransformer, arguments, "peg")
+    return Conversion(backbones.TwinsSvt, {**arguments, "window_size": windows.pop()}, "peg")
+
+
+def _reduction(blocks: Any) -> int:
+    """Return the factor by which a stage reduces its keys; 1 if no block does."""
+    return next((block.attn.sr_ratio for block in blocks if isinstance(block.attn, GlobalSubSampleAttn)), 1)
+
+
+@register_conversion(ConVit)
+def read_convit(model: Any) -> Conversion:
+    """Describe timm's ConViT; its class token joins after the layers with gates."""
+    check_kind(model, "patch_embed", PatchEmbed)
+    gated = min(model.local_up_to_layer, len(model.blocks))
+    for index, _ in enumerate(model.blocks):
+        check_kind(model, f"blocks.{index}.attn", GPSA if index < gated else MHSA)
+    check_gelu(model)
+    first = model.blocks[0]
+    projection = first.attn.qk if gated else first.attn.qkv
+    arguments = {
+        **trunk_arguments(model, model.patch_embed),
+        "global_pool": model.global_pool,
+        "depth": len(model.blocks),
+        "num_heads": first.attn.num_heads,
+        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),
+        "qkv_bias": projection.bias is not None,
+        "norm_layer": layer_norm_text(model),
+    }
+    parts = ["learnable"] * bool(model.use_pos_embed) + [f"gpsa(layers={gated}, bias=True)"] * bool(gated)
+    return Conversion(backbones.ConVit, arguments, " + ".join(parts) or "none")

@@ -1,0 +1,188 @@
+"""Interface of the analyses to a model: tokens and grid after each layer, and views of it with another position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from graticule.external.attention_map import AttentionMap
+from graticule.position.grid import Grid
+
+Size = tuple[int, int]
+#: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
+Edit = Callable[[int, Tensor, Grid], Tensor]
+
+
+class Unavailable(ValueError):
+    """An analysis is not possible, as the model lacks a part or its structure is not known; the message says why."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Result of a forward pass: tokens (B, N, D) and grid after each layer, and logits (B, classes) if any."""
+
+    layers: list[tuple[Tensor, Grid]]
+    logits: Tensor | None
+
+
+class ModelView(ABC):
+    """A model of images, observed in evaluation mode. The model is not changed.
+
+    model: the model.
+    img_size: (height, width) in pixels of the images that its position is made for.
+    """
+
+    model: nn.Module
+    img_size: Size
+
+    @abstractmethod
+    def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
+        """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
+
+    @abstractmethod
+    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
+
+    @abstractmethod
+    def grids(self, img_size: Size) -> list[Grid]:
+        """Return the grid after each layer, for images of `img_size`.
+
+        Raises:
+            ValueError: if the model does not take that size.
+        """
+
+    @abstractmethod
+    def sized(self, img_size: Size) -> ModelView:
+        """Return a view that takes images of another size.
+
+        Raises:
+            ValueError: if the model does not take that size.
+        """
+
+    @abstractmethod
+    def without_position(self) -> ModelView:
+        """Return a view of the model without any position information.
+
+        Raises:
+            Unavailable: if it has none, or cannot run without it.
+        """
+
+    @abstractmethod
+    def shuffled(self, seed: int = 0) -> ModelView:
+        """Return a view of the model in which each patch has the position of another one, the same in all layers.
+
+        Raises:
+            Unavailable: if it has no position information, or its position information cannot be shuffled.
+        """
+
+    @abstractmethod
+    def placed_at(self, img_size: Size) -> ModelView:
+        """Return a view in which each patch has the position of the nearest patch of a larger image.
+
+        The larger image has the size `img_size`, and its patches have the size of the model's own.
+
+        Raises:
+            Unavailable: if the model has no position information, or none for that size.
+        """
+
+    @abstractmethod
+    def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
+        """Compute the attention weights of chosen layers, all by default.
+
+        Raises:
+            Unavailable: if the model has no attention.
+            ValueError: if there are no such layers.
+        """
+
+    @property
+    @abstractmethod
+    def position_parameters(self) -> dict[str, int]:
+        """Map each part of the position information to the number of its parameters."""
+
+    @abstractmethod
+    def variants(self) -> dict[str, Callable[[Tensor], object]]:
+        """Return forward passes to be timed: 'computed' (the unchanged model), 'without', and 'folded' if possible.
+
+        Raises:
+            Unavailable: if there is nothing to compare the model with.
+        """
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.grids(self.img_size))
+
+    @property
+    def coarsest_patch(self) -> Size:
+        """(height, width) in pixels of a patch of the last layer."""
+        last = self.grids(self.img_size)[-1]
+        return self.img_size[0] // last.height, self.img_size[1] // last.width
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set `model` to evaluation mode, without gradients, within the block."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def permutation(patches: int, seed: int) -> Tensor:
+    """Return a random permutation of `patches` patches, (patches,), determined by `seed`."""
+    return torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
+
+
+def nearest(grid: Grid, larger: Grid) -> Tensor:
+    """Return the index of the patch of `larger` that is nearest to each patch of `grid`, (H * W,).
+
+    Both cover the same rectangle.
+
+    Raises:
+        Unavailable: if `larger` has a smaller side, so that two patches would have the same nearest one.
+    """
+    if larger.height < grid.height or larger.width < grid.width:
+        raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
+    return _nearest(grid, larger)
+
+
+def repeated(grid: Grid, smaller: Grid) -> Tensor:
+    """Return the index of the patch of `smaller` that contains the center of each patch of `grid`, (H * W,).
+
+    Both cover the same rectangle.
+
+    Raises:
+        Unavailable: if `smaller` has a larger side, so that some of its patches would be left out.
+    """
+    if smaller.height > grid.height or smaller.width > grid.width:
+        raise Unavailable(f"a grid of {smaller.shape} patches is larger than {grid.shape} on some side")
+    return _nearest(grid, smaller)
+
+
+def _nearest(grid: Grid, other: Grid) -> Tensor:
+    rows, columns = (
+        ((torch.arange(side) + 0.5) * whole / side).long() for side, whole in zip(grid.shape, other.shape, strict=True)
+    )
+    return (rows[:, None] * other.width + columns).flatten()
+
+
+def chosen_layers(layers: Sequence[int] | None, depth: int) -> list[int]:
+    """Return the chosen layers, all by default.
+
+    Raises:
+        ValueError: if there are no such layers.
+    """
+    chosen = list(range(depth)) if layers is None else list(layers)
+    for layer in chosen:
+        if not 0 <= layer < depth:
+            raise ValueError(f"`layers` must be from 0 to {depth - 1}, got {layer}.")
+    return chosen

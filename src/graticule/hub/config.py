@@ -1,0 +1,249 @@
+"""The config.json of a backbone: its name in timm's registry, its arguments, and the words of our grammar."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import timm
+from torch import nn
+from typing_extensions import TypedDict
+
+from graticule.encodings.build import build_position
+from graticule.position.position import ENCODINGS, PositionBuilder
+from graticule.position.resampling import Resampler
+from graticule.registry.checks import known_name
+from graticule.registry.plugins import plugins_of
+from graticule.registry.specs import Spec
+
+#: The arguments of every model that choose its position.
+CHOICES = ("encoding", "joining")
+#: Arguments of timm's `create_model` and of its builder, in addition to those of a backbone.
+OF_TIMM = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_model_args"),
+    *("checkpoint_path", "cache_dir", "features_only", "feature_cls", "out_indices"),
+)
+
+
+def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
+    """Check that model `name` has every argument that is given.
+
+    Raises:
+        ValueError: for the first unknown argument, with the nearest names.
+    """
+    for argument in given:
+        if argument not in known:
+            near = difflib.get_close_matches(argument, known, n=2)
+            hint = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else "."
+            raise ValueError(
+                f"`{argument}` is not an argument of {name}{hint} The arguments are {', '.join(sorted(known))}."
+            )
+
+
+def take_position(
+    kwargs: dict[str, Any], encoding: str = "learnable", defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> PositionBuilder:
+    """Remove `encoding` and `joining`, or `position` itself, from the arguments of a model, and return the builder.
+
+    Args:
+        kwargs: the arguments.
+        encoding: the encoding if none is given.
+        defaults: default options of the model's family, by the name of the encoding.
+    """
+    given = {name: kwargs.pop(name) for name in CHOICES if name in kwargs}
+    if "position" in kwargs:
+        if given:
+            raise ValueError(f"`position` must be given alone, without {', '.join(given)}.")
+        builder: PositionBuilder = kwargs.pop("position")
+        return builder
+    specs = ENCODINGS.specs(given.pop("encoding", encoding))
+    specs = tuple(Spec(spec.name, {**(defaults or {}).get(spec.name, {}), **spec.options}) for spec in specs)
+    return partial(build_position, encoding=specs, **given)
+
+
+def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
+    """Return the encoding and joining of a builder made by `take_position`, as text; None for any other builder."""
+    if not isinstance(builder, partial):
+        return None
+    given = builder.keywords
+    encoding, joining = given.get("encoding", "learnable"), given.get("joining", "default")
+    specs = encoding if isinstance(encoding, tuple) else (encoding,)
+    return {"encoding": " + ".join(map(str, specs)), "joining": str(joining) if isinstance(joining, Spec) else joining}
+
+
+@cache
+def argument_defaults(backbone: type) -> Mapping[str, Any]:
+    """Return the arguments of a class and their defaults, including those that it passes to its base class."""
+    found: dict[str, Any] = {}
+    for kind in backbone.__mro__:
+        parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
+        for parameter in parameters:
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                found.setdefault(parameter.name, None if parameter.default is parameter.empty else parameter.default)
+        if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return MappingProxyType(found)
+
+
+PREFIX = "graticule_"
+#: Arguments that a config.json must not set, in addition to those of timm: their values are functions and classes.
+_FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
+#: Entries of timm's configuration about the preprocessing of images and the names of the classes.
+_PREPARATION = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names")
+
+
+class Preparation(TypedDict, total=False):
+    """Preprocessing of images and names of the classes, as in timm's configuration."""
+
+    mean: list[float]
+    std: list[float]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+    label_names: list[str] | None
+
+
+class Architecture(TypedDict):
+    """A backbone by its name in timm's registry, and its arguments."""
+
+    architecture: str
+    model_args: dict[str, Any]
+
+
+def build_backbone(path: Path, described: Architecture) -> Any:
+    """Build the backbone that the config.json at `path` describes.
+
+    Raises:
+        ValueError: if it describes no backbone that can be built.
+    """
+    try:
+        known_name("architecture", described["architecture"], timm.list_models(f"{PREFIX}*"))
+        return timm.create_model(described["architecture"], **plain_arguments(described["model_args"]))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} describes no model that can be built: {error}") from error
+
+
+def prepare(model: Any, given: Preparation) -> None:
+    """Set the entries of a backbone's timm configuration that describe the preprocessing of its images."""
+    values = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
+    tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
+
+
+def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class.
+
+    Raises:
+        ValueError: for any other argument.
+    """
+    for name, value in given.items():
+        if name in (*OF_TIMM, *_FUNCTIONS):
+            raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
+        if not _plain(value):
+            raise ValueError(f"`model_args` must hold plain values, got {name} = {value!r}.")
+    return {name: tuples(value) for name, value in given.items()}
+
+
+def _plain(value: object) -> bool:
+    return all(map(_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float | None)
+
+
+def tuples(value: object) -> Any:
+    """Return a value with tuples instead of lists, at any depth."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+
+def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of a backbone's config.json.
+
+    Raises:
+        ValueError: if the model was not built by `create_model` or `convert`, or an argument cannot be in a file.
+    """
+    if model.created is None or model.created.get("pruned"):
+        how = "of which blocks were removed" if model.created else "that was built in another way"
+        raise ValueError(
+            f"`model` must be built by create_model or convert, whose name and arguments a file can hold, got a "
+            f"{type(model).__name__} {how}."
+        )
+    described = architecture_of(model)
+    described["model_args"] |= {"num_classes": model.num_classes, "global_pool": model.global_pool}
+    return {
+        **described,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "global_pool": model.global_pool,
+        "pretrained_cfg": configuration_of(model, model.num_classes, preprocessing),
+        "graticule": words_of(model, model),
+    }
+
+
+def architecture_of(model: Any) -> Architecture:
+    """Return the name of a backbone in timm's registry, and its arguments with its present sizes.
+
+    Raises:
+        ValueError: if a file cannot contain them.
+    """
+    if model.created is None:
+        raise ValueError(
+            f"`model` must have a backbone that create_model or convert has built, got a {type(model).__name__} that "
+            "was built in another way."
+        )
+    arguments = {**model.created["arguments"], "img_size": list(model.img_size), "in_chans": model.in_chans}
+    sizes = inspect.signature(model.set_input_size).parameters  # the size of windows may have been changed with it
+    arguments |= {argument: getattr(model, argument) for argument in sizes if argument != "img_size"}
+    for argument, value in arguments.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise ValueError(
+                f"`model` must be built from plain values, got `{argument}` of type {type(value).__name__}."
+            ) from None
+    return {"architecture": PREFIX + model.created["name"], "model_args": arguments}
+
+
+def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's configuration of a model, without the locations of pretrained weights."""
+    known = getattr(backbone, "pretrained_cfg", None) or {}
+    return {
+        **{key: value for key, value in known.items() if key not in ("hf_hub_id", "url", "file", "source")},
+        "input_size": [backbone.in_chans, *backbone.img_size],
+        "num_classes": num_classes,
+        **preprocessing,
+    }
+
+
+def words_of(model: nn.Module, backbone: Any) -> dict[str, Any]:
+    """Return the entry `graticule` of config.json, for a model whose backbone was built from names."""
+    arguments = backbone.created["arguments"]
+    return {
+        "model": backbone.created["name"],
+        "encoding": arguments["encoding"],
+        "joining": arguments["joining"],
+        **used_by(model.modules()),
+    }
+
+
+def used_by(modules: Iterable[nn.Module]) -> dict[str, Any]:
+    """Return the resamplers of modules, and the plugins that define modules or resamplers."""
+    modules = list(modules)
+    return {
+        "resamplers": sorted({str(one) for one in _resamplers(modules)}),
+        "plugins": plugins_of(classes_within(modules)),
+    }
+
+
+def classes_within(modules: Iterable[nn.Module]) -> set[type]:
+    """Return the classes of modules and of their resamplers."""
+    modules = list(modules)
+    return {type(part) for part in (*modules, *_resamplers(modules))}
+
+
+def _resamplers(modules: Iterable[nn.Module]) -> list[Resampler]:
+    held = (getattr(module, "resampler", None) for module in modules)
+    return [one for one in held if isinstance(one, Resampler)]

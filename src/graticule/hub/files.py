@@ -1,0 +1,175 @@
+"""Files of a published model: write them to a folder, upload them to the Hugging Face hub, and find them."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from torch import nn
+
+from graticule.checkpoints.read import save_weights
+from graticule.hub.card import Card, model_card
+from graticule.system.files import write_json, write_text
+
+#: Timeout for a connection to the hub, in seconds.
+_SECONDS = 3.0
+
+
+@contextmanager
+def quick_hub() -> Iterator[None]:
+    """Let downloads use the cache of the hub, or fail, immediately if the hub cannot be reached.
+
+    Raises:
+        ConnectionError: if the hub cannot be reached, and a file is not in the cache.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if constants.HF_HUB_OFFLINE or can_connect(constants.ENDPOINT):
+        yield
+        return
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise ConnectionError(
+            f"{constants.ENDPOINT} accepts no connection within {_SECONDS:.0f} s, and the file is not in the cache"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def can_connect(address: str) -> bool:
+    """Return True if the server at `address`, a URL, or the proxy that is set for it, accepts a connection in time."""
+    url = urlsplit(address)
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if proxy and not proxy_bypass(url.hostname or ""):
+        url = urlsplit(proxy if "//" in proxy else f"//{proxy}", url.scheme)
+    port = url.port or (80 if url.scheme == "http" else 443)
+    found: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((url.hostname or "", port), timeout=_SECONDS).close()
+        except OSError:
+            return
+        found.append(True)
+
+    thread = Thread(target=connect, daemon=True)  # a look-up of a host name has no timeout
+    thread.start()
+    thread.join(_SECONDS)
+    return bool(found)
+
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+#: Files of other libraries that hold pickled Python objects.
+_PICKLES = ("pytorch_model.bin", "pytorch_model.pth", "model.pth", "model.pt")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a model can be written to `folder`.
+
+    Raises:
+        ValueError: if it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is a file.")
+
+
+def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card: Card) -> Path:
+    """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it."""
+    text = model_card(folder.resolve().name, config, sum(p.numel() for p in model.parameters()), card)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(model.state_dict(), folder / WEIGHTS)
+    write_json(folder / CONFIG, config)
+    write_text(folder / CARD, text)
+    return folder
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Check that a name is valid for a repository on the hub.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not _HUB_ID.fullmatch(repo_id):
+        raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
+
+
+def push_folder(
+    folder: Path, repo_id: str, private: bool = False, token: str | None = None, revision: str | None = None
+) -> str:
+    """Upload a folder that `save_pretrained` wrote, and return the address of the commit."""
+    check_repo_id(repo_id)
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="graticule")
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    done = api.upload_folder(
+        repo_id=made.repo_id, folder_path=str(folder), revision=revision, commit_message="Add model"
+    )
+    return str(done)
+
+
+def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Return config.json and model.safetensors of a folder, or of a repository on the hub.
+
+    Args:
+        source: a folder, or OWNER/NAME on the hub.
+        hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
+
+    Raises:
+        FileNotFoundError: if there is no such folder, or a file is missing in it.
+    """
+    if Path(source).is_dir():
+        return _within(Path(source), CONFIG), _within(Path(source), WEIGHTS)
+    return _downloaded(str(source), CONFIG, hub), _downloaded(str(source), WEIGHTS, hub)
+
+
+def _within(folder: Path, name: str) -> Path:
+    """Return a file in a folder.
+
+    Raises:
+        FileNotFoundError: if it does not exist.
+    """
+    path = folder / name
+    if not path.is_file():
+        pickles = [one for one in _PICKLES if (folder / one).exists()]
+        why = f"; {pickles[0]}, which can hold code, is not read" if pickles and name == WEIGHTS else ""
+        raise FileNotFoundError(f"`source` must be a folder with {CONFIG} and {WEIGHTS}, got {folder}, no {name}{why}.")
+    return path
+
+
+def _downloaded(repo_id: str, name: str, hub: Mapping[str, Any]) -> Path:
+    """Return a file of a repository on the hub, from the cache or downloaded."""
+    if not _HUB_ID.fullmatch(repo_id):
+        raise FileNotFoundError(
+            f"`source` must be a folder, or OWNER/NAME on the hub, got {repo_id!r}, which does not exist."
+        )
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        with nullcontext() if hub.get("local_files_only") else quick_hub():
+            return Path(hf_hub_download(repo_id, name, library_name="graticule", **hub))
+    except (LocalEntryNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(
+            f"{repo_id} is not a folder, and could not be downloaded from the hub: {str(error).splitlines()[0]}"
+        ) from error
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repo_id} on the hub has no {name}, so it is not a model of graticule; timm.create_model opens timm's."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repo_id} is neither a folder nor a repository on the hub that you can read; check its name, or log in."
+        ) from error

@@ -1,0 +1,195 @@
+"""Models in folders and on the Hugging Face hub, in timm's layout: config.json, model.safetensors and a model card."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import ConfigDict, with_config
+from torch import nn
+from typing_extensions import TypedDict
+
+from graticule.checkpoints.load import load_checkpoint
+from graticule.hub.card import Card
+from graticule.hub.config import Architecture, Preparation, build_backbone, prepare
+from graticule.hub.files import check_folder, check_repo_id, find_files, push_folder, write_model
+from graticule.registry.checks import checked, known_name
+from graticule.registry.fields import read_typed
+from graticule.registry.plugins import load_plugins, missing_plugins, named_again
+from graticule.registry.registry import Table
+from graticule.system.memory import sized_as
+
+
+class _Words(TypedDict, total=False):
+    """Names of the model, its encoding and its joining, in our grammar."""
+
+    kind: str
+    model: str
+    encoding: str
+    joining: str
+    resamplers: list[str]
+    plugins: dict[str, str]
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Config(TypedDict):
+    """Entries that are read from every config.json."""
+
+    graticule: _Words
+
+
+@with_config(ConfigDict(extra="allow"))
+class _BackboneConfig(Architecture):
+    """Entries that are read from the config.json of a backbone; timm reads further ones."""
+
+    pretrained_cfg: Preparation
+
+
+#: Opens a model of a kind from its config.json and its weights.
+Opener = Callable[[Path, Path], nn.Module]
+Function = TypeVar("Function", bound=Opener)
+#: The kinds of published models; the modules that build a kind register it.
+KINDS: Table[Opener] = Table("graticule.dense", "graticule.external")
+
+
+def register_kind(kind: str) -> Callable[[Function], Function]:
+    """Return a decorator that registers the function that opens published models of a kind."""
+
+    def add(function: Function) -> Function:
+        KINDS[kind] = function
+        return function
+
+    return add
+
+
+class HubModel(nn.Module):
+    """A model that can be saved to a folder or to the hub, and opened from there."""
+
+    #: The name and the arguments that `create_model` built the model from; None if it was built in another way.
+    created: Mapping[str, Any] | None = None
+    #: Reason for which `graticule.export` cannot write a program of it, as a part of a sentence; empty if it can.
+    no_program: ClassVar[str] = ""
+    pretrained_cfg: dict[str, Any]
+
+    @abstractmethod
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the contents of the model's config.json; `preprocessing` has entries of timm's configuration.
+
+        Raises:
+            ValueError: if a file cannot describe how it is built.
+        """
+
+    @checked
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        preprocessing: Mapping[str, Any] | None = None,
+        card: Card | None = None,
+    ) -> Path:
+        """Write config.json, model.safetensors and README.md to `folder`, each completely or not at all, and return it.
+
+        `graticule.from_pretrained` opens it. A backbone is opened by `timm.create_model("local-dir:FOLDER",
+        pretrained=True)` too, once graticule is imported.
+
+        Args:
+            folder: created if it does not exist.
+            preprocessing: entries of timm's configuration that differ from the model's, such as `mean`, `std` and
+                `label_names`.
+            card: contents of the model card in addition to the names of the model.
+
+        Raises:
+            ValueError: if the model was not built from names, or with arguments that a file cannot contain.
+        """
+        folder = Path(folder)
+        check_folder(folder)
+        return write_model(self, folder, self.hub_config(preprocessing or {}), card or Card())
+
+    @checked
+    def push_to_hub(
+        self, repo_id: str, *, private: bool = False, token: str | None = None, revision: str | None = None
+    ) -> str:
+        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the commit.
+
+        Args:
+            repo_id: OWNER/NAME; the repository is created if it does not exist.
+            private: whether a new repository is private.
+            token: token of the hub; by default the one that `hf auth login` has saved.
+            revision: branch.
+        """
+        check_repo_id(repo_id)
+        with tempfile.TemporaryDirectory() as folder:
+            written = self.save_pretrained(Path(folder) / repo_id.rpartition("/")[2])
+            return push_folder(written, repo_id, private, token, revision)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: Any) -> Self:
+        """Open a model as `graticule.from_pretrained` does.
+
+        Raises:
+            ValueError: also if it is of another class.
+        """
+        found = from_pretrained(source, **options)
+        if not isinstance(found, cls):
+            raise ValueError(f"`source` must be a {cls.__name__}, got {str(source)!r}, a {type(found).__name__}.")
+        return found
+
+
+@checked
+def from_pretrained(
+    source: str | Path,
+    *,
+    plugin: str | Path | Sequence[str | Path] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Any:
+    """Load a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
+
+    Only config.json and model.safetensors are read; no code in them is run.
+
+    Args:
+        source: a folder, or OWNER/NAME on the Hugging Face hub.
+        plugin: a Python file or an installed entry point that registers the classes of the model, or several.
+        revision: branch, tag or commit on the hub.
+        token: access token of the hub.
+        cache_dir: where downloaded files are kept, instead of the hub's own folder.
+        local_files_only: whether to download nothing.
+
+    Raises:
+        FileNotFoundError: if there is no such folder, or a file is missing in it.
+        ValueError: if a file is damaged or invalid, or needs a plugin.
+    """
+    load_plugins(plugin)
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    config, weights = find_files(source, hub)
+    words = read_typed(config, _Config)["graticule"]
+    missing, changed = missing_plugins(words.get("plugins", {}))
+    if missing:
+        how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"
+        raise ValueError(
+            f"{config} needs the plugin {' and '.join(missing)}, which is imported only if named: {how}, or "
+            f"{named_again(missing)} on the command line."
+        )
+    for name in changed:
+        warnings.warn(f"the plugin {name} has changed since {config} was written.", stacklevel=2)
+    try:
+        opener = KINDS[known_name("kind", words.get("kind", "backbone"), KINDS)]
+    except ValueError as error:
+        raise ValueError(f"{config} describes no model that can be built: {error}") from None
+    with sized_as(weights):
+        return opener(config, weights).eval()
+
+
+@register_kind("backbone")
+def open_backbone(config: Path, weights: Path) -> nn.Module:
+    """Open a backbone."""
+    described = read_typed(config, _BackboneConfig)
+    model = build_backbone(config, described)
+    prepare(model, described["pretrained_cfg"])
+    return load_checkpoint(model, weights)

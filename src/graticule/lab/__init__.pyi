@@ -1,0 +1,1 @@
+from .testing import check_task as check_task

@@ -1,0 +1,196 @@
+"""The command `graticule`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import select
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+from graticule.lab.commands.stopping import STOPPED, run_resumable
+from graticule.registry.checks import known_name, printable
+from graticule.registry.plugins import load_named_plugins
+from graticule.system.terminal import red
+
+#: Command -> its purpose; each is a module of graticule.lab.commands, imported when it is called.
+COMMANDS = {
+    "models": "list models, encodings, joinings and recipes",
+    "matrix": "list which models take which encodings and joinings",
+    "new": "write a template of a plugin, and a test for it",
+    "train": "train a recipe, or resume a run",
+    "runs": "list runs with their progress and results",
+    "plot": "draw learning curves of runs, or their mean with a band",
+    "report": "write a page on runs: results, tests, curves, recipes, position",
+    "evaluate": "score models at several image sizes or text lengths",
+    "predict": "draw and write predictions of a run: classes, boxes, masks",
+    "generate": "continue a text with a run on text",
+    "correlations": "draw position correlations in each layer, and biases of heads",
+    "translation": "measure how far each layer is from translation equivariance",
+    "attention": "draw attention maps, with and without position",
+    "explore": "write a page that shows position and attention of chosen tokens",
+    "mixing": "draw the token mixing of gated MLPs, and its non-locality",
+    "resamplers": "find the resampler that preserves features at other image sizes",
+    "audit": "write a page on the cost of position and where it can be read",
+    "check": "check the position code of a model, a module or a plugin",
+    "export": "write a model for ONNX Runtime or torch.export, and test it",
+    "publish": "write a run as a folder for the Hugging Face hub",
+    "compare": "train several choices with several seeds: one table",
+    "study": "run a study: a question with its runs, tests and figure",
+    "consolidate": "write the weights of a checkpoint to one safetensors file",
+    "pack": "pack an image folder or tar shards into Arrow files",
+    "gym": "test position encodings on generated tasks",
+    "demo": "train, evaluate and analyze on embedded digits, in minutes",
+}
+_LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
+
+USAGE = f"""\
+usage: graticule COMMAND TARGET [options]
+
+Choose a position encoding and how it reaches each layer, train a vision
+backbone or a language model, and analyze it.
+
+{_LIST}
+
+To begin: graticule train digits_quick
+graticule COMMAND --help shows examples and common options, --help-all all of
+them. Every command takes --plugin FILE.py ..., your files that register
+encodings, joinings, backbones or recipes. Commands that print a table print
+JSON with --json. graticule --completion bash (zsh, fish) prints a script for
+your shell, which completes commands and options.
+An error is one line; GRATICULE_DEBUG=1 shows its traceback.
+"""
+
+#: Commands that resume their work when they are called again.
+RESUMABLE = {"compare", "study", "gym", "demo"}
+
+#: The exit code of a process whose reader has closed the pipe, as `head` does.
+NO_READER = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 for an error that is reported, 2 for a bad option, 130 if stopped,
+    75 if a signal of a cluster stopped a command that can be resumed.
+
+    It is 141 if the reader of the output has closed the pipe.
+    """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the shell closed it
+            setattr(sys, stream, io.StringIO())
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:  # here, because at exit Python would report a failed write itself
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ngraticule: stopped.", file=sys.stderr)
+        return STOPPED
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest of the buffer
+            return NO_READER
+        said = _beyond_memory(error) or (str(error) if isinstance(error, _named_mistakes()) else None)
+        if os.environ.get("GRATICULE_DEBUG") or said is None:
+            raise
+        if isinstance(error, ModuleNotFoundError) and "pip install" not in said:
+            said += '; pip install "graticule[lab]" installs what the commands need.'
+        print(red("graticule: error:", sys.stderr), printable(said.strip()), file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # the disk is full, which Python would report again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    """Run the command that is the first argument; returns its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("graticule"))
+        return 0
+    if arguments[0] == "help":
+        return _run([*arguments[1:], "--help"])
+    option, equals, value = arguments[0].partition("=")
+    if option == "--completion":
+        from graticule.lab.commands.completion import completion
+
+        print(completion(value if equals else " ".join(arguments[1:]), COMMANDS))
+        return 0
+    _quiet()
+    _share_cores()
+    arguments = load_named_plugins(arguments)
+    command = import_module(f"graticule.lab.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
+    if arguments[0] in RESUMABLE:
+        return run_resumable(command.run, arguments[1:])
+    code: int = command.run(arguments[1:])
+    return code
+
+
+def _unread() -> bool:
+    """Return whether stdout is a pipe whose reader has gone away, as `head` does.
+
+    Another write would not show it: an unbuffered stdout loses what it could not write.
+    """
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (AttributeError, io.UnsupportedOperation):  # closed, or no file
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _beyond_memory(error: Exception) -> str | None:
+    """Return the message for an allocation that failed; None for any other error."""
+    reason = str(error).strip().partition("\n")[0]
+    found = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
+    if not isinstance(error, MemoryError) and not found:
+        return None
+    return f"out of memory ({reason or 'MemoryError'}); use smaller images, batches or models."
+
+
+def _named_mistakes() -> tuple[type[Exception], ...]:
+    """Return the errors that a user can fix, which are shown without a traceback (GRATICULE_DEBUG=1 shows it)."""
+    mistakes: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, FloatingPointError)
+    lightning = sys.modules.get(
+        "lightning.fabric.utilities.exceptions"
+    )  # importing it takes seconds, and many commands do not need it
+    return mistakes if lightning is None else (*mistakes, lightning.MisconfigurationException)
+
+
+class _ErrorsOnly(logging.Logger):
+    """Logger that stays at the level ERROR, also if a library sets another level when it is imported."""
+
+    def setLevel(self, level: int | str) -> None:
+        """Set the level to ERROR, whatever `level`."""
+        super().setLevel(logging.ERROR)
+
+
+def _quiet() -> None:
+    """Hide messages of Lightning that are for developers, and the retries of the hub's client; imports neither."""
+    kind = logging.getLoggerClass()
+    logging.setLoggerClass(_ErrorsOnly)
+    try:
+        for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "huggingface_hub"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    finally:
+        logging.setLoggerClass(kind)
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", module=r"torch\..*", category=FutureWarning)
+
+
+def _share_cores() -> None:
+    """Let waiting threads spin only briefly, unless the user chose otherwise.
+
+    OpenMP's threads otherwise spin until the next parallel region, and a training step becomes many times slower as
+    soon as another process computes. It has an effect only before torch is imported.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"

@@ -1,0 +1,1 @@
+"""The commands of `graticule`, one file each."""

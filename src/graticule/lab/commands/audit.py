@@ -1,0 +1,166 @@
+"""`graticule audit`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from graticule.lab.commands.opening import (
+    NamedModels,
+    Opened,
+    check_inputs,
+    check_targets,
+    open_model,
+    size_of,
+    with_own_data,
+)
+from graticule.lab.commands.options import (
+    Output,
+    choose_device,
+    command_line,
+    output_folder,
+    parse,
+    parse_checkpoint,
+    parse_size,
+)
+from graticule.registry.checks import parse_sizes, printable
+
+if TYPE_CHECKING:
+    from graticule.external.view import ModelView
+
+#: The default of the other size, as a multiple of the model's own.
+_OTHER = 1.5
+
+
+@dataclass
+class Audit(NamedModels):
+    """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
+
+        graticule audit deit_tiny_patch16_224 --images FOLDER
+        graticule audit my_model.py:build --images FOLDER --sizes 288
+
+    MODEL is a run folder, a file of weights in it, the name of a model of graticule or timm (timm:NAME if both have
+    it), or FILE.py:NAME. It is not changed. The page has parameters and time, position maps, a linear probe of row and
+    column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
+    """
+
+    model: tyro.conf.Positional[str]
+    """run or published folder, file of weights, name, timm:NAME, or FILE.py:NAME"""
+    images: Path
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
+    count: int = 64
+    """largest number of images, evenly spaced"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
+    labels: Path | None = None
+    """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
+    batch_size: int = 16
+    """images per forward pass"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+    output: Path | None = None
+    """folder for audit.html and audit.json (default: the run's, or this one)"""
+    json: bool = False
+    """print the numbers of audit.json as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Audit the position information of a model."""
+    options = parse(Audit, "audit", arguments)
+    output = Output(options.json)
+    check_targets([options.model], options, "audit")
+    checkpoint = parse_checkpoint(options.checkpoint)
+    others = parse_sizes(options.sizes)
+    if options.count < 5:
+        raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
+    if options.batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
+    check_inputs([options.model], "audit")
+    from graticule.lab.data.pictures import Pictures, find_pictures
+
+    find_pictures(options.images)  # before the model is built
+    opened = with_own_data(open_model(options.model, options, checkpoint))
+    import torch
+
+    from graticule.analysis.audit import audit, audit_json
+    from graticule.external.open_view import view_of
+    from graticule.lab.pages.audit import audit_page
+    from graticule.system.files import write_json
+
+    size = parse_size(options.img_size) or size_of(opened)
+    view = view_of(opened.model).sized(size)
+    if others:
+        for other in others:
+            view.sized(other)
+    else:
+        others = _other_sizes(view)
+    others = [other for other in dict.fromkeys(others) if other != size]
+    device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
+    assert opened.info is not None
+    pictures = Pictures(
+        options.images,
+        opened.info,
+        size,
+        int(getattr(opened.model, "num_classes", 0)),
+        labels=options.labels,
+        count=options.count,
+        augmentation=opened.augmentation,
+    )
+    if pictures.num_test < 5:
+        raise ValueError(f"`images` must have at least five images, got {pictures.num_test} in {options.images}.")
+    chosen = range(pictures.num_test)
+    images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
+    labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
+    found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size)
+    about = _about(opened, options, device, command_line("audit", arguments))
+    folder.mkdir(parents=True, exist_ok=True)
+    page = audit_page(found, opened.title, list(about.items()))
+    record = audit_json(found, about)
+    written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
+    from graticule.lab.pages.audit import findings
+
+    output.say(*findings(found))
+    if labels is None:
+        output.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")
+    output.give(record)
+    output.wrote(*written)
+    return 0
+
+
+def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
+    """Return the default of the other sizes; empty if the model refuses it."""
+    step = view.coarsest_patch
+    sides = [max(round(_OTHER * side / one), 1) * one for side, one in zip(view.img_size, step, strict=True)]
+    other = sides[0], sides[1]
+    try:
+        view.sized(other)
+    except ValueError:
+        return []
+    return [other]
+
+
+def _about(opened: Opened, options: Audit, device: str, command: str) -> dict[str, str]:
+    """Return the description of the audit, as the rows of a table."""
+    from datetime import UTC, datetime
+
+    from graticule.lab.training.surroundings import surroundings
+
+    around = surroundings()
+    versions, machine = around["versions"], around["machine"]
+    return {
+        "model": opened.title,
+        "opened from": opened.target,
+        "images": str(options.images),
+        "command": command,
+        "versions": f"graticule {versions['graticule']}, torch {versions['torch']}, timm {versions['timm']}",
+        "machine": f"{machine['processor']}, {machine['threads']} threads, {device}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }

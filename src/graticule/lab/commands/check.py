@@ -1,0 +1,170 @@
+"""`graticule check`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.lab.commands.opening import TIMM, module_of_file
+from graticule.lab.commands.options import Output, parse
+from graticule.registry.checks import known_name, parse_sizes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.testing.models import Finding
+
+
+@dataclass
+class Check:
+    """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
+
+        graticule check vit_small_patch16_rope_224 --skip export
+        graticule check my_model.py:build --img-size 64x96
+        graticule check my_methods.py        # the classes of a plugin
+
+    MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
+    FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
+    backbones and tasks are checked, tasks by short runs of the first recipe in it.
+    The exit code is 1 if a check failed.
+    """
+
+    target: tyro.conf.Positional[str]
+    """MODEL, FILE.py or FILE.py:NAME"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
+    patch_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
+    skip: list[str] = dataclasses.field(default_factory=list)
+    """names of checks to leave out"""
+    json: bool = False
+    """print the findings as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Check the position code of a model or a plugin."""
+    options = parse(Check, "check", arguments)
+    output = Output(options.json)
+    sizes = {
+        name: parse_sizes([text], name)[0]
+        for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
+        if text is not None
+    }
+    if options.target.endswith(".py"):
+        if sizes or options.skip:
+            raise ValueError("`img_size`, `patch_size` and `skip` must be left out for a plugin, got one of them.")
+        title, found = options.target, list(_plugin(options.target))
+    else:
+        from graticule.testing.models import inspect_model
+
+        title, model = _model(options.target, sizes)
+        found = inspect_model(model, **sizes, skip=options.skip)
+    failed = sum(one.outcome == "failed" for one in found)
+    output.say(title)
+    width = max(len(one.check) for one in found)
+    for one in found:
+        output.say(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
+    counts = {kind: sum(one.outcome == kind for one in found) for kind in ("passed", "failed", "not applicable")}
+    output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    output.give({"target": options.target, "findings": [dataclasses.asdict(one) for one in found]})
+    return int(failed > 0)
+
+
+def _plugin(file: str) -> Iterator[Finding]:
+    """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
+    from graticule.backbones.registry import backbone_of, list_models
+    from graticule.lab.recipes.load import RECIPES
+    from graticule.lab.testing import check_task, check_training
+    from graticule.lab.training.recipe import TrainingRecipe
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.joining import JOININGS
+    from graticule.position.position import ENCODINGS
+    from graticule.position.resampling import RESAMPLERS
+    from graticule.registry.plugins import load_plugin, source_of
+    from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
+    from graticule.testing.models import Finding
+    from graticule.testing.subject import NotApplicable
+
+    load_plugin(file)
+    place = Path(file).resolve()
+
+    def here(definition: Any) -> bool:
+        source = source_of(definition) if definition is not None else None
+        return source is not None and source.resolve() == place
+
+    recipes: list[TrainingRecipe] = [one.function(**one.arguments) for one in RECIPES.values() if here(one.function)]
+    of_task = {recipe.task: recipe for recipe in reversed(recipes)}  # the first recipe of each task
+
+    def check_its_task(name: str) -> None:
+        if name not in of_task:
+            raise NotApplicable(f"no recipe for it is registered in {file}")
+        check_task(of_task[name])
+
+    def check_its_backbone(name: str) -> None:
+        check_backbone(name)
+        check_training(name)
+
+    laws: list[tuple[str, Callable[[str], None], str]] = [
+        *(("encoding", check_encoding, name) for name, one in ENCODINGS.items() if here(one)),
+        *(("joining", check_joining, name) for name, one in JOININGS.items() if here(one)),
+        *(("resampler", check_resampler, name) for name, one in RESAMPLERS.items() if here(one)),
+        *(("backbone", check_its_backbone, name) for name in list_models() if here(backbone_of(name))),
+        *(("task", check_its_task, name) for name, one in list_tasks().items() if here(one)),
+    ]
+    if not laws:
+        raise ValueError(
+            f"`target` must register an encoding, a joining, a resampler, a backbone or a task, got {file}, which "
+            "registers none."
+        )
+    for kind, law, name in laws:
+        try:
+            law(name)
+        except AssertionError as error:
+            yield Finding(f"{kind} {name}", "failed", str(error).partition("\n")[0])
+        except NotApplicable as reason:
+            yield Finding(f"{kind} {name}", "not applicable", str(reason))
+        else:
+            yield Finding(f"{kind} {name}", "passed", "fulfills the contract")
+
+
+def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module]:
+    """Return a title and the model that `target` names."""
+    file, colon, name = target.rpartition(":")
+    if colon and file.endswith(".py"):
+        return target, module_of_file(file, name)
+    import timm
+
+    from graticule.backbones.registry import create_model, list_models
+
+    target = target.removeprefix(TIMM)
+    if not timm.is_model(target):
+        known_name("MODEL", target, [*list_models(), *timm.list_models()])
+        return target, create_model(target)
+    layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
+    image = sizes.get("img_size")
+    # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4
+    small, odd = {"img_size": (64, 96)}, {"img_size": (56, 84)}
+    frames: tuple[dict[str, Any], ...] = (small | {"window_size": (2, 3)}, small, odd, {})
+    if image:
+        frames = ({"img_size": image},)
+    for shape in (one | frame for one in layers for frame in frames):
+        try:
+            model = timm.create_model(target, **shape)
+        except (TypeError, ValueError, AssertionError, RuntimeError, IndexError):
+            continue
+        stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+        patch = getattr(stem, "patch_size", None)
+        if (
+            "img_size" in shape
+            and patch
+            and any(side % step for side, step in zip(shape["img_size"], patch, strict=True))
+        ):
+            continue
+        shown = ", ".join(f"{key} {value}" for key, value in shape.items())
+        return f"{target}, random weights{', ' * bool(shown)}{shown}", model
+    raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")

@@ -1,0 +1,122 @@
+"""Choices on the command line: overrides of a recipe, separated by commas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from graticule.lab.commands.options import overridden
+from graticule.registry.specs import split_outside
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.study import Study
+
+
+def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, Any]:
+    """Return text -> `base` with its overrides, for each text, such as encoding=sinusoidal_2d,joining=lape.
+
+    Args:
+        base: a recipe, a dataclass.
+        given: the texts.
+        command: the command whose options are the fields.
+
+    Raises:
+        ValueError: for a text that is not a list of overrides or is repeated, an unknown field or a refused value.
+    """
+    choices: dict[str, Any] = {}
+    for choice in given:
+        pairs = [pair.strip().partition("=") for pair in split_outside(choice, ",")]
+        if not all(key and equals for key, equals, _ in pairs):
+            raise ValueError(f"`choices` must be like encoding=learnable,joining=lape, got {choice!r}.")
+        flags = [text for key, _, value in pairs for text in flags_of(key, value)]
+        if choice in choices:
+            raise ValueError(f"`choices` must differ, got {choice!r} twice.")
+        choices[choice] = overridden(base, flags, command)
+    return choices
+
+
+def flags_of(key: str, value: str) -> list[str]:
+    """Convert one override to options of tyro: a truth value is --option or --no-option."""
+    *group, name = key.replace("_", "-").split(".")
+    truth = value.lower()
+    if truth in ("true", "false"):
+        return ["--" + ".".join([*group, name if truth == "true" else f"no-{name}"])]
+    values = [value] if key in ("encoding", "joining") else split_outside(value, " ")  # one text with spaces
+    return [f"--{'.'.join([*group, name])}", *values]
+
+
+@dataclass(kw_only=True)
+class CommonValues:
+    """The options that change all runs."""
+
+    epochs: int | None = None
+    """epochs of every run (default: those of the recipe)"""
+    precision: str | None = None
+    """precision of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
+    values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
+    """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
+
+    def flags(self) -> dict[str, list[str]]:
+        """Return key of each changed value -> options of train that change it.
+
+        Raises:
+            ValueError: for a text that is not KEY=VALUE, or a repeated key.
+        """
+        named = [("epochs", self.epochs), ("precision", self.precision)]
+        pairs = [(key, str(value)) for key, value in named if value is not None]
+        for text in self.values:
+            key, equals, value = text.partition("=")
+            if not (key and equals):
+                raise ValueError(f"`set` must be like lr=1e-3, got {text!r}.")
+            pairs.append((key.strip().replace("-", "_"), value))
+        found: dict[str, list[str]] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"`set` must have each value once, got {key} twice.")
+            found[key] = flags_of(key, value)
+        return found
+
+    def changed(self, recipe: Any, command: str) -> Any:
+        """Return a recipe with the values; the error for an unknown one names the nearest.
+
+        Args:
+            recipe: a dataclass.
+            command: the command whose options are its fields.
+        """
+        flags = [text for values in self.flags().values() for text in values]
+        return overridden(recipe, flags, command) if flags else recipe
+
+
+def study_with(study: Study, values: CommonValues) -> Study:
+    """Return a study whose runs all have the values.
+
+    Raises:
+        ValueError: for a value that the recipe does not have, or that its choices or variants change.
+    """
+    keys = [key.partition(".")[0] for key in values.flags()]
+    if not keys:
+        return study
+    from graticule.lab.recipes.load import load_recipe
+
+    for of, changes in (("choices", study.choices), ("variants", study.variants)):
+        for name, fields in changes.items():
+            if taken := sorted(set(keys) & fields.keys()):
+                raise ValueError(
+                    f"`set` must not change a value of the study's {of}, got {taken[0]}, which {name!r} changes."
+                )
+    start = dataclasses.replace(load_recipe(study.recipe), **study.base)
+    found = values.changed(start, f"train {study.recipe}")
+    changed = {one.name for one in dataclasses.fields(start) if getattr(found, one.name) != getattr(start, one.name)}
+    base = {**study.base, **{key: getattr(found, key) for key in {*keys, *changed}}}
+    return dataclasses.replace(study, base=base)
+
+
+def folder_suffix(values: CommonValues) -> str:
+    """Return the suffix of the default folder of changed runs, such as '-epochs-3'; empty if nothing is changed."""
+    given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
+    text = "".join(f"-{key}-{value}" for key, value in given.items())
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in text)

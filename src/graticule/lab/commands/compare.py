@@ -1,0 +1,147 @@
+"""`graticule compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from graticule.lab.commands.choices import CommonValues, folder_suffix, parse_choices
+from graticule.lab.commands.opening import check_task_options
+from graticule.lab.commands.options import Output, choose_device, command_line, output_folder, parse, parse_part
+from graticule.lab.studies.execution import parse_on
+from graticule.registry.checks import parse_sizes
+from graticule.system.files import read_json
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.resolution import Resolutions
+    from graticule.lab.studies.text_lengths import Lengths
+
+
+@dataclass
+class Compare(CommonValues):
+    """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
+
+        graticule compare digits_quick --choices joining=default joining=lape
+        graticule compare digits_quick --choices encoding=peg "encoding=shaw(clip=4)"
+        graticule compare digits_quick --choices lr=1e-3 lr=3e-3 --epochs 3
+
+    A choice is a list of values of the recipe, options of train, separated by commas; an argument of the backbone is
+    "model_kwargs=windows=[8,4]". The tests are against the first choice; p is given unadjusted, and adjusted by Holm's
+    method for their number.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """name of a recipe, or a Python file"""
+    choices: list[str]
+    """the choices; the others are tested against the first"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds, the same for every choice"""
+    output: Path | None = None
+    """folder of the runs and tables (default: runs/compare-RECIPE, followed by changed values)"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """for images: also evaluate every run at these sides, in pixels, or HEIGHTxWIDTH: a second table and a plot"""
+    mode: Literal["zoom", "canvas", "crop"] = "zoom"
+    """with --sizes: zoom scales the content; canvas keeps its scale on a larger canvas, crop that of the middle"""
+    lengths: list[int] = dataclasses.field(default_factory=list)
+    """for text: also evaluate every run in windows of these numbers of tokens: a second table and a plot"""
+    quick: bool = False
+    """only a few steps, to check that everything works"""
+    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the runs, their states and an estimate of the remaining time, and train nothing"""
+    part: str | None = None
+    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    on: str = "here"
+    """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
+    workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
+    dry_run: bool = False
+    """print which runs would be trained where, with slurm the script of a job, and train nothing"""
+    replace: bool = False
+    """replace the tables of a comparison with further choices or seeds in the same folder"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Train several choices with several seeds, and make one table."""
+    options = parse(Compare, "compare", arguments)
+    part = parse_part(options.part)
+    parse_on(options.on)
+    output = Output(options.json)
+    from graticule.lab.recipes.load import load_recipe
+
+    base = load_recipe(options.recipe)  # first, so that an unknown name does not import PyTorch
+
+    from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
+    from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.resolution import resolutions
+    from graticule.lab.studies.text_lengths import lengths
+    from graticule.lab.tasks.parts.image_causes import check_crop
+    from graticule.lab.tasks.parts.image_scores import check_sizes
+    from graticule.lab.tasks.parts.text_scores import check_lengths
+    from graticule.lab.training.task import build_model, task_of
+
+    check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
+    sizes = parse_sizes(options.sizes)
+    base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
+    choices = parse_choices(base, options.choices, f"train {options.recipe}")
+    for recipe in choices.values() if sizes else ():  # before any training
+        check_sizes(build_model(recipe, num_classes=10), sizes)
+        for size in sizes if options.mode == "crop" else ():
+            check_crop(size, recipe.img_size)
+    for recipe in choices.values() if options.lengths else ():
+        task = task_of(recipe)
+        data = task.build_data()
+        check_lengths(task.build_model(task.describe(data)), options.lengths, data)
+    default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
+    folder = output_folder(options.output, Path("runs") / default)
+    if options.dry_run and options.on.startswith("slurm"):
+        print(slurm_script(options.on, folder))
+    if options.list_runs or options.dry_run:
+        columns, *rows = planned_rows(plan(choices, options.seeds, folder))
+        output.give(output.table(columns, rows))
+        return 0
+    with executor_of(options.on, folder) as executor:
+        if part is not None:
+            left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
+            if left:
+                print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+                return 0
+        command = command_line("compare", arguments)
+        comparison = compare(
+            choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
+        )
+    output.table(comparison.columns, comparison.rows())
+    output.say(*comparison.verdict())
+    given = {"comparison": read_json(folder / "comparison.json")}
+    output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "pdf", "svg", "json")))
+    if sizes:
+        found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
+        columns, *rows = found.rows()
+        output.say(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
+        given["sizes"] = output.table(columns, rows)
+        _show_tests(found, output)
+        if found.unplaced:
+            output.say(found.unplaced_note())
+        output.wrote(*found.write(folder))
+    if options.lengths:
+        at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
+        columns, *rows = at_lengths.rows()
+        output.say("\nbits per byte at other lengths, mean and standard deviation")
+        given["lengths"] = output.table(columns, rows)
+        output.say(at_lengths.legend())
+        _show_tests(at_lengths, output)
+        output.wrote(*at_lengths.write(folder))
+    output.give(given)
+    return 0
+
+
+def _show_tests(found: Resolutions | Lengths, output: Output) -> None:
+    """Print the differences from the first choice with p, adjusted p, and the number of tests."""
+    if len(found.scores) > 1:
+        columns, *rows = found.differences()
+        output.table(columns, rows)
+        output.say(found.note())

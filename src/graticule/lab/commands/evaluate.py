@@ -1,0 +1,142 @@
+"""`graticule evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from graticule.lab.commands.figures import Figures
+from graticule.lab.commands.opening import (
+    NamedData,
+    Opened,
+    check_labels,
+    check_targets,
+    check_task_options,
+    labels_of,
+    open_model,
+    test_data,
+    test_task,
+)
+from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint
+from graticule.registry.checks import printable
+
+
+@dataclass
+class Evaluate(Figures, NamedData):
+    """Score models on held-out data: image classifiers at several sizes, language models at several lengths.
+
+        graticule evaluate RUN RUN --sizes 20 28 40 28x56
+        graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
+        graticule evaluate RUN --lengths 128 512
+
+    The results are one table, and a plot of the difference from the size or length of the training.
+    """
+
+    models: tyro.conf.Positional[list[str]]
+    """runs, published folders, files of weights, names or timm:NAME, all of one task; names are of image classifiers"""
+    checkpoint: str = "best"
+    """best or last"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None = None
+    """precision of the computation (default: that of the run)"""
+    output: Path | None = None
+    """folder for the table and the plot (default: the first run's, or this one)"""
+    json: bool = False
+    """print the scores as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Score runs on the held-out data, by their task."""
+    options: Any = parse(options_class(), "evaluate", arguments)
+    output = Output(options.json)
+    check_targets(options.models, options, "evaluate")
+    from graticule.lab.training.evaluation import Evaluated
+    from graticule.lab.training.task import list_tasks
+    from graticule.lab.training.validation import in_precision
+    from graticule.system.files import write_json
+
+    checkpoint = parse_checkpoint(options.checkpoint)
+    device = choose_device(options.device)
+    opened = [open_model(target, options, checkpoint) for target in options.models]
+    tasks = [test_task(one) for one in opened]
+    name = tasks[0].recipe.task
+    for one, task in zip(opened, tasks, strict=True):
+        if task.recipe.task != name:
+            raise ValueError(
+                f"`models` must be all of one task, got {opened[0].target}, which is of {name}, and {one.target}, "
+                f"which is of {task.recipe.task}: evaluate them separately."
+            )
+    kind = list_tasks()[name].evaluation
+    common = {field.name for field in dataclasses.fields(Evaluate)}
+    given = {field.name: field for field in dataclasses.fields(options) if field.name not in common}
+    changed = {key: getattr(options, key) for key in given}
+    check_task_options(name, **{key: value for key, value in changed.items() if value != _default(given[key])})
+    evaluation = kind(**{field.name: changed[field.name] for field in dataclasses.fields(kind)})
+    folder = output_folder(options.output, opened[0].folder)
+    loaded = []
+    for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
+        data = test_data(one, options)
+        if one.run is None:
+            check_labels(one, data, options.data)
+        evaluation.check(task, one.model, data)
+        loaded.append((one, task, data))
+    evaluated, precisions = [], dict[str, list[str]]()
+    for label, (one, task, data) in zip(labels_of(opened), loaded, strict=True):
+        precision = options.precision or task.recipe.precision
+        precisions.setdefault(precision, []).append(one.target)
+        scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
+        evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
+    table = evaluation.table(tasks[0].metric, evaluated)
+    output.table(table.columns, table.rows)
+    output.say(*table.notes)
+    for precision in precisions.keys() - {"32-true"}:
+        output.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
+        for record in table.records:
+            record |= {"precision": precision} if record["run"] in precisions[precision] else {}
+    written = [write_json(folder / "evaluation.json", list(table.records))]
+    figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
+    if figure is not None:
+        from graticule.lab.figures.save import save_figure
+
+        written.append(save_figure(figure, picture))
+    elif picture.is_file():
+        picture.unlink()  # it is of the scores that the table replaces
+    output.give(list(table.records))
+    output.wrote(*written)
+    return 0
+
+
+def _measured(opened: Opened, task: Any, checkpoint: str) -> float | None:
+    """Return the score of a finished run that was measured in training."""
+    if opened.run is None or not opened.run.finished or Path(opened.target) != opened.run.folder:
+        return None
+    measured: float = opened.run.result()[f"{checkpoint}_{task.metric.key}"]
+    return measured
+
+
+def options_class() -> type:
+    """Return the options of the command with those of every task's evaluation."""
+    from graticule.lab.training.task import list_tasks
+
+    tasks = list_tasks()
+    kinds: list[type] = list(dict.fromkeys(tasks[name].evaluation for name in tasks))
+    found = {field.name: field for field in dataclasses.fields(Evaluate)}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            known = found.setdefault(field.name, field)
+            if (known.type, _default(known)) != (field.type, _default(field)):
+                raise ValueError(
+                    f"`evaluation` {kind.__name__} must not have the option {field.name}, which is another one of "
+                    "graticule evaluate."
+                )
+    merged = type("Evaluate", (*reversed(kinds), Evaluate), {"__doc__": Evaluate.__doc__, "__module__": __name__})
+    return dataclass(merged)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -1,0 +1,146 @@
+"""`graticule explore`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from graticule.lab.commands.opening import (
+    NamedModels,
+    Opened,
+    check_inputs,
+    check_name,
+    check_targets,
+    is_named,
+    labels_of,
+    open_model,
+    size_of,
+    with_own_data,
+)
+from graticule.lab.commands.options import command_line, parse, parse_checkpoint, print_written
+from graticule.lab.commands.predict import read_picture
+from graticule.registry.checks import parse_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Explore(NamedModels):
+    """Write one page to explore position in a model, or in two side by side, and open it in the browser.
+
+        graticule explore RUN
+        graticule explore RUN RUN --images 0 5 --sizes 224 288
+        graticule explore deit_tiny_patch16_224 --images photo.jpg
+
+    Choose layer, head and token, by pointer or keys: the page shows the position correlations of the token, its
+    attention with and without position, the bias, the similarity under rotation, and mixing weights. The page contains
+    all its data, so it can be sent as one file.
+    """
+
+    models: tyro.conf.Positional[list[str]]
+    """one or two: runs, published folders, files of weights, names, timm:NAME, or FILE.py:NAME"""
+    images: list[str] = dataclasses.field(default_factory=list)
+    """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
+    img_size: str | None = None
+    """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    output: Path | None = None
+    """file NAME.html (default: explorer.html in the first run, or in this folder)"""
+    open: bool = True
+    """open the page in the browser, if there is a terminal"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write the page of the explorer."""
+    options = parse(Explore, "explore", arguments)
+    check_targets(options.models, options, "explore")
+    if len(options.models) > 2:
+        raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
+    checkpoint, first = parse_checkpoint(options.checkpoint), options.img_size
+    sizes = list(dict.fromkeys(parse_sizes([*([] if first is None else [first]), *options.sizes])))
+    given = _images(options.images, options.models)
+    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
+        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    check_inputs(options.models, "explore")
+    opened = [open_model(target, options, checkpoint) for target in options.models]
+    from graticule.lab.pages.explorer import explored, write_explorer
+
+    found = []
+    for one, label in zip(opened, labels_of(opened), strict=True):
+        known = with_own_data(one)
+        assert known.info is not None
+        images = [_read(known, given, size) for size in sizes or [size_of(one)]]
+        found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
+    page = options.output or opened[0].folder / "explorer.html"
+    written = write_explorer(found, page, _made(command_line("explore", arguments)))
+    print_written(written)
+    if options.open and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(written.resolve().as_uri())
+    return 0
+
+
+def _images(given: list[str], targets: list[str]) -> list[int | Path]:
+    """Return the images as indices of test images or as files, before any work.
+
+    Raises:
+        ValueError, FileNotFoundError: for a file that does not exist, or an index for a model that is not a run.
+    """
+    named = next((target for target in targets if is_named(target)), None)
+    images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
+    for one in images:
+        if isinstance(one, int) and named is not None:
+            check_name(named)
+            raise ValueError(
+                f"`images` must be files for {named!r}, the name of a model and no run with test images of its own, "
+                f"got {one if given else 'none'}; add --images FILE."
+            )
+        if isinstance(one, Path) and not one.is_file():
+            raise FileNotFoundError(
+                f"`images` must be files, or numbers of test images, got {str(one)!r}, which does not exist."
+            )
+    return images
+
+
+def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Tensor:
+    """Return the images as inputs of the model, (n, C, height, width).
+
+    Raises:
+        ValueError: for an index out of range, or a file that is not an image.
+    """
+    import torch
+
+    from graticule.lab.data.augmentation import Augmentation
+    from graticule.lab.data.encoded import LARGEST, decode
+    from graticule.lab.data.transforms import evaluation_transform
+    from graticule.system.files import read_bytes
+
+    assert opened.info is not None
+    transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
+    found: list[Tensor] = []
+    for one in given:
+        if isinstance(one, int):
+            found.append(opened.own_data.test_images(size, [one])[0][0])
+            continue
+        image = read_picture(one, lambda path: decode(read_bytes(path, LARGEST)))
+        found.append(transform(image.convert("L" if opened.info.channels == 1 else "RGB")))
+    return torch.stack(found)
+
+
+def _made(command: str) -> str:
+    """Return the footer with the command, version and date."""
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"Made by {command} with graticule {version('graticule')}, {now}."

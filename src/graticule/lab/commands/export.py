@@ -1,0 +1,155 @@
+"""`graticule export`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from graticule.lab.commands.options import Output, parse
+from graticule.lab.commands.sources import open_source
+from graticule.registry.checks import parse_sizes
+
+if TYPE_CHECKING:
+    from graticule.surgery.export import Exported
+
+#: The suffix of a file in each format.
+SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+#: Number of most frequent operators that are printed.
+_SHOWN = 8
+
+
+@dataclass
+class Export:
+    """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
+
+        graticule export RUN --dynamic batch
+        graticule export RUN --output model.pt2 --dynamic batch height width
+        graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
+
+    With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
+    than 1e-4 of the largest one (in float32).
+    """
+
+    model: tyro.conf.Positional[str]
+    """folder of a run or of a published model, name of a model, or timm:NAME, which is converted"""
+    format: str | None = None
+    """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
+    output: Path | None = None
+    """file (default: model.onnx, .pt2 or .safetensors in the run's folder, or in this one)"""
+    dynamic: list[str] = dataclasses.field(default_factory=list)
+    """dynamic dimensions of the program: batch, height, width, separated by spaces or commas"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH, if fixed (default: that of the model)"""
+    features: list[int] = dataclasses.field(default_factory=list)
+    """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
+    maps: bool = False
+    """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
+    int8: bool = False
+    """quantize the weights of linear layers to 8 bits"""
+    data: str | None = None
+    """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
+    weights: Path | None = None
+    """checkpoint for a model given by name; for timm:NAME also random (default: its published weights)"""
+    encoding: str | None = None
+    """encoding of a model given by name (default: its own)"""
+    joining: str | None = None
+    """joining of a model given by name"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    json: bool = False
+    """print the report as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Export a model, run it and compare it."""
+    options = parse(Export, "export", arguments)
+    shown = Output(options.json)
+    size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
+    free = [name for text in options.dynamic for name in text.split(",") if name]
+    chosen = options.format or ("onnx" if options.output is None else None)
+    source = open_source(
+        options.model, "export", options.weights, options.encoding, options.joining, options.checkpoint
+    )
+    model = source.model
+    output = options.output or source.folder / f"model{SUFFIXES.get(chosen or '', '')}"
+    if options.maps:
+        model = _maps(model)
+    from graticule.surgery.export import export
+    from graticule.surgery.export_subject import Subject
+
+    batches = _batches(options, model, source.run, size or Subject.of(model).size)
+    exported = export(
+        model,
+        output,
+        chosen,
+        img_size=size,
+        dynamic=free,
+        features=options.features,
+        int8=options.int8,
+        timed=True,
+        batches=batches,
+    )
+    shown.say(*report(exported))
+    shown.give(dataclasses.asdict(exported))
+    shown.wrote(output)
+    return 0
+
+
+def report(exported: Exported) -> list[str]:
+    """Return the facts of an exported file, in lines."""
+    lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
+    if exported.operators:
+        top = list(exported.operators.items())[:_SHOWN]
+        rest = sum(exported.operators.values()) - sum(count for _, count in top)
+        lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
+    for one in exported.compared:
+        sides = f"{one.size[0]} x {one.size[1]}"
+        lines.append(f"compared   batch {one.batch}, {sides}: differs from PyTorch by {one.error:.1e} of the largest")
+    if exported.milliseconds is not None:
+        other = exported.unfolded_milliseconds
+        beside = "" if other is None else f"; without folding {other:.2f} ms"
+        lines.append(f"latency    {exported.milliseconds:.2f} ms for one image{beside}")
+    if exported.accuracy is not None:
+        before, after = exported.accuracy
+        lines.append(f"accuracy   {after:.2f} % top-1; in PyTorch {before:.2f} %")
+    return lines
+
+
+def _maps(model: Any) -> Any:
+    """Return the backbone of a dense model with its pyramid.
+
+    Raises:
+        ValueError: if it is not a dense model.
+    """
+    features = getattr(model, "features", None)
+    if features is None:
+        raise ValueError(
+            f"`maps` must be left out with {type(model).__name__}, which is not a detector or segmentation model; "
+            "--features writes maps of a backbone."
+        )
+    return features
+
+
+def _batches(options: Export, model: Any, run: Any, size: tuple[int, int]) -> Any:
+    """Return batches of test images and labels to score the file on; None without data or need."""
+    if options.data is None and (run is None or not options.int8):
+        return None
+    if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
+        if options.data is None:
+            return None
+        raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
+    if options.data is None:
+        return run.data().eval_dataloader(size)
+    from graticule.lab.commands.opening import check_labels, describe_model, named_data
+    from graticule.lab.tasks.classification import images_of
+
+    opened = describe_model(options.model, model, options.model)
+    if run is not None:
+        opened = dataclasses.replace(opened, info=images_of(run), augmentation=run.recipe().augmentation)
+    data = named_data(dataclasses.replace(opened, img_size=size), options.data)
+    check_labels(opened, data, options.data)
+    return data.eval_dataloader(size)

@@ -1,0 +1,93 @@
+"""`graticule gym`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from graticule.lab.commands.options import Output, command_line, output_folder, parse
+from graticule.lab.gym.recipe import GymRecipe
+from graticule.lab.studies.execution import executor_of, parse_on
+
+
+@dataclass
+class Gym:
+    """Train tiny models on pictures whose answer needs one kind of position information, and print their profiles.
+
+        graticule gym --choices encoding=learnable encoding=rope --seeds 0
+        graticule gym --choices encoding=peg joining=lape --tasks place border
+        graticule gym --seeds 0 --on local:2
+        graticule gym --list
+
+    A score is linear in the accuracy, 0 at chance level and 1 if perfect. A choice is a list of values of the options
+    below, separated by commas, as in compare. The same command resumes an interrupted gym.
+    """
+
+    choices: list[str] = dataclasses.field(default_factory=list)
+    """the choices (default: every encoding, absolute ones with LaPE, too)"""
+    tasks: list[str] = dataclasses.field(default_factory=list)
+    """tasks, such as place(density=0.2) (default: all of the surface)"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
+    """seeds of weights and pictures, the same for every choice"""
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    """also test on pictures with this number of cells per side"""
+    output: Path = Path("runs/gym")
+    """folder of the tables and the picture"""
+    on: str = "here"
+    """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
+    list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the tasks, their requirements and chance levels; train nothing"""
+    json: bool = False
+    """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
+    recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
+
+
+def run(arguments: list[str]) -> int:
+    """Train choices on tasks, and print their profiles."""
+    options = parse(Gym, "gym", arguments)
+    output = Output(options.json)
+    if options.list_tasks:
+        from graticule.lab.gym.page import task_rows
+
+        columns, *rows = task_rows()
+        for name, question, knows, frame, surfaces, chance in rows:
+            output.say(f"{name}: {question}\n    {knows} ({frame}), on {surfaces}, chance {chance}")
+        output.give([dict(zip(columns, row, strict=True)) for row in rows])
+        return 0
+    parse_on(options.on)
+    from graticule.lab.commands.choices import parse_choices
+    from graticule.lab.gym.run import gym
+    from graticule.lab.gym.standard import standard_choices
+
+    base = options.recipe
+    given = options.choices or _single(base) or standard_choices()
+    choices = parse_choices(base, given, "gym")
+    folder = output_folder(options.output, Gym.output)
+    with executor_of(options.on, folder) as executor:
+        profile = gym(
+            choices,
+            folder,
+            tasks=options.tasks,
+            seeds=options.seeds,
+            sides=options.sizes,
+            command=command_line("gym", arguments),
+            executor=executor,
+        )
+    for side in profile.sides:
+        output.say(f"\n{profile.title(side)}")
+        columns, *rows = profile.table(side)
+        output.table(columns, rows)
+    output.wrote(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")))
+    output.give([dataclasses.asdict(row) for row in profile.rows])
+    return 0
+
+
+def _single(base: GymRecipe) -> list[str]:
+    """Return the one choice that is given by options instead of --choices."""
+    named = {name: getattr(base, name) for name in ("model", "encoding", "joining")}
+    changed = [f"{name}={value}" for name, value in named.items() if value != getattr(GymRecipe, name)]
+    return [",".join(changed)] if changed else []

@@ -1,0 +1,89 @@
+"""`graticule new`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+import tyro
+
+from graticule.lab.commands.options import parse, print_written
+
+_TEMPLATES = Path(__file__).parent / "templates"
+#: Kind -> arguments of `graticule train` that try a file of that kind.
+_TRY = {
+    "encoding": "digits_quick --plugin {file} --encoding {name}",
+    "bias": "digits_quick --plugin {file} --encoding {name}",
+    "joining": "digits_quick --plugin {file} --joining {name}",
+    "backbone": "digits_quick --plugin {file} --model {name}",
+    "dataset": "digits_quick --plugin {file} --dataset {name}",
+    "recipe": "{name} --plugin {file}",
+    "task": "{name}_digits --plugin {file}",
+}
+
+
+@dataclass
+class New:
+    """Write a working Python file to start from, and a passing test of it.
+
+        graticule new encoding my_encoding
+        graticule new joining my_joining --folder methods
+
+    The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
+    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
+    """
+
+    kind: tyro.conf.Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
+    """kind of class or function that the file registers"""
+    name: tyro.conf.Positional[str]
+    """its name, an identifier such as my_encoding"""
+    folder: Path = Path()
+    """folder to write to (default: this one)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write a plugin and its test."""
+    options = parse(New, "new", arguments)
+    name, file = options.name, options.folder / f"{options.name}.py"
+    _check_name(options.kind, name)
+    test = file.with_name(f"test_{name}.py")
+    for path in (file, test):
+        if path.exists():
+            raise ValueError(f"`name` must be new, got {name!r}, for which {path} exists.")
+    from graticule.system.files import write_text
+
+    parts = {"name": name, "cls": "".join(part.capitalize() for part in name.split("_")), "file": file.name}
+    for path, template in ((file, options.kind), (test, f"test_{options.kind}")):
+        text = (_TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8")
+        write_text(path, Template(text).substitute(parts))
+    print_written(file, test)
+    print(f"test it:  pytest {test}")
+    print(f"train it: graticule train {_TRY[options.kind].format(name=name, file=file)}")
+    return 0
+
+
+def _check_name(kind: str, name: str) -> None:
+    """Check that a name is a new identifier.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    import keyword
+
+    from graticule.lab.recipes.load import list_recipes
+    from graticule.lab.studies.catalog import catalog
+
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(f"`name` must be an identifier, such as my_{kind}, got {name!r}.")
+    known = catalog()
+    names = {
+        "backbone": [*known["models"], *known["language_models"]],
+        "joining": known["joinings"],
+        "dataset": [*known["datasets"], *known["texts"]],
+        "recipe": list_recipes(),
+        "task": known["tasks"],
+    }
+    if name in names.get(kind, known["encodings"]):
+        raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

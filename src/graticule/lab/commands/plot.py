@@ -1,0 +1,205 @@
+"""`graticule plot`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from graticule.lab.commands.options import Output, open_runs, parse, run_labels
+from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.runs import Metrics, Point
+    from graticule.lab.training.metric import Metric
+    from graticule.lab.training.run import Run
+
+
+@dataclass
+class Plot:
+    """Draw the training of runs, finished or not, in one figure, and write its numbers to a CSV file.
+
+    graticule plot runs/a runs/b
+    graticule plot runs/study --group --output curves.png
+    """
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders, or folders of runs at any depth"""
+    metric: str | None = None
+    """a column of their metrics.csv, such as val_loss (default: the one that the runs are judged by, as val_top1)"""
+    against: Literal["epoch", "seconds"] = "epoch"
+    """epochs, or seconds of training"""
+    group: bool = False
+    """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
+    output: Path | None = None
+    """PNG, PDF or SVG file; the CSV has the same name (default: convergence.png in the first folder)"""
+    json: bool = False
+    """print the ends and the best points of the lines as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Draw the training of runs in one figure."""
+    options = parse(Plot, "plot", arguments)
+    output = Output(options.json)
+    runs = open_runs(_runs_in(options.runs, output), "plot")
+    from graticule.lab.figures.save import save_figure
+    from graticule.lab.figures.scores import MOST_LINES, convergence_plot
+    from graticule.lab.studies.runs import curve, group_seeds, read_recipe
+    from graticule.lab.training.metric import TOP1
+    from graticule.system.files import followed, write_text
+
+    picture = followed(options.output) or options.runs[0] / "convergence.png"
+    suffixes = (".png", ".pdf", ".svg")
+    if picture.suffix not in suffixes or picture.stem == "metrics" or picture.is_dir():  # runs have a metrics.csv
+        raise ValueError(
+            f"`output` must be a file NAME.png, NAME.pdf or NAME.svg, and NAME not metrics, got {str(picture)!r}."
+        )
+    names = [printable(name) for name in run_labels(runs)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"`runs` must differ, got {', '.join(map(str, options.runs))}.")
+    named = dict(zip(names, runs, strict=True))
+    judge = _judged_by(named, options.metric)
+    metric = options.metric or (TOP1 if judge is None else judge).column
+    metrics = {name: _read(one.metrics_file, metric, options.against) for name, one in named.items()}
+    groups = {name: [name] for name in names}
+    if options.group:
+        recipes = {}
+        for name, one in named.items():
+            try:
+                recipes[name] = read_recipe(one.recipe_file)
+            except ValueError as error:
+                raise ValueError(f"{one.folder} is damaged: {error}.") from None
+        groups = {
+            label + (f" ({len(members)} seeds)" if len(members) > 1 else ""): members
+            for label, members in group_seeds(recipes).items()
+        }
+    if len(groups) > MOST_LINES:
+        raise ValueError(
+            f"`runs` must make 1 to {MOST_LINES} lines, so that no two look the same, got {len(groups)}; "
+            "--group combines runs that differ only in the seed."
+        )
+    lines = {label: curve([metrics[name] for name in members], metric) for label, members in groups.items()}
+    if empty := next((label for label, points in lines.items() if not points), None):
+        raise ValueError(f"`runs` must have an epoch in common to be grouped, got {', '.join(groups[empty])}.")
+    figure = convergence_plot(
+        {label: [_drawn(point, options.against) for point in points] for label, points in lines.items()},
+        judge or metric,
+        options.against,
+    )
+    ends = _show_ends(output, lines, metric, judge)
+    for label, members in groups.items():
+        most = max(metrics[name]["epoch"][-1] for name in members)
+        if most > lines[label][-1].epoch:
+            output.say(f"{label}: drawn to epoch {lines[label][-1].epoch} of {most:.0f}, as far as all of its runs are")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # for a name in a script that the font lacks
+        written = save_figure(figure, picture)
+    table = write_text(picture.with_suffix(".csv"), _table(lines, groups, metric))
+    output.give(ends)
+    output.wrote(written, table)
+    return 0
+
+
+def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
+    """Return the run folders among `folders`, and those in the others that have finished an epoch.
+
+    Raises:
+        ValueError: for a folder in which there is none.
+    """
+    from graticule.lab.studies.runs import find_runs
+    from graticule.lab.training.run_folder import RunFolder
+
+    found: list[Path] = []
+    for folder in folders:
+        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # a missing one is reported when it is opened
+        if inside != [folder]:
+            begun = [place for place in inside if RunFolder(place).metrics_file.is_file()]
+            output.say(*(f"left out {printable(str(place))}: no epoch yet" for place in inside if place not in begun))
+            inside = begun
+        if not inside:
+            raise ValueError(
+                f"`runs` must be runs or folders of runs, got {str(folder)!r}, in which none has an epoch yet."
+            )
+        found += inside
+    return found
+
+
+def _judged_by(runs: Mapping[str, Run], column: str | None) -> Metric | None:
+    """Return the metric of `column` that runs are judged by, or the common one of all; None if they record none."""
+    from graticule.lab.studies.runs import summarise
+
+    found: dict[Metric, str] = {}
+    for name, one in runs.items():
+        metric = summarise(one.folder).metric
+        if metric is not None and column in (None, metric.column):
+            found.setdefault(metric, name)
+    if len(found) > 1:
+        judged = " and ".join(f"{metric.column} ({metric.label}) for {name}" for metric, name in found.items())
+        raise ValueError(
+            "`metric` must be given if runs have different ones, and be one that all have, such as val_loss, "
+            f"got {judged}; or draw them separately."
+        )
+    return next(iter(found), None)
+
+
+def _read(path: Path, metric: str, against: str) -> Metrics:
+    """Read the metrics of a run, which must have an epoch, `metric` and the column of the other axis."""
+    from graticule.lab.studies.runs import read_metrics
+
+    try:
+        found = read_metrics(path)
+    except FileNotFoundError:
+        found = {"epoch": []}
+    except ValueError as error:
+        raise ValueError(f"{path.parent} is damaged: {error}.") from None
+    if not found["epoch"]:
+        raise ValueError(f"`runs` must have finished an epoch, got {str(path.parent)!r}, which has not yet.")
+    if metric not in found:
+        raise ValueError(f"`metric` must be one that {path.parent} has, {', '.join(found)}, got {metric!r}.")
+    if against == "seconds" and not all(map(math.isfinite, found.get("seconds", [math.nan]))):
+        raise ValueError(f"`against` must be epoch, as {path.parent} lacks the seconds of some epochs, got 'seconds'.")
+    return found
+
+
+def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
+    return point.seconds if against == "seconds" else point.epoch, point.mean, point.deviation
+
+
+def _show_ends(
+    output: Output, lines: Mapping[str, Sequence[Point]], metric: str, judge: Metric | None
+) -> list[dict[str, Any]]:
+    """Print the last point of every line, and the best one of a score or a loss; returns them."""
+    from graticule.lab.figures.scores import LOSSES
+
+    rows = []
+    for label, points in lines.items():
+        known = [point for point in points if math.isfinite(point.mean)]
+        best = "-"
+        if known and (judge or metric in LOSSES):
+            top = (max if judge and judge.highest else min)(known, key=lambda point: point.mean)
+            best = f"{_shown(top.mean, judge)} ({top.epoch})"
+        rows.append((label, str(points[-1].epoch), _shown(points[-1].mean, judge), best))
+    return output.table(("run", "epochs", metric, "best (epoch)"), rows)
+
+
+def _shown(value: float, judge: Metric | None) -> str:
+    return f"{value:.4g}" if judge is None else judge.show(value, unit=False)
+
+
+def _table(lines: Mapping[str, Sequence[Point]], groups: Mapping[str, Sequence[str]], metric: str) -> str:
+    """Return the points as CSV, one row each; a cell without a number is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "runs", "epoch", "seconds", metric, "deviation"))
+    for label, points in lines.items():
+        for epoch, *values in points:
+            cells = ["" if value is None or not math.isfinite(value) else f"{value:.10g}" for value in values]
+            writer.writerow((label, len(groups[label]), epoch, *cells))
+    return text.getvalue()

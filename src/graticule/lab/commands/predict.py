@@ -1,0 +1,155 @@
+"""`graticule predict`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from graticule.lab.commands.figures import Figures
+from graticule.lab.commands.options import Output, choose_device, open_runs, output_folder, parse, parse_checkpoint
+from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.training.run import Run
+
+
+@dataclass
+class Predict(Figures):
+    """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
+
+        graticule predict RUN a.jpg b.jpg
+        graticule predict RUN                # a report on held-out images
+
+    They are also written as JSON: boxes.json and masks.json are results in COCO's format, images.json has the ids of
+    the images. Without images, report.html is written for a detector or a segmentation model: held-out images with
+    ground truth beside predictions, scores and confusion of the classes, and the position information in the layers of
+    the backbone.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """run folder"""
+    images: tyro.conf.Positional[list[Path]] = field(default_factory=list)
+    """files of images"""
+    threshold: float = 0.5
+    """detections with a lower score are not drawn; JSON has all"""
+    count: int = 8
+    """without images: number of held-out images that are drawn"""
+    checkpoint: str = "best"
+    """best or last"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+    output: Path | None = None
+    """folder for pictures, JSON or the report (default: predictions in the run folder)"""
+    json: bool = False
+    """print the predictions of each image as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Draw and write the predictions of a run."""
+    options = parse(Predict, "predict", arguments)
+    (run,) = open_runs([options.run], "predict")
+    if not 0 <= options.threshold <= 1:
+        raise ValueError(f"`threshold` must be from 0 to 1, got {options.threshold}.")
+    if options.count < 1:
+        raise ValueError(f"`count` must be at least 1, got {options.count}.")
+    if missing := [path for path in options.images if not path.is_file()]:
+        raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
+    stems = [path.stem for path in options.images]
+    if twice := [path for path in options.images if stems.count(path.stem) > 1]:
+        raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
+    checkpoint, device = parse_checkpoint(options.checkpoint), choose_device(options.device)
+    folder = output_folder(options.output, run.folder / "predictions")
+    if not options.images:
+        return _report(run, options, checkpoint, device, folder)
+    return _predict(run, options, checkpoint, device, folder)
+
+
+def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
+    """Write a picture of each image, and the predictions as JSON."""
+    import torch
+
+    from graticule.lab.data.dense import read_image
+    from graticule.lab.data.dense_transforms import plain
+    from graticule.lab.figures.pictures import picture
+    from graticule.lab.figures.save import save_figure
+    from graticule.lab.training.prediction import above, image_ids
+    from graticule.system.files import write_json
+
+    images = [read_picture(path, read_image) for path in options.images]  # all errors come before a prediction
+    task, described = run.task(), run.described()
+    model = run.model(checkpoint=checkpoint).to(device)
+    numbers = image_ids(options.images)
+    entries: dict[str, list[dict[str, Any]]] = {}
+    written = []
+    output, said = Output(options.json), {}
+    for path, image, number in zip(options.images, images, numbers, strict=True):
+        with torch.inference_mode():
+            found = task.predict(model, plain(image), number, described)
+        for name, values in found.entries.items():
+            entries.setdefault(name, []).extend(values)
+        shown = above(found, options.threshold)
+        written.append(save_figure(picture([(printable(path.name), shown)]), folder / f"{path.stem}.{options.format}"))
+        if found.classes is not None:
+            written.append(_save_classes(found.classes, folder / f"{path.stem}.classes.png"))
+        what = found.lines or _summary(shown)
+        said[str(path)] = list(what)
+        output.say(f"{printable(str(path))}: {', '.join(what) or 'nothing'}")
+    written += [write_json(folder / name, values) for name, values in entries.items()]
+    files = [{"id": number, "file": str(path)} for number, path in zip(numbers, options.images, strict=True)]
+    written.append(write_json(folder / "images.json", files))
+    output.give(said)
+    output.wrote(*written)
+    return 0
+
+
+def _report(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
+    """Write report.html on held-out images."""
+    from graticule.lab.pages.dense_report import dense_report
+
+    task = run.task()
+    if not hasattr(task, "truth_of"):
+        raise ValueError(
+            f"`images` must be given: a report on held-out images is for detectors and segmentation models, and "
+            f"{run.folder} is of {task.recipe.task}."
+        )
+    report = dense_report(run, options.count, options.threshold, checkpoint=checkpoint, device=device)
+    output = Output(options.json)
+    path = report.write(folder / "report.html")
+    output.give({"report": path})
+    output.wrote(path)
+    return 0
+
+
+def _summary(shown: Any) -> list[str]:
+    """Describe a prediction in one line."""
+    if shown.classes is None:
+        return list(shown.labels)
+    counts = shown.classes.flatten().bincount(minlength=len(shown.class_names))
+    order = counts.argsort(descending=True)[:5].tolist()
+    return [f"{shown.class_names[n]} {100 * int(counts[n]) / shown.classes.numel():.1f} %" for n in order if counts[n]]
+
+
+def read_picture(path: Path, read: Any) -> Any:
+    """Read an image; one that cannot be read is a ValueError."""
+    from PIL import Image
+
+    try:
+        return read(path)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
+
+
+def _save_classes(classes: Any, path: Path) -> Path:
+    """Write the class of each pixel as a PNG of 8 bits, or 16 with more classes."""
+    import numpy as np
+    from PIL import Image
+
+    from graticule.system.files import write_whole
+
+    values = classes.numpy()
+    image = Image.fromarray(values.astype(np.uint8 if values.max() < 256 else np.uint16))
+    return write_whole(path, lambda temporary: image.save(temporary, format="PNG"))

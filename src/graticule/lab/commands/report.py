@@ -1,0 +1,58 @@
+"""`graticule report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from graticule.lab.commands.options import open_runs, parse, print_written, run_labels
+
+
+@dataclass
+class ReportOptions:
+    """Write a page about runs, finished or not: results, tests, learning curves, recipes, and position in their layers.
+
+        graticule report runs/a
+        graticule report runs/compare-digits_quick --output comparison.html
+
+    Runs whose recipes differ only in the seed are one choice; choices with the same seeds are tested against the first.
+    For predictions of a detector or a segmentation model, graticule predict RUN writes a page.
+    """
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders, or folders of runs at any depth"""
+    position: bool = True
+    """draw the position information in the layers of the first run of each choice"""
+    untrained: int = 39
+    """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
+    output: Path | None = None
+    """file NAME.html (default: report.html in the first folder)"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write a page about runs."""
+    options = parse(ReportOptions, "report", arguments)
+    if options.untrained < 0:
+        raise ValueError(f"`untrained` must be at least 0, got {options.untrained}.")
+    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
+        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    if not options.runs:
+        raise ValueError("`runs` must be one run folder or more, got none; see graticule report --help.")
+    from graticule.lab.studies.runs import find_runs
+
+    folders = []
+    for given in options.runs:
+        found = list(find_runs(given))
+        if not found:
+            raise ValueError(f"`runs` must be run folders or folders with runs, got {str(given)!r}, which has none.")
+        folders += found
+    runs = open_runs(folders, "report")
+    from graticule.lab.pages.run_report import run_report
+
+    report = run_report(
+        dict(zip(run_labels(runs), runs, strict=True)), untrained=options.untrained, position=options.position
+    )
+    print_written(report.write(options.output or options.runs[0] / "report.html"))
+    return 0

@@ -1,0 +1,95 @@
+"""`graticule resamplers`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from graticule.lab.commands.opening import NamedModels, check_inputs, check_targets, open_model, size_of, with_own_data
+from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint
+from graticule.registry.checks import parse_sizes, printable
+
+
+@dataclass
+class Resamplers(NamedModels):
+    """Compare all resamplers on a model at other image sizes, by its features and its scores.
+
+        graticule resamplers RUN --images FOLDER --sizes 160 288
+
+    Features are compared with those of the same images at the size of the training. Scores need a run and images in
+    one folder per class. A model of timm is converted first.
+    """
+
+    model: tyro.conf.Positional[str]
+    """run or published folder, file of weights, or name of a model"""
+    images: Path
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
+    sizes: list[str] = dataclasses.field(default_factory=list)
+    """sides in pixels, or HEIGHTxWIDTH"""
+    count: int = 256
+    """largest number of images, evenly spaced"""
+    checkpoint: str = "best"
+    """best or last, of a run"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+    output: Path | None = None
+    """folder for the values of every image as JSON (default: the run's, or this one)"""
+    json: bool = False
+    """print the values of every image as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Compare all resamplers on a model at other image sizes."""
+    options = parse(Resamplers, "resamplers", arguments)
+    shown = Output(options.json)
+    sizes = parse_sizes(options.sizes)
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
+    if options.count < 2:
+        raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
+    checkpoint = parse_checkpoint(options.checkpoint)
+    check_targets([options.model], options, "resamplers")
+    check_inputs([options.model], "resamplers")
+    from graticule.lab.data.pictures import Pictures, find_pictures
+
+    find_pictures(options.images)  # before the model is built
+    opened = with_own_data(open_model(options.model, options, checkpoint))
+    assert opened.info is not None
+    from graticule.backbones.token_model import TokenModel
+    from graticule.external.convert.from_timm import convert
+    from graticule.lab.studies.resamplers import try_resamplers
+    from graticule.lab.tasks.parts.image_scores import check_sizes
+    from graticule.surgery.resize import resampled_modules
+
+    model: Any = opened.model if isinstance(opened.model, TokenModel) else convert(opened.model)
+    resampled_modules(model)  # raises if there are none
+    trained_at = size_of(opened)
+    check_sizes(model, sizes)
+    device, output = choose_device(options.device), output_folder(options.output, opened.folder)
+    pictures = Pictures(
+        options.images,
+        opened.info,
+        trained_at,
+        model.num_classes,
+        count=options.count,
+        augmentation=opened.augmentation,
+    )
+    if pictures.num_test < 2:
+        raise ValueError(f"`images` must have at least two images, got {pictures.num_test} in {options.images}.")
+    every = range(pictures.num_test)
+    images = {size: list(pictures.test_images(size, every)[0]) for size in dict.fromkeys([trained_at, *sizes])}
+    labels = None if pictures.labels is None else pictures.labels.tolist()
+    study = try_resamplers(model, images, trained_at, labels, device=device)
+    header, *rows = study.rows()
+    shown.table(header, rows)
+    shown.say(*study.notes())
+    if labels is None and opened.info.class_names:
+        shown.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
+    output.mkdir(parents=True, exist_ok=True)
+    shown.give(study.record())
+    shown.wrote(study.write(output / "resamplers.json"))
+    return 0

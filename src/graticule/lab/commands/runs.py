@@ -1,0 +1,209 @@
+"""`graticule runs`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tyro
+
+from graticule.lab.commands.options import Output, parse
+from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.runs import Summary
+
+#: Values of recipes that are shown first: in columns if they differ, otherwise in the line below the table.
+_FIRST = ("model", "encoding", "joining", "seed", "lr")
+#: Most other values that are shown in columns by default.
+_OTHERS = 4
+
+
+@dataclass
+class Runs:
+    """List the runs in folders with their progress, their best score so far, and the values in which they differ.
+
+    graticule runs
+    graticule runs runs/study --sort best
+    graticule runs runs/study --format latex > table.tex
+    """
+
+    folders: tyro.conf.Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
+    """folders with runs, at any depth"""
+    sort: Literal["age", "name", "best"] = "age"
+    """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
+    all_columns: bool = False
+    """show every value that differs, and always model, encoding, joining, seed and learning rate"""
+    format: Literal["table", "csv", "latex", "json"] = "table"
+    """format of the list; JSON has the whole recipes"""
+    json: bool = False
+    """the same as --format json"""
+
+
+def run(arguments: list[str]) -> int:
+    """List the runs in folders."""
+    options = parse(Runs, "runs", arguments)
+    chosen = "json" if options.json else options.format
+    found = _sorted(_found(options.folders), options.sort)
+    output = Output(chosen != "table")
+    if chosen == "json":
+        output.give([_record(name, summary) for name, summary in found])
+        return 0
+    values = _values([summary for _, summary in found])
+    if chosen == "csv":
+        print(_csv(found, values), end="")
+    elif not found:
+        output.say(printable(f"no run in {', '.join(map(str, options.folders))}"))
+    else:
+        _show(found, values, output, options.all_columns, latex=chosen == "latex")
+    for name, summary in found:
+        if summary.damage:
+            output.say(f"{name} is damaged: {printable(summary.damage)}")
+    return 0
+
+
+def _found(folders: Sequence[Path]) -> list[tuple[str, Summary]]:
+    """Return the names and the summaries of the runs in folders, each run once."""
+    from graticule.lab.studies.runs import find_runs, summarise
+
+    names: dict[Path, str] = {}
+    for folder in folders:
+        for place in find_runs(folder):
+            relative = place.relative_to(folder) if len(folders) == 1 else place
+            names.setdefault(place.resolve(), str(relative) if relative.parts else place.resolve().name)
+    return [(printable(name), summarise(place)) for place, name in names.items()]
+
+
+def _sorted(found: list[tuple[str, Summary]], by: str) -> list[tuple[str, Summary]]:
+    if by == "name":
+        return sorted(found, key=lambda one: one[0])
+    return sorted(found, key=lambda one: _rank(one[1]) if by == "best" else ("", one[1].changed, 0))
+
+
+def _values(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+    """Return the first values of the recipes, and all that differ: name -> one per run, `-` if a run has none."""
+    from graticule.lab.studies.runs import flat_values
+
+    recipes = [flat_values(summary.recipe) for summary in summaries]
+    keys = dict.fromkeys([*_FIRST, *(key for recipe in recipes for key in recipe)])
+    columns = {key: [_value(recipe, key) for recipe in recipes] for key in keys}
+    read = [bool(recipe) for recipe in recipes]
+    return {
+        key: column
+        for key, column in columns.items()
+        if key in _FIRST or len({value for value, known in zip(column, read, strict=True) if known}) > 1
+    }
+
+
+def _value(recipe: Mapping[str, str], key: str) -> str:
+    """Return a value of a recipe as text; `own` for the default encoding of the model."""
+    value = recipe.get(key, "-")
+    return "own" if (key, value) == ("encoding", "None") else value
+
+
+def _show(
+    found: Sequence[tuple[str, Summary]], values: dict[str, list[str]], output: Output, every: bool, latex: bool
+) -> None:
+    """Print the table of runs, and their common values."""
+    from graticule.lab.studies.latex import latex_table
+
+    shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(found) > 1}
+    shown = [key for key in values if every or key not in shared]
+    others = [key for key in shown if key not in _FIRST]
+    left_out = [] if every else [key for key in others if "-" in values[key]]
+    left_out += [] if every else [key for key in others if key not in left_out][_OTHERS:]
+    shown = [key for key in shown if key not in left_out]
+    metrics = {summary.metric for _, summary in found if summary.metric is not None}
+    mixed = len(metrics) != 1
+    columns = ["run", "state", *shown, "epoch", "best" if mixed else f"best {metrics.pop().title}", "last", "time"]
+    rows = [
+        [name, summary.state, *(values[key][at] for key in shown), *_results(summary, mixed)]
+        for at, (name, summary) in enumerate(found)
+    ]
+    if latex:
+        print(latex_table(columns, rows), end="")
+        return
+    ages = [_length(time.time() - summary.changed) for _, summary in found]
+    output.table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
+    if not every and shared:
+        output.say(f"all have {', '.join(f'{key} {value}' for key, value in shared.items())}")
+    if left_out:
+        named = ", ".join(left_out[:8]) + (", ..." if left_out[8:] else "")
+        what = "value differs or is" if len(left_out) == 1 else "values differ or are"
+        output.say(f"{len(left_out)} other {what} not in all recipes ({named}): see --all-columns")
+    counts = Counter(summary.state for _, summary in found)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    output.say(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
+
+
+def _csv(found: Sequence[tuple[str, Summary]], values: dict[str, list[str]]) -> str:
+    """Return the runs as CSV, one row each; a cell without a value is empty."""
+    records = []
+    for at, (name, summary) in enumerate(found):
+        record = _record(name, summary)
+        del record["recipe"]
+        records.append(record | {key: column[at] for key, column in values.items()})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(key for record in records for key in record), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _rank(summary: Summary) -> tuple[str, float, int]:
+    """Return the sort key of a run: metric, then best score (runs without one come first), then its epoch."""
+    metric, best = summary.metric, summary.best
+    if metric is None or best is None:
+        return "" if metric is None else metric.title, -math.inf, 0
+    return metric.title, best[0] if metric.highest else -best[0], best[1]
+
+
+def _results(summary: Summary, mixed: bool) -> list[str]:
+    """Return the progress and the scores of a run; if metrics are `mixed`, its best score names its metric."""
+    metric = summary.metric
+    best = last = "-"
+    if metric is not None and summary.best:
+        unit = f" {metric.unit or metric.label}" if mixed else ""
+        best = f"{metric.show(summary.best[0], unit=False)}{unit} ({summary.best[1]})"
+    if metric is not None and summary.last is not None:
+        last = metric.show(summary.last, unit=False)
+    epoch = f"{summary.epoch}/{'?' if summary.epochs is None else summary.epochs}"
+    return [epoch, best, last, "-" if summary.seconds is None else _length(summary.seconds, 1)]
+
+
+def _length(seconds: float, decimals: int = 0) -> str:
+    """Return a duration in its largest unit, truncated to `decimals`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{math.floor(seconds / size * 10**decimals) / 10**decimals:.{decimals}f} {unit}"
+    return f"{max(seconds, 0):.0f} s"  # the clock of a file server can be ahead
+
+
+def _record(name: str, summary: Summary) -> dict[str, Any]:
+    recipe, best, metric = summary.recipe, summary.best, summary.metric
+    scores = {}
+    if metric is not None:
+        scores = {f"best_{metric.key}": best[0] if best else None, f"last_{metric.key}": summary.last}
+    return {
+        "name": name,
+        "folder": str(summary.folder),
+        "state": summary.state,
+        "damage": summary.damage or None,
+        **{key: recipe.get(key) for key in ("task", *_FIRST)},
+        "epoch": summary.epoch,
+        "epochs": summary.epochs,
+        **scores,
+        "best_epoch": best[1] if best else None,
+        "seconds": summary.seconds,
+        "changed": datetime.fromtimestamp(summary.changed).astimezone().isoformat(timespec="seconds"),
+        "recipe": recipe,
+    }

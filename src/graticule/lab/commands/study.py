@@ -1,0 +1,170 @@
+"""`graticule study`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from graticule.lab.commands.choices import CommonValues, folder_suffix, study_with
+from graticule.lab.commands.options import Output, output_folder, parse, parse_part
+from graticule.lab.studies.execution import parse_on
+from graticule.registry.checks import known_name
+
+if TYPE_CHECKING:
+    from graticule.lab.studies.study import Study
+
+
+@dataclass
+class StudyOptions(CommonValues):
+    """Run a study: train and measure the missing runs of its table, then write its tables, tests, figure and text.
+
+        graticule study my_study.py --quick
+        graticule study my_study.py --epochs 3 --precision bf16-mixed
+        graticule study my_study.py --docs docs --report
+        graticule study evidence/studies
+        graticule study evidence/studies --docs docs --report
+
+    The studies of a folder are listed, or, with --docs and --report, they are all written again.
+    All results are in one table, a CSV file with a row per score.
+    """
+
+    study: tyro.conf.Positional[str]
+    """a Python file with a function `study()`, or a folder of such files"""
+    seeds: list[int] = dataclasses.field(default_factory=list)
+    """run only these seeds (default: those of the study)"""
+    choices: list[str] = dataclasses.field(default_factory=list)
+    """run only these choices"""
+    variants: list[str] = dataclasses.field(default_factory=list)
+    """run only these variants"""
+    output: Path | None = None
+    """folder of the runs, and of the results without --docs (default: runs/study-NAME, followed by changed values)"""
+    docs: Path | None = None
+    """folder of pages to update: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
+    data_root: Path | None = None
+    """folder of the data set"""
+    report: bool = False
+    """only rewrite tables, tests, figure and text from the table"""
+    quick: bool = False
+    """only a few steps per run and one seed, to check that everything works"""
+    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the missing runs of the table with an estimate of their time, and train nothing"""
+    dry_run: bool = False
+    """the same, with the script of a job for --on slurm"""
+    part: str | None = None
+    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    on: str = "here"
+    """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
+
+
+def run(arguments: list[str]) -> int:
+    """Run a study, or list them."""
+    options = parse(StudyOptions, "study", arguments)
+    from graticule.lab.studies.study import list_studies, load_study
+
+    output = Output(options.json)
+    if Path(options.study).is_dir():
+        found = list_studies(options.study)
+        if not found:
+            raise ValueError(f"`study` must be a folder with studies (NAME.py), got {options.study!r}, which has none.")
+        if not (options.report and options.docs is not None):
+            output.say(*(f"{file}  {question}" for file, question in found.items()))
+            output.give(found)
+            return 0
+        from graticule.lab.studies.study_runs import write_report
+
+        written = []
+        for file in found:
+            table = options.docs / "data" / f"study_{Path(file).stem}.csv"
+            written += write_report(Path(file).stem, load_study(file), table, options.docs, options.docs)
+        output.wrote(*dict.fromkeys(written))
+        return 0
+    part = parse_part(options.part)
+    parse_on(options.on)
+    study = load_study(options.study)
+    name = Path(options.study).stem
+    suffix = "-quick" * options.quick + folder_suffix(options)
+    if suffix and options.docs is not None:
+        raise ValueError(
+            "`docs` must be left out with --quick, --epochs, --precision and --set, whose results are not those of the "
+            f"study, got {str(options.docs)!r}."
+        )
+    study = study_with(study, options)
+    folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
+    table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
+    part_of_it = _selected(study, options)
+
+    from graticule.lab.studies.comparison_runs import planned_rows
+    from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.report import StudyReport
+    from graticule.lab.studies.study_runs import missing_runs, report_pages, run_study, write_report
+    from graticule.lab.studies.study_table import read_table
+
+    if options.docs is not None:
+        report_pages(name, options.docs)  # before any work
+    given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
+    if options.dry_run and options.on.startswith("slurm"):
+        print(slurm_script(options.on, folder))
+    if options.list_runs or options.dry_run:
+        rows = read_table(table)
+        missing = missing_runs(part_of_it, rows, folder, **given)
+        guesses = {cell: part_of_it.seconds_of(variant) for cell, (_, variant) in part_of_it.cells.items()}
+        columns, *planned = planned_rows(missing, guesses)
+        records = output.table(columns, planned) if missing else []
+        kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
+        cost = StudyReport(name, part_of_it, rows).cost()
+        output.say(f"{len(missing)} runs to train, {kept} in {table}; about {cost} on one core")
+        output.give({"runs": records, "kept": kept, "cost": cost})
+        return 0
+    if not options.report:
+        with executor_of(options.on, folder) as executor:
+            progress = not options.json
+            left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
+        if left:
+            output.say(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
+            output.give({"runs_left": left})
+            return 0
+    report = StudyReport(name, study, read_table(table))
+    if not report.rows and options.docs is None:
+        raise FileNotFoundError(
+            f"{table} has no results yet; graticule study {options.study} without --report runs it."
+        )
+    output.say(study.question)
+    tables: dict[str, Any] = {"question": study.question}
+    parts = {"means": (report.measured, report.means()), "tests": (f"Tests of {report.endpoint}.", report.findings())}
+    for key, (title, (header, *body)) in parts.items():
+        if body:
+            output.say("", title)
+        tables[key] = output.table(header, body) if body else []
+    if interim := report.interim():
+        output.say("", interim)
+    tables["interim"] = interim
+    output.wrote(*([] if options.report else [table]), *write_report(name, study, table, folder, options.docs))
+    output.give(tables)
+    return 0
+
+
+def _selected(study: Study, options: StudyOptions) -> Study:
+    """Return the study with only the chosen seeds, choices and variants."""
+    choices = options.choices or list(study.choices)
+    variants = options.variants or list(study.variants)
+    for given, known, argument in ((choices, study.choices, "choices"), (variants, study.variants, "variants")):
+        for one in given:
+            known_name(argument, one, known)
+    seeds = options.seeds or list(study.seeds)
+    return dataclasses.replace(
+        study,
+        choices={name: study.choices[name] for name in choices},
+        variants={name: study.variants[name] for name in variants},
+        without=tuple(
+            (choice, variant) for choice, variant in study.without if choice in choices and variant in variants
+        ),
+        seeds=tuple(seeds[:1] if options.quick else seeds),
+        tests=tuple(pair for pair in study.tested if set(pair) <= set(choices)),
+        interactions=tuple(four for four in study.interactions if set(four) <= set(choices)),
+    )

@@ -1,0 +1,193 @@
+"""`graticule train`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from graticule.lab.commands.options import command_line, output_folder, parse_recipe
+from graticule.lab.commands.stopping import STOPPED, requeue_code
+from graticule.lab.training.run_folder import RunFolder
+from graticule.registry.checks import printable
+
+if TYPE_CHECKING:
+    from graticule.lab.training.recipe import TrainingRecipe
+
+USAGE = """\
+usage: graticule train RECIPE [options, and values of the recipe]
+       graticule train --resume RUN [values that do not change the result]
+
+  graticule train digits_quick
+  graticule train digits_quick --encoding "peg(kernel=5)" --joining lape
+  graticule train RECIPE --output RUN --auto-resume --devices 4 --nodes 2
+  graticule train --resume RUN --devices 1
+  graticule train ./RUN --seed 1      # repeats a run
+
+graticule train RECIPE --help lists the options with their values in that
+recipe. A recipe is a name, the path of a run, such as ./RUN, or a Python file
+of yours with a function recipe().
+
+On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits
+with 75 (or the value of the environment variable GRATICULE_REQUEUE_CODE), for
+the scheduler to queue it again; with --output and --auto-resume the same
+command then resumes it. Several machines: the same command on each, by torchrun
+or SLURM.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Train a recipe, or resume a run."""
+    from graticule.lab.recipes.load import list_recipes
+
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
+        recipes = list_recipes()
+        print(USAGE)
+        if arguments[:1] == ["--help-all"]:
+            print("\n".join(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()))
+        else:
+            names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
+            print(f"recipes (--help-all describes them):\n{names}")
+        return 0 if arguments else 2
+    requeue = requeue_code()
+    resumed = arguments[0].partition("=")[0] == "--resume"
+    recipe, folder, resume = _resumed(arguments) if resumed else _started(arguments)
+
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    from graticule.lab.training.interruption import Interrupted, Preempted
+    from graticule.lab.training.loop import train
+    from graticule.lab.training.run import Run
+
+    run = Run(folder)
+    already = run.finished
+    try:
+        run = train(recipe, run.folder, resume=resume)
+    except Interrupted as reason:
+        rank = getattr(rank_zero_only, "rank", 0)
+        again = printable(command_line("train", ["--resume", str(run.folder)]))
+        if isinstance(reason, Preempted):
+            if not rank:
+                print(f"saved and stopped on a signal; resume with: {again}", file=sys.stderr)
+            return requeue
+        if not rank:
+            print(f"stopped; resume with: {again}", file=sys.stderr)
+        return STOPPED
+    if getattr(rank_zero_only, "rank", 0):  # the first process prints the results
+        return 0
+    result, shown = run.result(), printable(str(run.folder))
+    if already:
+        print("this run is already finished.")
+    metric = recipe.metric
+    last, best = (metric.show(result[f"{which}_{metric.key}"]) for which in ("last", "best"))
+    print(f"{metric.label} {last} after the last epoch, {best} in the best ", end="")
+    print(f"(epoch {result['best_epoch']} of {result['epochs']}), {result['seconds']:.0f} s")
+    if skipped := result["skipped_images"]:
+        named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
+        print(f"{len(skipped)} broken images were left out: {named}")
+    if steps := result.get("skipped_steps"):
+        print(f"{steps} steps were left out, since their loss was not finite: see {shown}/nonfinite-*.json")
+    task = run.task()
+    written = [name for name in task.files if (run.folder / name).exists()]
+    files = ["recipe.json", *written, "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
+    print(f"wrote {shown}: {', '.join(files)}")
+    if next_step := task.next_step(shlex.quote(shown)):
+        print(next_step)
+    return 0
+
+
+def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
+    """Return the recipe and the folder of the run to resume, and True."""
+    given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
+    if not given or given[0].startswith("-"):
+        raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(given) or 'none'}.")
+    from graticule.lab.training.run import Run
+
+    run = Run.open(given[0])
+    recipe = run.recipe()
+    if given[1:]:
+        options = _overridden(recipe, given[1:], f"train --resume {given[0]}")
+        if options.output is not None or options.auto_resume or options.quick:
+            raise ValueError(
+                "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
+            )
+        recipe = options.recipe
+    return recipe, run.folder, True
+
+
+def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
+    """Return the recipe and the folder of a run to start, and whether an existing one is resumed."""
+    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+        raise ValueError("`--resume` must come first, without a recipe; call graticule train --resume RUN --option ...")
+    if arguments[0].startswith("-"):
+        raise ValueError(f"`RECIPE` must come first: graticule train RECIPE --option ..., got {arguments[0]!r}.")
+    from graticule.lab.recipes.load import list_recipes, load_recipe
+
+    loaded = load_recipe(arguments[0])
+    if "--quick" in arguments:  # before the overrides, which take precedence
+        loaded = loaded.quick()
+    options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")
+    if options.auto_resume and options.output is None:
+        raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
+    if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
+        _warn_of_changes(arguments[0])
+    name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = output_folder(options.output, Path()) if options.output else _shared(Path("runs") / name)
+    return options.recipe, folder, options.auto_resume
+
+
+def _warn_of_changes(run: str) -> None:
+    """Warn if a run is repeated with other versions or numbers of threads."""
+    from graticule.lab.training.run import Run
+
+    if changed := Run.open(run).changed_surroundings():
+        what = printable(f"those of {run}: {', '.join(changed)}")
+        print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
+
+
+def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
+    """Parse options with the values of a recipe as defaults."""
+    return parse_recipe(options_class, loaded, arguments, command)
+
+
+def options_class(loaded: object) -> type:
+    """Return the options of the command with the values of a recipe as defaults."""
+    kind = type(loaded)
+
+    @dataclass
+    class Train:
+        """Train a recipe; every value of it can be overridden."""
+
+        recipe: Annotated[Any, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
+        output: Path | None = None
+        """run folder (default: runs/RECIPE-DATE-TIME)"""
+        auto_resume: bool = False
+        """resume the run in the output folder if there is one, otherwise start it"""
+        quick: bool = False
+        """only a few steps, to check that everything works"""
+
+    Train.__annotations__ |= {
+        "recipe": Annotated[kind, tyro.conf.arg(name="")],
+        "output": Path | None,
+        "auto_resume": bool,
+        "quick": bool,
+    }
+    return Train
+
+
+def _shared(folder: Path) -> Path:
+    """Return the run folder of the first process, also in the processes that it starts for further devices."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        os.environ["GRATICULE_RUN"] = str(folder)
+        return folder
+    if "GRATICULE_RUN" in os.environ:
+        return Path(os.environ["GRATICULE_RUN"])
+    raise ValueError("`--output` must be given if several processes were started externally, got none.")

@@ -1,0 +1,139 @@
+"""The augmentation of training images, as values of a recipe; PyTorch is imported only where a name needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareAboveZero, Side, Whole, check_fields
+
+#: Names of torchvision's interpolation modes.
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The augmentation of training images; all off by default. `crop_pct` is for evaluation too."""
+
+    random_crop_padding: Annotated[Whole, Field(le=4096)] = 0
+    """pixels of padding before a random crop, for small images"""
+    scale: tuple[ShareAboveZero, ShareAboveZero] | None = None
+    """range of the area of a random resized crop, as a share of the image"""
+    hflip: Share = 0.0
+    """probability of a horizontal flip"""
+    color_jitter: NotNegative = 0.0
+    """strength of brightness, contrast and saturation jitter; unused with RandAugment"""
+    rand_augment: str | None = None
+    """string in timm's format, such as rand-m9-mstd0.5-inc1"""
+    erasing: Share = 0.0
+    """probability of random erasing"""
+    crop_pct: ShareAboveZero = 1.0
+    """share of the resized image that the center crop keeps in evaluation; 0.875 on ImageNet"""
+    interpolation: str = "bicubic"
+    """interpolation for resizing: bicubic, bilinear, ..."""
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """range of the aspect ratio of a random resized crop"""
+    random_interpolation: Flag = False
+    """use bilinear or bicubic at random for each random resized crop; evaluation uses `interpolation`"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "augmentation.")
+        if self.random_crop_padding and self.scale:
+            raise ValueError(
+                f"`augmentation.random_crop_padding` must be 0 where `scale` crops by area, got "
+                f"{self.random_crop_padding} with {self.scale}."
+            )
+        if self.rand_augment is not None:
+            try:
+                named_augmentation(self.rand_augment, (0.5,), (32, 32))
+            except (AssertionError, KeyError, ValueError, IndexError):
+                raise ValueError(
+                    f"`augmentation.rand_augment` must be one of timm's, such as rand-m9-mstd0.5-inc1, got "
+                    f"{self.rand_augment!r}."
+                ) from None
+        if self.interpolation not in INTERPOLATIONS:
+            known = ", ".join(INTERPOLATIONS)
+            raise ValueError(f"`augmentation.interpolation` must be one of {known}, got {self.interpolation!r}.")
+        if self.scale is not None and self.scale[0] > self.scale[1]:
+            raise ValueError(f"`augmentation.scale` must be a range, the smaller share first, got {self.scale}.")
+        if self.random_crop_padding and (self.random_interpolation or self.ratio != (3 / 4, 4 / 3)):
+            raise ValueError(
+                f"`augmentation.random_crop_padding` must be 0 where crops have a `ratio` or `random_interpolation`, "
+                f"which those by area have, got {self.random_crop_padding}."
+            )
+        if self.ratio[0] > self.ratio[1]:
+            raise ValueError(f"`augmentation.ratio` must be a range, the smaller number first, got {self.ratio}.")
+
+    @property
+    def random(self) -> bool:
+        """Return whether a training image differs from epoch to epoch."""
+        return bool(
+            self.random_crop_padding
+            or self.scale
+            or self.hflip
+            or self.color_jitter
+            or self.rand_augment
+            or self.erasing
+        )
+
+
+def named_augmentation(name: str, mean: tuple[float, ...], size: tuple[int, int]) -> Callable[[Any], Any]:
+    """Build timm's augmentation of that name for images of `size` = (height, width)."""
+    from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+
+    fill = tuple(min(255, round(255 * value)) for value in mean)
+    options = {"translate_const": int(min(size) * 0.45), "img_mean": fill if len(fill) > 1 else fill[0]}
+    build = {"rand": rand_augment_transform, "augm": augment_and_mix_transform}.get(name[:4], auto_augment_transform)
+    augment: Callable[[Any], Any] = build(name, options)
+    return augment
+
+
+@dataclass(frozen=True)
+class DenseAugmentation:
+    """The augmentation of training images; all off by default. Boxes, masks and classes change with the image."""
+
+    sizes: tuple[str, ...] = ()
+    """multi-scale training: SHORTERxLONGER sides, of which each image is fitted to a random one instead of `fit`"""
+    scale: tuple[Positive, Positive] | None = None
+    """range of a random factor of the size after the resize; log-uniform if `log_scale`"""
+    log_scale: Flag = False
+    """draw the factor log-uniformly instead of uniformly"""
+    part: Share = 0.0
+    """probability of DETR's crop before the resize: sides of 384 to 600 pixels of the image at 400, 500 or 600"""
+    crop: tuple[Side, Side] | None = None
+    """height and width of a random crop; smaller images with classes per pixel are padded with ignored pixels"""
+    crop_majority: ShareAboveZero = 1.0
+    """draw a crop again, up to 10 times, while one class has more than this share of its pixels; 0.75 on ADE20K"""
+    hflip: Share = 0.0
+    """probability of a horizontal flip"""
+    photometric: Flag = False
+    """change brightness, contrast, saturation and hue, each with probability 1/2, as mmsegmentation does"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "augmentation.")
+        fitted_sizes(self.sizes, "augmentation.sizes")
+        if self.scale is not None and self.scale[0] > self.scale[1]:
+            raise ValueError(f"`augmentation.scale` must be a range, the smaller factor first, got {self.scale}.")
+        if self.log_scale and self.scale is None:
+            raise ValueError("`augmentation.log_scale` must be left out without `augmentation.scale`.")
+        if self.crop_majority < 1 and self.crop is None:
+            raise ValueError("`augmentation.crop_majority` must be left out without `augmentation.crop`.")
+
+
+def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
+    """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels.
+
+    Raises:
+        ValueError: if they are not sizes, or the longer side comes first.
+    """
+    sizes = parse_sizes(given, name)
+    for shorter, longer in sizes:
+        if shorter > longer:
+            raise ValueError(
+                f"`{name}` must be SHORTERxLONGER sides in pixels, such as 800x1333, got {shorter}x{longer}."
+            )
+    return sizes

@@ -1,0 +1,180 @@
+"""The interface of data sets with boxes, masks or a class per pixel, and the handling of their broken files."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from graticule.lab.data.encoded import LARGEST, decode, stated_size
+from graticule.lab.data.images import DatasetInfo
+from graticule.system.files import read_bytes
+
+log = logging.getLogger(__name__)
+
+#: The class of a pixel that is neither learned nor scored.
+IGNORED = 255
+
+#: The target (ground truth) of an image, by name. Sizes are in pixels of the image, n is the number of objects.
+#:     boxes: (n, 4), left, top, right, bottom, a `tv_tensors.BoundingBoxes`
+#:     labels: (n,), classes from 0
+#:     masks: (n, height, width), of 0 and 1, a `tv_tensors.Mask`
+#:     iscrowd: (n,), True for a group of objects, which is neither learned nor counted as missed
+#:     area: (n,), from the data set
+#:     classes: (height, width), the class of every pixel, or `IGNORED`, a `tv_tensors.Mask`
+#:     image_id: the number of the image in its data set
+Target = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DenseInfo(DatasetInfo):
+    """The facts of a data set for detection or segmentation that a model needs.
+
+    truth: the targets of every image, of boxes, masks and classes.
+    category_ids: the number of each class of objects in the files of the data set, used when results are written.
+    pixel_names: the classes of pixels, if these are not `class_names`.
+    """
+
+    truth: tuple[str, ...] = ("boxes",)
+    category_ids: tuple[int, ...] = ()
+    pixel_names: tuple[str, ...] = ()
+
+
+class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
+    """Pairs of an image, uint8 of (3, height, width), and its target.
+
+    In training (`skip_broken`), an image that cannot be read, or that contradicts its target, is counted in `skipped`,
+    logged, and replaced by the next one; in evaluation it is an error.
+
+    sizes: (n, 2), height and width of every image, if they are known without reading the images.
+    wanted: the entries of the target that are used, of boxes, masks and classes, so that others need not be made; None
+        for all.
+    """
+
+    sizes: np.ndarray | None = None
+    wanted: frozenset[str] | None = None
+
+    def __init__(self, count: int, skip_broken: bool) -> None:
+        self.count = count
+        self.skip_broken = skip_broken
+        self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()  # workers report here
+
+    @abstractmethod
+    def example(self, index: int) -> tuple[Tensor, Target]:
+        """Return an image and its target.
+
+        Raises:
+            ValueError, OSError, SyntaxError, Image.DecompressionBombError: if one of its files is broken.
+        """
+
+    @abstractmethod
+    def place(self, index: int) -> Path:
+        """Return the name of an image in messages."""
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) in the header of the file `place(index)`; None if there is no such image."""
+        path = self.place(index)
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return stated_size(file)
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that were found, in this process or in one of its workers."""
+        return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if self._broken[candidate]:
+                continue
+            try:
+                return self.example(candidate)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                place = self.place(candidate)
+                reason = (str(error) or type(error).__name__).rstrip(".")
+                if not self.skip_broken:
+                    raise ValueError(
+                        f"{place} cannot be used ({reason}); an evaluation needs every image, so fix or remove it."
+                    ) from None
+                self._broken[candidate] = True
+                log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
+        raise ValueError(
+            f"`data_root` must have images that can be read, got none; one of them is {self.place(index)}."
+        )
+
+
+def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:
+    """Read an image as RGB, uint8 of (3, height, width), with the orientation of its EXIF data.
+
+    Args:
+        path: its file.
+        size: the (height, width) that its annotations state; if only the image without its orientation has it, they
+            refer to that.
+        source: what states the size.
+
+    Raises:
+        ValueError, OSError, SyntaxError, Image.DecompressionBombError: if it cannot be read, or has another size.
+    """
+    content = read_bytes(path, LARGEST)
+    pixels = np.array(decode(content))
+    if size is not None and pixels.shape[:2] != size:
+        height, width = pixels.shape[:2]
+        pixels = np.array(decode(content, turned=False))
+        if pixels.shape[:2] != size:
+            raise ValueError(f"it has {height} x {width} pixels, and {size[0]} x {size[1]} in {source}")
+    return tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+
+
+def clip_boxes(boxes: np.ndarray, size: tuple[int, int] | np.ndarray) -> np.ndarray:
+    """Clip boxes (n, 4), left, top, right, bottom, to an image of `size` = (height, width), or one each, (n, 2)."""
+    return boxes.clip(0, np.asarray(size)[..., [1, 0, 1, 0]])
+
+
+def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], image_id: int, **further: Any) -> Target:
+    """Return the target of an image with objects; `iscrowd` is 0 and `area` that of the boxes unless they are given.
+
+    Args:
+        boxes: (n, 4), left, top, right, bottom in pixels; n may be 0.
+        labels: (n,), from 0.
+        size: (height, width) of the image.
+        image_id: the number of the image.
+        further: other entries of the target.
+    """
+    held = torch.from_numpy(np.asarray(boxes, dtype=np.float64).reshape(-1, 4).copy())
+    sides = held[:, 2:] - held[:, :2]
+    return {
+        "boxes": tv_tensors.BoundingBoxes(held, format="XYXY", canvas_size=size),
+        "labels": torch.from_numpy(np.asarray(labels, dtype=np.int64).reshape(-1).copy()),
+        "iscrowd": torch.zeros(len(held), dtype=torch.bool),
+        "area": sides.prod(-1),
+        "image_id": image_id,
+        **further,
+    }
+
+
+def inside(folder: Path, name: object) -> Path:
+    """Return the path in `folder` of the file `name` of an annotation.
+
+    Raises:
+        ValueError: if it is not a relative path, or leads out of the folder.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
+        raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")
+    return folder.joinpath(*parts)

@@ -1,0 +1,239 @@
+"""A data set with boxes, masks or classes per pixel, its transforms and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from graticule.lab.data import own  # noqa: F401 - registers the data sets of the package
+from graticule.lab.data.augmentation import DenseAugmentation
+from graticule.lab.data.dense import DenseImages, DenseInfo, Target
+from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Training, plain
+from graticule.lab.data.images import Split, fingerprint, spread
+from graticule.lab.data.registry import DATASETS, loaded
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
+from graticule.lab.data.transformed import drawing, stated_sizes
+from graticule.registry.checks import known_name
+
+#: The entries of a target that belong to boxes, besides the boxes themselves.
+_OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
+
+
+def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
+    """Load a split of a data set with the targets `truth`, of boxes, masks and classes.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, other targets, or data that do not exist.
+    """
+    known_name("dataset", name, DATASETS)
+    found: Any = loaded(name, split, None if root is None else Path(root))
+    images, info = found
+    held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)
+    if missing := [one for one in truth if one not in held]:
+        raise ValueError(f"`dataset` must have {' and '.join(missing)}, got {name!r}, which has {' and '.join(held)}.")
+    images.wanted = frozenset(truth)
+    return images, info
+
+
+class DenseModule:
+    """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their targets.
+
+    Args:
+        dataset: the name of the data set.
+        truth: the targets that are needed: boxes, and masks, or classes.
+        root: the folder of the data set, if it has one.
+        size: the largest shorter and longer side, in pixels: images are resized to fit in it.
+        batch_size: images per training batch.
+        eval_batch_size: images per batch in evaluation.
+        workers: processes that load images; 0 loads them in the main process.
+        seed: seed of order and augmentation.
+        augmentation: the augmentation of training images.
+        by_shape: whether a batch has only wide or only tall images, which reduces padding.
+        normalize: whether images are normalized; otherwise they are in [0, 1].
+        limit_train: use only this many training images, evenly spaced.
+        limit_test: use only this many test images, evenly spaced.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        truth: Sequence[str],
+        root: str | Path | None = None,
+        size: tuple[int, int],
+        batch_size: int = 16,
+        eval_batch_size: int = 8,
+        workers: int = 0,
+        seed: int = 0,
+        augmentation: DenseAugmentation | None = None,
+        by_shape: bool = False,
+        normalize: bool = True,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+    ) -> None:
+        self.truth = tuple(truth)
+        self.size = size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.workers = workers
+        self.seed = seed
+        self.augmentation = augmentation or DenseAugmentation()
+        self.by_shape = by_shape
+        self.normalize = normalize
+        self.images: dict[Split, DenseImages] = {}
+        self.indices: dict[Split, np.ndarray] = {}
+        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        for split, limit in limits.items():
+            images, self.info = load_dense(dataset, split, root, self.truth)
+            self.images[split] = images
+            count = len(images) if limit is None else min(limit, len(images))
+            self.indices[split] = np.arange(count) * len(images) // count
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes (of pixels, if the targets are classes), in the order of the model's outputs."""
+        return self.info.pixel_names or self.info.class_names if "classes" in self.truth else self.info.class_names
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that training found and left out."""
+        return self.images["train"].skipped
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        return {
+            split: fingerprint(
+                len(chosen), (part for index in spread(len(chosen)) for part in self._parts(split, int(chosen[index])))
+            )
+            for split, chosen in self.indices.items()
+        }
+
+    def _parts(self, split: Split, index: int) -> Iterator[bytes | np.ndarray]:
+        """Yield the contents of an image and its targets; a broken one has no targets."""
+        images = self.images[split]
+        stored = images.place(index)
+        if held := stored.is_file():
+            yield stored.read_bytes()
+        try:
+            image, target = images.example(index)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return
+        if not held:
+            yield image.numpy()
+        yield from (plain(target[name]).numpy() for name in (*_OF_OBJECTS[:2], *self.truth) if name in target)
+
+    @property
+    def num_test(self) -> int:
+        """Return the number of test images."""
+        return len(self.indices["test"])
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the images in the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be split across the processes and micro-batches, there is no batch, or images
+                are grouped by shape and their sizes are not known.
+        """
+        sampler = EpochSampler(len(self.indices["train"]), self.seed)
+        if self.by_shape:
+            height, width = self._train_sizes().T
+            sampler = GroupSampler((width <= height).astype(np.int64), self.batch_size, self.seed)
+        return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
+
+    def _train_sizes(self) -> np.ndarray:
+        """Return (height, width) of the training images, (n, 2), from their headers unless the data set lists them."""
+        images, chosen = self.images["train"], self.indices["train"]
+        sizes = stated_sizes(Subset(images, chosen.tolist())) if images.sizes is None else images.sizes[chosen]
+        if (sizes == 1).all():
+            raise ValueError(
+                "`by_shape` must be False if the sizes of images are not known, got True; give "
+                f"{type(images).__name__} the attribute `sizes`, (n, 2), or files as its `place`."
+            )
+        return sizes
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return batches of images and targets, in another order each epoch."""
+        transform = Training(self.size, self.augmentation, self._normalization)
+        examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
+        return self._loader(examples, batch_sampler=order or self.train_order())
+
+    def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return batches of the test images fitted to `size`, each once over all processes, and of their targets.
+
+        The targets are those of the original images. A padding image has the `image_id` `PADDING`.
+        """
+        examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
+        sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
+        return self._loader(examples, batch_size=self.eval_batch_size, sampler=sampler)
+
+    def evaluation(self, size: tuple[int, int]) -> Evaluation:
+        """Return the transform of evaluation at `size`."""
+        return Evaluation(size, self._normalization)
+
+    @property
+    def _normalization(self) -> DenseInfo | None:
+        return self.info if self.normalize else None
+
+    def _loader(self, examples: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
+        return DataLoader(
+            examples,
+            num_workers=self.workers,
+            collate_fn=_lists,
+            persistent_workers=self.workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+            **kwargs,
+        )
+
+
+class Examples(Dataset[tuple[Tensor, Target]]):
+    """Transformed images and targets, as plain tensors.
+
+    Args:
+        images: all images.
+        indices: the images that are used.
+        transform: the transform of image and target.
+        truth: the kinds of targets that are kept.
+        seed: seed of random transforms, whose draws are a function of seed and key; None if there are none.
+    """
+
+    def __init__(
+        self,
+        images: DenseImages,
+        indices: np.ndarray,
+        transform: DenseTransform,
+        truth: Sequence[str],
+        seed: int | None = None,
+    ) -> None:
+        self.images = images
+        self.indices = indices
+        self.transform = transform
+        self.kept = {*truth, "image_id", *(_OF_OBJECTS if "boxes" in truth else ())}
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, key: int | Key) -> tuple[Tensor, Target]:
+        index = key[1] if isinstance(key, tuple) else key
+        image, target = self.images[int(self.indices[index if index >= 0 else -1 - index])]
+        target = {name: value for name, value in target.items() if name in self.kept}
+        if isinstance(key, tuple) and self.seed is not None:
+            with drawing(self.seed, key):
+                image, target = self.transform(image, target)
+        else:
+            image, target = self.transform(image, target)
+        if index < 0:
+            target["image_id"] = PADDING
+        return plain(image), {name: plain(value) for name, value in target.items()}
+
+
+def _lists(examples: list[tuple[Tensor, Target]]) -> tuple[list[Tensor], list[Target]]:
+    images, targets = zip(*examples, strict=True)
+    return list(images), list(targets)

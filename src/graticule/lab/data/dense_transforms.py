@@ -1,0 +1,247 @@
+"""Transforms of images together with their boxes, masks and classes, on torchvision's transforms v2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
+from graticule.lab.data.dense import IGNORED, Target
+from graticule.lab.data.images import DatasetInfo
+
+#: A function of an image (3, height, width) and its target that transforms both. Randomness is torch's.
+DenseTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
+#: The entries of a target that have one value per object, besides its boxes.
+_PER_OBJECT = ("labels", "masks", "iscrowd", "area")
+_MOST_CROPS = 10
+#: DETR's crop before the resize: shorter sides of the image, its longest side, and the range of the crop's sides.
+_PART_SIZES, _PART_SIDES = ((400, 1333), (500, 1333), (600, 1333)), (384, 600)
+
+
+def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest (height, width) of the aspect ratio of `size` with sides of at most `within`.
+
+    >>> fitted((480, 640), (800, 1333)), fitted((640, 480), (800, 1333)), fitted((100, 900), (800, 1333))
+    ((800, 1067), (1067, 800), (148, 1333))
+
+    Args:
+        size: (height, width) in pixels.
+        within: the largest shorter and longer side.
+    """
+    factor = min(within[0] / min(size), within[1] / max(size))
+    return _scaled(size, factor)
+
+
+def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
+    height, width = (max(1, math.floor(side * factor + 0.5)) for side in size)
+    return height, width
+
+
+def resized(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+    """Resize an image (bilinear) and its target (masks and classes: nearest) to (height, width)."""
+    if tuple(image.shape[-2:]) == size:
+        return image, target
+    return F.resize(image, list(size), antialias=True), {
+        name: F.resize(value, list(size)) if isinstance(value, tv_tensors.TVTensor) else value
+        for name, value in target.items()
+    }
+
+
+def flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
+    """Flip an image and its target horizontally."""
+    return F.horizontal_flip(image), _each(target, F.horizontal_flip)
+
+
+def cropped(image: Tensor, target: Target, box: tuple[int, int, int, int]) -> tuple[Tensor, Target]:
+    """Crop an image and its target to (top, left, height, width); objects of which nothing is left are dropped.
+
+    Boxes are clipped at the border of the crop.
+    """
+    changed = _each(target, lambda value: F.crop(value, *box))
+    if "boxes" in changed:
+        changed["boxes"] = F.clamp_bounding_boxes(changed["boxes"])
+    return F.crop(image, *box), without_empty(changed)
+
+
+def padded(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+    """Pad an image with zeros, at the bottom and on the right, to at least (height, width); classes with `IGNORED`."""
+    missing = [max(0, wanted - has) for wanted, has in zip(size, image.shape[-2:], strict=True)]
+    if not any(missing):
+        return image, target
+    margins = [0, 0, missing[1], missing[0]]
+    changed = _each({name: value for name, value in target.items() if name != "classes"}, lambda v: F.pad(v, margins))
+    if "classes" in target:
+        changed["classes"] = F.pad(target["classes"], margins, fill=IGNORED)
+    return F.pad(image, margins), changed
+
+
+def distorted(image: Tensor) -> Tensor:
+    """Change brightness, contrast, saturation and hue, each with probability 1/2; return float32 in [0, 1].
+
+    These are the changes of mmsegmentation's PhotoMetricDistortion, without its rounding to 8 bits after each: up to
+    32 of 255 is added; all channels are multiplied by .5 to 1.5 (contrast), before or after the other two; the
+    saturation (HSV) is multiplied by .5 to 1.5; the hue moves by up to a tenth of the circle.
+
+    Args:
+        image: (3, height, width), uint8, or float32 in [0, 1].
+    """
+    x = F.to_dtype(image, torch.float32, scale=True)
+    early = _uniform() < 0.5
+
+    def contrast(x: Tensor) -> Tensor:
+        return (x * (0.5 + _uniform())).clamp(0, 1) if _uniform() < 0.5 else x
+
+    if _uniform() < 0.5:
+        x = (x + (2 * _uniform() - 1) * 32 / 255).clamp(0, 1)
+    x = contrast(x) if early else x
+    if _uniform() < 0.5:
+        high, low = x.amax(0), x.amin(0)
+        most = high / (high - low)  # a saturation of 1; NaN or infinite for gray pixels, which do not change
+        x = torch.where(high > low, high - (high - x) * most.clamp(max=0.5 + _uniform()), x)
+    if _uniform() < 0.5:
+        x = F.adjust_hue(x, 0.2 * _uniform() - 0.1)
+    return x if early else contrast(x)
+
+
+def without_empty(target: Target) -> Target:
+    """Return the target without objects whose box has no area or whose mask has no pixel."""
+    if "boxes" not in target:
+        return target
+    boxes = target["boxes"]
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(-1)
+    if "masks" in target:
+        kept = kept & target["masks"].bool().any(-1).any(-1)
+    return chosen(target, kept)
+
+
+def chosen(target: Target, kept: Tensor) -> Target:
+    """Return the target with some of its objects; kept: (n,), bool."""
+    changed = dict(target)
+    for name in ("boxes", *_PER_OBJECT):
+        if name in target:
+            value = target[name]
+            changed[name] = (
+                tv_tensors.wrap(value[kept], like=value) if isinstance(value, tv_tensors.TVTensor) else value[kept]
+            )
+    return changed
+
+
+def _each(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
+    return {name: change(value) if isinstance(value, tv_tensors.TVTensor) else value for name, value in target.items()}
+
+
+class Training:
+    """The transform of training: the changes of `DenseAugmentation` in their order, then normalization and padding.
+
+    Args:
+        fit: the largest shorter and longer side after the resize.
+        augmentation: the random changes.
+        info: mean and std, by which images are normalized; None leaves them in [0, 1], for models that normalize.
+    """
+
+    def __init__(self, fit: tuple[int, int], augmentation: DenseAugmentation, info: DatasetInfo | None = None) -> None:
+        self.info = info
+        self.augmentation = augmentation
+        self.sizes = fitted_sizes(augmentation.sizes, "augmentation.sizes") or [fit]
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        """Return an image, float32, and its target."""
+        given = self.augmentation
+        if given.part and _uniform() < given.part:
+            image, target = resized(image, target, fitted(_size(image), _PART_SIZES[_below(len(_PART_SIZES))]))
+            image, target = cropped(image, target, self._box(image, self._part(image)))
+        size = fitted(_size(image), self.sizes[_below(len(self.sizes))])
+        if given.scale is not None:
+            size = _scaled(size, self._factor(given.scale))
+        image, target = resized(image, target, size)
+        if given.crop is not None:
+            image, target = self._cropped(image, target, given.crop)
+        if given.hflip and _uniform() < given.hflip:
+            image, target = flipped(image, target)
+        if given.photometric:
+            image = distorted(image)
+        image = normalized(image, self.info)
+        return padded(image, target, given.crop) if given.crop and "classes" in target else (image, target)
+
+    def _factor(self, scale: tuple[float, float]) -> float:
+        low, high = map(math.log, scale) if self.augmentation.log_scale else scale
+        drawn = low + (high - low) * _uniform()
+        return math.exp(drawn) if self.augmentation.log_scale else drawn
+
+    def _part(self, image: Tensor) -> tuple[int, int]:
+        height, width = (_between(min(_PART_SIDES[0], side), min(_PART_SIDES[1], side)) for side in _size(image))
+        return height, width
+
+    def _cropped(self, image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+        box = self._box(image, size)
+        if "classes" in target and self.augmentation.crop_majority < 1:
+            for _ in range(_MOST_CROPS):
+                classes = F.crop(target["classes"], *box).as_subclass(Tensor).flatten()
+                counts = torch.bincount(classes[classes != IGNORED].long())
+                if (counts > 0).sum() > 1 and counts.max() < self.augmentation.crop_majority * counts.sum():
+                    break
+                box = self._box(image, size)
+        return cropped(image, target, box)
+
+    def _box(self, image: Tensor, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Draw (top, left, height, width) of a crop of at most `size`."""
+        height, width = (min(wanted, has) for wanted, has in zip(size, _size(image), strict=True))
+        return (
+            _between(0, image.shape[-2] - height),
+            _between(0, image.shape[-1] - width),
+            height,
+            width,
+        )
+
+
+class Evaluation:
+    """The transform of evaluation: the resize and the normalization. The target stays that of the original image.
+
+    The target gets the `size` of the original, (height, width), to which predictions are resized.
+
+    Args:
+        fit: the largest shorter and longer side.
+        info: mean and std, by which images are normalized; None leaves them in [0, 1], for models that normalize.
+    """
+
+    def __init__(self, fit: tuple[int, int], info: DatasetInfo | None = None) -> None:
+        self.info = info
+        self.fit = fit
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        """Return an image, float32, and the target."""
+        small, _ = resized(image, {}, fitted(_size(image), self.fit))
+        return normalized(small, self.info), {**target, "size": _size(image)}
+
+
+def normalized(image: Tensor, info: DatasetInfo | None) -> Tensor:
+    """Return a uint8 image as float32 in [0, 1], normalized by the mean and std of `info` if given."""
+    scaled: Tensor = F.to_dtype(image, torch.float32, scale=True)
+    return scaled if info is None else F.normalize(scaled, list(info.mean), list(info.std))
+
+
+def _size(image: Tensor) -> tuple[int, int]:
+    return int(image.shape[-2]), int(image.shape[-1])
+
+
+def _uniform() -> float:
+    return float(torch.rand(()))
+
+
+def _below(count: int) -> int:
+    return int(torch.randint(count, ()))
+
+
+def _between(first: int, last: int) -> int:
+    return first + _below(last - first + 1)
+
+
+def plain(value: object) -> Any:
+    """Return a tensor of torchvision's kinds as a plain tensor, and anything else unchanged."""
+    return value.as_subclass(Tensor) if isinstance(value, tv_tensors.TVTensor) else value

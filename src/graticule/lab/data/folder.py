@@ -1,0 +1,164 @@
+"""Image folders in ImageNet's layout: root/train/CLASS/*.JPEG and root/val/CLASS/*.JPEG."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from graticule.lab.data.encoded import LARGEST, EncodedImages, stated_size
+from graticule.lab.data.images import DatasetInfo, Split
+from graticule.system.files import check_plain, read_bytes
+
+#: The folders of a split; the first that exists is used.
+SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("val", "validation", "test")}
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is an image."""
+    return name.lower().endswith(IMG_EXTENSIONS)
+
+
+class FolderImages(EncodedImages):
+    """Images of a folder, one sub-folder per class."""
+
+    def __init__(self, files: list[tuple[Path, int]], skip_broken: bool) -> None:
+        super().__init__(np.asarray([label for _, label in files]), skip_broken)
+        self.files = files
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of a file.
+
+        Raises:
+            ValueError: if it is not a regular file any more, or is too large for an image.
+        """
+        return read_bytes(self.files[index][0], LARGEST)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) in the header of a file; no more of it is read."""
+        path = self.files[index][0]
+        check_plain(path)
+        with path.open("rb") as file:
+            return stated_size(file)
+
+    def place(self, index: int) -> Path:
+        """Return the path of a file."""
+        return self.files[index][0]
+
+
+def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
+    """Load `root`/train, or `root`/val (or validation, or test).
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing or empty, fewer than two classes, a class
+            without images, classes that differ between the splits, a link that leads nowhere or back, or an image that
+            is not a regular file.
+    """
+    names, files = folder_files(root)
+    info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    return FolderImages(files[split], skip_broken=split == "train"), info
+
+
+def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
+    """Find the names of the classes, and (file, label) of every image of both splits.
+
+    Raises:
+        ValueError, FileNotFoundError: as in `image_folder`.
+    """
+    if root is None or not root.is_dir():
+        raise FileNotFoundError(
+            f"`data_root` must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got {str(root)!r}, which does "
+            "not exist."
+        )
+    found = {split: _classes(root, split) for split in SPLITS}
+    if differing := sorted(set(found["train"]) ^ set(found["test"])):
+        raise ValueError(
+            f"`data_root` must have the same classes in training and evaluation; in one only: "
+            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
+        )
+    names = tuple(sorted(found["train"]))
+    return names, {
+        split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
+        for split, classes in found.items()
+    }
+
+
+def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
+    """Find the images of every class of a split."""
+    folder = split_folder(root, split)
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    classes = sorted(entry.name for entry in entries if entry.is_dir() or _leads_nowhere(entry))
+    if len(classes) < 2:
+        raise ValueError(f"`data_root` must have two classes or more, got {len(classes)} in {folder}.")
+    for name in classes:
+        check_link(folder / name)
+    found = {name: files_below(folder / name, is_image) for name in classes}
+    if empty := [name for name, images in found.items() if not images]:
+        raise ValueError(
+            f"`data_root` must have images ({', '.join(IMG_EXTENSIONS)}) in every class, got none in "
+            f"{', '.join(str(folder / name) for name in empty[:3])}."
+        )
+    return found
+
+
+def split_folder(root: Path, split: Split) -> Path:
+    """Return the folder of a split.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(
+            f"`data_root` must have a folder {' or '.join(SPLITS[split])}, got {root}, which has none."
+        )
+    return folder
+
+
+def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = True) -> list[Path]:
+    """Find the regular files at any depth below `folder` whose names are `wanted`; links are followed.
+
+    Hidden folders are entered only if `hidden`.
+
+    Raises:
+        ValueError: for a link that leads nowhere or to a folder that contains it, or a file that is not regular, such
+            as a pipe.
+    """
+    found: list[Path] = []
+    left: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]  # with the folders from which a link was followed
+    while left:
+        place, origins = left.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                path, link = Path(entry.path), entry.is_symlink()
+                if path.is_dir() if link else entry.is_dir():
+                    if not hidden and entry.name.startswith("."):
+                        continue
+                    above = (*origins, os.path.realpath(place)) if link else origins
+                    if link and any(Path(one).is_relative_to(os.path.realpath(path)) for one in above):
+                        raise ValueError(f"{path} must not be a link to a folder that contains it.")
+                    left.append((path, above))
+                elif wanted(entry.name):
+                    if not entry.is_file(follow_symlinks=False):
+                        check_link(path)
+                        check_plain(path)
+                    found.append(path)
+    return sorted(found)
+
+
+def check_link(path: Path) -> None:
+    """Check that `path`, if it is a link, leads to something.
+
+    Raises:
+        ValueError: if it does not, naming both ends.
+    """
+    if _leads_nowhere(path):
+        raise ValueError(f"{path} must be a file or a folder, got a link that leads nowhere, to {os.readlink(path)}.")
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()

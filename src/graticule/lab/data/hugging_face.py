@@ -1,0 +1,324 @@
+"""Data sets in the format of Hugging Face `datasets`, as `DatasetDict.save_to_disk` and `graticule pack` write them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+from graticule.lab.data.encoded import LARGEST, EncodedImages
+from graticule.lab.data.folder import SPLITS, files_below
+from graticule.lab.data.images import MOST_CLASSES, DatasetInfo, Split
+from graticule.system.files import check_plain, read_json
+
+#: The file that lists the splits, and the plan of `pack`.
+DICT, PLAN = "dataset_dict.json", "pack.json"
+#: Most files that are open at a time.
+_OPEN = 32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Index of the images in Arrow files: `offsets` and `sizes` in bytes, and `labels`, (n,) each.
+
+    The rows of `files[i]` begin at row `starts[i]`; an image that does not exist has size 0.
+    """
+
+    files: tuple[Path, ...]
+    starts: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    labels: np.ndarray
+
+
+class ArrowImages(EncodedImages):
+    """Images in Arrow files; the bytes of an image are read on access.
+
+    They are not read through a memory map: a truncated file or a failing disk would kill the process (SIGBUS).
+
+    Args:
+        rows: the index of the images.
+        column: the column of the images.
+        skip_broken: replace images that cannot be decoded.
+    """
+
+    def __init__(self, rows: Rows, column: str, skip_broken: bool) -> None:
+        super().__init__(rows.labels, skip_broken)
+        self.rows = rows
+        self.column = column
+        self._files = _OpenFiles(rows.files)
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of an image; empty if the data set has none.
+
+        Raises:
+            ValueError: if its file was truncated after it was opened.
+        """
+        file, _ = self._find(index)
+        size = int(self.rows.sizes[index])
+        content = self._files.read(file, int(self.rows.offsets[index]), size)
+        if len(content) < size:
+            raise ValueError(f"{self.rows.files[file]} was truncated while it was read: row {index} is incomplete.")
+        return content
+
+    def place(self, index: int) -> Path:
+        """Return the folder of the split and the number of the row, with the name of its original file."""
+        file, row = self._find(index)
+        path = self.rows.files[file]
+        cell = open_arrow(path)[0].column(self.column)[row]
+        name = cell["path"].as_py() if cell.is_valid else None
+        return path.parent / (f"row {index}: {name}" if name else f"row {index}")
+
+    def _find(self, index: int) -> tuple[int, int]:
+        """Return the number of the file of an image, and the row in it."""
+        file = int(np.searchsorted(self.rows.starts, index, side="right")) - 1
+        return file, index - int(self.rows.starts[file])
+
+
+class _OpenFiles:
+    """Reader of many files that keeps a few of them open; each process opens its own."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self._open: dict[int, _OpenFile] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "_open": {}}
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        file = self._open.pop(number, None) or _OpenFile(self.paths[number])
+        self._open[number] = file  # the most recently used one is last
+        if len(self._open) > _OPEN:
+            del self._open[next(iter(self._open))]
+        return file.read(offset, size)
+
+
+class _OpenFile:
+    """A file that is open until nothing refers to it; forked processes can read from it, too."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    def read(self, offset: int, size: int) -> bytes:
+        if hasattr(os, "pread"):  # does not move the file offset, which forked processes share
+            return os.pread(self.number, size, offset)
+        os.lseek(self.number, offset, os.SEEK_SET)
+        return os.read(self.number, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the process ends
+        if self.number >= 0:
+            close(self.number)
+
+
+def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetInfo]:
+    """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` or `pack` wrote to `root`.
+
+    The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
+    runs.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing, damaged, packed incompletely or of another kind,
+            a split or column that does not exist, labels without a class, images that are paths, classes that differ
+            between the splits, or a name that leads out of the folder.
+    """
+    if root is None or not root.is_dir():
+        raise FileNotFoundError(
+            "`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote, got "
+            f"{str(root)!r}, which does not exist."
+        )
+    files_below(root, lambda name: True)  # checks that all files are regular before one is opened
+    plan = read_plan(root)
+    listed = _listed_splits(root, unfinished=plan is not None)
+    folders = {part: _folder(root, part, listed) for part in SPLITS}
+    columns = {part: _columns(folder) for part, folder in folders.items()}
+    image, label, names = columns[split]
+    if columns["train"][2] != columns["test"][2]:
+        raise ValueError(
+            f"`data_root` must have the same classes in training and evaluation, got {columns['train'][2][:5]} and "
+            f"{columns['test'][2][:5]} in {root}."
+        )
+    rows = read_rows(_data_files(folders[split]), image, label)
+    if not len(rows.labels) or (plan is not None and plan["images"][split] != len(rows.labels)):
+        expected = "rows" if plan is None else f"the {plan['images'][split]} images of {PLAN}"
+        raise ValueError(f"{folders[split]} must have {expected}, got {len(rows.labels)}.")
+    outside = np.flatnonzero((rows.labels < 0) | (rows.labels >= len(names)))
+    if len(outside):
+        raise ValueError(
+            f"`data_root` must have labels from 0 to {len(names) - 1}, got {rows.labels[outside[0]]} in row "
+            f"{outside[0]} of {folders[split]}."
+        )
+    info = DatasetInfo("hugging_face", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    return ArrowImages(rows, image, skip_broken=split == "train"), info
+
+
+def open_arrow(path: Path) -> tuple[pa.Table, pa.Buffer]:
+    """Open an Arrow file without reading the values; returns its table and the buffer of the file, which it refers to.
+
+    `datasets.load_from_disk` would read whole files, since Arrow asks the system to page in every file that it opens.
+
+    Raises:
+        ValueError: if it is damaged or truncated.
+    """
+    check_plain(path)
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapping.madvise(mmap.MADV_RANDOM)  # no read-ahead
+        if mapping[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
+            raise ValueError("its end is missing")
+        buffer = pa.py_buffer(mapping)
+        return pa.ipc.open_stream(buffer).read_all(), buffer
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is truncated, damaged or no Arrow file ({str(error).splitlines()[0]}); write the data set again."
+        ) from None
+
+
+def read_rows(files: Sequence[Path], image: str, label: str) -> Rows:
+    """Find the images of Arrow files, several files at a time, since the disk may have a high latency.
+
+    Raises:
+        ValueError: naming a file that is damaged or truncated, or has images that are not bytes or rows without labels.
+    """
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda path: _read_file(path, image, label), files))
+    offsets, sizes, labels = np.concatenate(found, axis=1)
+    return Rows(tuple(files), np.cumsum([0, *(rows.shape[1] for rows in found)]), offsets, sizes, labels)
+
+
+def _read_file(path: Path, image: str, label: str) -> np.ndarray:
+    """Return offset, size and label of the images of a file: (3, n)."""
+    table, buffer = open_arrow(path)
+    try:
+        images, labels = table.column(image), table.column(label)
+        labels.validate(full=True)
+        if not (pa.types.is_struct(images.type) and pa.types.is_integer(labels.type)):
+            raise KeyError(f"{images.type}, {labels.type}")
+        places = [_places(chunk, buffer, path) for chunk in images.chunks]
+    except (pa.ArrowException, KeyError) as error:
+        raise ValueError(f"{path} is damaged: its rows are not images and labels ({error}).") from None
+    if labels.null_count:
+        raise ValueError(f"`data_root` must have a label for every row, got {labels.null_count} without in {path}.")
+    return np.vstack([np.concatenate([np.zeros((2, 0), np.int64), *places], axis=1), labels.to_numpy()])
+
+
+def _places(images: pa.StructArray, file: pa.Buffer, path: Path) -> np.ndarray:
+    """Return offset in the file and size of the images of a batch: (2, n)."""
+    content, paths = images.field("bytes"), images.field("path")
+    if content.type not in (pa.binary(), pa.large_binary()):
+        raise KeyError(content.type)
+    content.validate(full=True)
+    missing = np.asarray(images.is_null()) | np.asarray(content.is_null())
+    if (rows := np.flatnonzero(missing & np.asarray(images.is_valid()) & np.asarray(paths.is_valid()))).size:
+        raise ValueError(
+            f"{path} must contain the images themselves, got the path {paths[rows[0]].as_py()!r}; save the data set "
+            "again with save_to_disk, which embeds the images."
+        )
+    _, bounds, data = content.buffers()
+    if missing.all() or data is None:
+        return np.zeros((2, len(images)), np.int64)
+    start = data.address - file.address
+    if not 0 <= start <= file.size - data.size:
+        raise ValueError(f"{path} must not be compressed; save the data set again with save_to_disk.")
+    number = np.dtype(np.int32 if content.type == pa.binary() else np.int64)
+    ends = np.frombuffer(bounds, number, len(content) + 1, content.offset * number.itemsize).astype(np.int64)
+    sizes = np.where(missing, 0, np.diff(ends))
+    if sizes.max() > LARGEST:
+        raise ValueError(f"{path} must have images of at most {LARGEST:,} bytes, got {sizes.max():,}.")
+    return np.stack([start + ends[:-1], sizes])
+
+
+def read_plan(root: Path) -> dict[str, Any] | None:
+    """Read the plan that `pack` wrote to `root`; None if there is none."""
+    path = root / PLAN
+    try:
+        plan = read_json(path)
+    except FileNotFoundError:
+        return None
+    counts = plan.get("images") if isinstance(plan, dict) else None
+    if isinstance(plan, dict) and isinstance(counts, dict) and all(type(counts.get(part)) is int for part in SPLITS):
+        return plan
+    raise ValueError(f"{path} is damaged: it must have the number of images per split. Pack again into another folder.")
+
+
+def _listed_splits(root: Path, unfinished: bool) -> list[str]:
+    path = root / DICT
+    try:
+        listed = read_json(path)
+    except FileNotFoundError:
+        if unfinished:
+            reason = f"packing was not finished in {root}; run graticule pack again to resume it"
+        elif (root / "state.json").exists():
+            reason = f"got one table in {root}, which has no split to evaluate on"
+        else:
+            reason = f"got {root}, which has no {DICT}"
+        raise ValueError(
+            f"`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote: {reason}."
+        ) from None
+    names = listed.get("splits") if isinstance(listed, dict) else None
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{path} is damaged: it must list the splits.")
+    return names
+
+
+def _folder(root: Path, part: Split, listed: list[str]) -> Path:
+    """Return the folder of a split."""
+    name = next((name for name in SPLITS[part] if name in listed), None)
+    if name is None:
+        raise ValueError(
+            f"`data_root` must have a split {' or '.join(SPLITS[part])}, got {', '.join(listed) or 'none'} in {root}."
+        )
+    return root / name
+
+
+def _columns(folder: Path) -> tuple[str, str, tuple[str, ...]]:
+    """Return the column of the images, that of the labels, and the names of the classes."""
+    path = folder / "dataset_info.json"
+    info = read_json(path)
+    features = info.get("features") if isinstance(info, dict) else None
+    if not isinstance(features, dict):
+        raise ValueError(f"{path} is damaged: it must describe the columns.")
+    kinds = {name: kind.get("_type") if isinstance(kind, dict) else None for name, kind in features.items()}
+    image = next((name for name, kind in kinds.items() if kind == "Image"), None)
+    label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
+    if image is None or label is None:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise ValueError(f"`data_root` must have a column of kind Image and one of ClassLabel, got {listed} in {path}.")
+    names = features[label].get("names")
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"`data_root` must have names of its classes, got {str(names)[:100]} in {path}.")
+    if not 2 <= len(set(names)) == len(names) <= MOST_CLASSES:
+        raise ValueError(
+            f"`data_root` must have two classes or more, {MOST_CLASSES:,} at most, with different names, got "
+            f"{len(names)} in {path}."
+        )
+    return image, label, tuple(names)
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of a split, which must be in its folder."""
+    path = folder / "state.json"
+    state = read_json(path)
+    try:
+        names = [file["filename"] for file in state["_data_files"]]
+        indirect = state.get("_indices_data_files")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
+    if not names:
+        raise ValueError(f"{path} is damaged: it must list files.")
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"`data_root` must contain its own tables, got {name!r} in {path}.")
+    if indirect:
+        raise ValueError(f"{path} lists rows by index; save the data set again, with a newer version of datasets.")
+    return [folder / name for name in names]

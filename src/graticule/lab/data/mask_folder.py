@@ -1,0 +1,166 @@
+"""Images with a class per pixel in the layout of ADE20K: images/SPLIT/NAME.jpg and annotations/SPLIT/NAME.png."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
+from torchvision import tv_tensors
+
+from graticule.lab.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
+from graticule.lab.data.encoded import LARGEST
+from graticule.lab.data.folder import files_below, is_image
+from graticule.lab.data.images import Split
+from graticule.system.files import read_bytes, read_utf8
+
+#: The folders of a split; the first that exists is used.
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "test": ("val", "validation", "test")}
+CAMVID = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+#: Most lines of a list of classes: a mask of 8 bits has no more.
+_MOST = 255
+
+
+class MaskImages(DenseImages):
+    """Images and their masks, PNGs of 8 bits with the class of every pixel.
+
+    Args:
+        pairs: the files of every image and its mask.
+        values: the meaning of each value of a mask, (256,): a class, or `IGNORED`; -1 for an invalid value.
+        training: whether the images are trained on.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Path, Path]], values: np.ndarray, training: bool) -> None:
+        super().__init__(len(pairs), skip_broken=training)
+        self.pairs = pairs
+        self.values = values
+
+    def place(self, index: int) -> Path:
+        """Return the path of an image."""
+        return self.pairs[index][0]
+
+    def example(self, index: int) -> tuple[Tensor, Target]:
+        """Return an image and the class of each of its pixels.
+
+        Raises:
+            ValueError, OSError, SyntaxError: if image or mask cannot be read, they have different sizes, or a pixel has
+                an unknown class.
+        """
+        image_file, mask_file = self.pairs[index]
+        mask = read_mask(mask_file)
+        image = read_image(image_file, (mask.shape[0], mask.shape[1]), mask_file)
+        classes = self.values[mask]
+        if (classes < 0).any():
+            known = int((self.values >= 0).sum())
+            wrong = int(mask[classes < 0][0])
+            raise ValueError(f"the class of a pixel must be one of {known}, and {mask_file} has the value {wrong}")
+        target: Target = {
+            "classes": tv_tensors.Mask(torch.from_numpy(classes.astype(np.uint8))),
+            "image_id": index,
+        }
+        return image, target
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """Read a mask, (height, width), uint8: a gray PNG, or one with a palette, whose indices are the classes.
+
+    Raises:
+        ValueError, OSError, SyntaxError: if it cannot be read, or has colors.
+    """
+    with Image.open(io.BytesIO(read_bytes(path, LARGEST)), formats=("PNG",)) as image:
+        if image.mode not in ("L", "P", "1"):
+            raise ValueError(f"the mask {path} must have one channel of 8 bits, got Pillow's mode {image.mode}")
+        mask = np.array(image)
+    return mask.astype(np.uint8)
+
+
+def meanings(count: int, first: int, ignored: Sequence[int]) -> np.ndarray:
+    """Return the meaning of each value of a mask, (256,): `count` classes from the value `first` on, and `ignored`."""
+    values = np.full(256, -1)
+    values[first : first + count] = np.arange(count)
+    values[list(ignored)] = IGNORED
+    return values
+
+
+def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, Path]]]:
+    """Return `root`, and the files of each image of a split and its mask.
+
+    Raises:
+        ValueError, FileNotFoundError: if there are none, an image has no mask, or a mask has no image.
+    """
+    names = _SPLITS[split]
+    name = next((name for name in names if root and (root / "images" / name).is_dir()), None)
+    if root is None or name is None or not (root / "annotations" / name).is_dir():
+        raise FileNotFoundError(
+            f"`data_root` must be a folder with images/{names[0]} and annotations/{names[0]} (or "
+            f"{', '.join(names[1:])}), got {str(root)!r}, which does not."
+        )
+    folders = [root / kind / name for kind in ("images", "annotations")]
+    found = [
+        {path.relative_to(folder).with_suffix(""): path for path in files_below(folder, is_image)} for folder in folders
+    ]
+    if not found[0]:
+        raise ValueError(f"`data_root` must have images, got none in {folders[0]}.")
+    if alone := sorted(set(found[0]) ^ set(found[1])):
+        raise ValueError(
+            f"`data_root` must have one mask per image with its name; {len(alone)} have no counterpart, such as "
+            f"{(found[0].get(alone[0]) or found[1][alone[0]])}."
+        )
+    return root, [(found[0][key], found[1][key]) for key in sorted(found[0])]
+
+
+def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
+    """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
+
+    The names of the classes are those of `root`/objectInfo150.txt, if it exists.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    base, pairs = mask_pairs(root, split)
+    names = tuple(map(str, range(1, 151)))
+    listed = base / "objectInfo150.txt"
+    if listed.is_file():
+        lines = read_utf8(listed, 1 << 20).splitlines()[1:]
+        names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
+        if len(names) != 150:
+            raise ValueError(f"{listed} must list 150 classes after its header, got {len(names)}.")
+    return MaskImages(pairs, meanings(150, 1, (0, IGNORED)), split == "train"), _info("ade20k", names)
+
+
+def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
+    """Load CamVid in 11 classes, the values 0 to 10 in the order of SegNet; 11, void, is ignored.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    _, pairs = mask_pairs(root, split)
+    return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train"), _info("camvid", CAMVID)
+
+
+def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
+    """Load any folder of this layout; line n of `root`/classes.txt names the value n, from 0; 255 is ignored.
+
+    Raises:
+        ValueError, FileNotFoundError: for files that are missing or damaged.
+    """
+    base, pairs = mask_pairs(root, split)
+    listed = base / "classes.txt"
+    if not listed.is_file():
+        raise FileNotFoundError(
+            f"`data_root` must have classes.txt, the names of the classes by line, got {base}, which has none."
+        )
+    lines = read_utf8(listed, 1 << 20).splitlines()
+    names = tuple(line.strip() for line in lines)
+    if not 2 <= len(names) <= _MOST or "" in names or len(set(names)) < len(names):
+        raise ValueError(f"{listed} must have 2 to {_MOST} different names, one per line, got {len(names)} lines.")
+    return MaskImages(pairs, meanings(len(names), 0, (IGNORED,)), split == "train"), _info("mask_folder", names)
+
+
+def _info(name: str, class_names: tuple[str, ...]) -> DenseInfo:
+    return DenseInfo(name, class_names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, truth=("classes",))

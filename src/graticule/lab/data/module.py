@@ -1,0 +1,343 @@
+"""A data set, its transforms and its batches, as a Lightning data module."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from timm.data.mixup import Mixup
+from torch.utils.data import DataLoader, Subset
+
+from graticule.lab.data import own  # noqa: F401 - registers the data sets of the package
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.dense import DenseInfo
+from graticule.lab.data.encoded import EncodedImages
+from graticule.lab.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share, fingerprint, spread
+from graticule.lab.data.registry import DATASETS, loaded
+from graticule.lab.data.sampling import BatchOrder, EpochSampler, EvaluationOrder, GroupSampler
+from graticule.lab.data.transformed import (
+    CanvasImages,
+    Mode,
+    SeededImages,
+    ShiftedImages,
+    SizedImages,
+    TensorImages,
+    TransformedImages,
+    aspect_groups,
+    shifts_only,
+    stated_sizes,
+)
+from graticule.lab.data.transforms import evaluation_transform, training_transform
+from graticule.registry.checks import known_name
+
+#: Images with at most this many pixels in total are transformed once and kept in memory.
+_IN_MEMORY_PIXELS = 64_000_000
+
+
+def list_datasets() -> list[str]:
+    """List the valid names of `dataset`."""
+    return list(DATASETS)
+
+
+def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
+    """Load a split of a data set: pairs of an image and a label, and their `DatasetInfo`.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
+        TypeError: if a registered function returns something else.
+    """
+    known_name("dataset", name, DATASETS)
+    known_name("split", split, ("train", "test"))
+    images, info = loaded(name, split, None if root is None else Path(root))
+    if isinstance(info, DenseInfo):
+        raise ValueError(
+            f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
+            "a recipe for detection or segmentation."
+        )
+    return images, info
+
+
+def build_mixup(
+    *, mixup: float, cutmix: float, prob: float, switch_prob: float, label_smoothing: float, num_classes: int
+) -> Mixup | None:
+    """Build timm's Mixup, which returns soft labels of (B, num_classes); None if both alphas are 0."""
+    if mixup < 0 or cutmix < 0:
+        raise ValueError(f"`mixup` and `cutmix` must not be negative, got {mixup} and {cutmix}.")
+    if mixup == cutmix == 0:
+        return None
+    return Mixup(
+        mixup_alpha=mixup,
+        cutmix_alpha=cutmix,
+        prob=prob,
+        switch_prob=switch_prob,
+        label_smoothing=label_smoothing,
+        num_classes=num_classes,
+    )
+
+
+class DataModule(L.LightningDataModule):
+    """The batches of a data set for training and for evaluation at any size.
+
+    Args:
+        dataset: one of `list_datasets()`.
+        root: the folder of the data set, if it has one.
+        size: (height, width) in training, and in evaluation unless another is given.
+        train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
+        batch_size: images per training batch.
+        eval_batch_size: images per batch in evaluation.
+        workers: processes that load images; 0 loads them in the main process.
+        seed: seed of order and augmentation.
+        augmentation: the augmentation of training images.
+        train_share: use only this share of the training images of each class, chosen by `share_seed`.
+        share_seed: seed of that choice, separate from `seed`, so that runs with several seeds see the same images.
+        limit_train: use only this many training images, balanced over the classes.
+        limit_test: use only this many test images, balanced over the classes.
+        drop_last: leave out a last training batch that is not full, which mixing in pairs needs.
+        repeats: repeated augmentation: every training image comes this many times in a row; the length of an epoch does
+            not change.
+        group_by_aspect: each training batch has images of similar aspect ratio, at the nearest of `train_sizes`, and
+            random crops vary around that ratio.
+    """
+
+    info: DatasetInfo
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        root: str | Path | None = None,
+        size: tuple[int, int],
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        workers: int = 0,
+        seed: int = 0,
+        augmentation: Augmentation | None = None,
+        train_share: float | None = None,
+        share_seed: int = 0,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+        drop_last: bool = False,
+        repeats: int = 1,
+        train_sizes: Sequence[tuple[int, int]] = (),
+        group_by_aspect: bool = False,
+    ) -> None:
+        super().__init__()
+        if drop_last and batch_size % 2:
+            raise ValueError(
+                f"`batch_size` must be even if images are mixed in pairs, got {batch_size}; "
+                "give another, or set mixup and cutmix to 0."
+            )
+        known_name("dataset", dataset, DATASETS)
+        self.dataset = dataset
+        self.root = root
+        self.size = size
+        self.train_sizes = tuple(train_sizes) or (size,)
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.workers = workers
+        self.seed = seed
+        self.augmentation = augmentation or Augmentation()
+        self.train_share = train_share
+        self.share_seed = share_seed
+        self.limits = {"train": limit_train, "test": limit_test}
+        self.drop_last = drop_last
+        self.repeats = repeats
+        self.group_by_aspect = group_by_aspect
+        self._groups: tuple[np.ndarray, tuple[tuple[int, ...], ...]] | None = None
+        self._images: dict[Split, Any] = {}
+        self._train: Any = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Find the images and check them as far as possible without reading each."""
+        if self._images:
+            return
+        splits: tuple[Split, ...] = ("train", "test")
+        for split in splits:
+            images, self.info = load_dataset(self.dataset, split, self.root)
+            if split == "train" and self.train_share is not None:
+                images = _Chosen(images, class_share(images.labels, self.train_share, self.share_seed))
+            limit = self.limits[split]
+            if limit is not None:
+                images = _Chosen(images, balanced_subset(images.labels, limit))
+            self._images[split] = images
+        if self.group_by_aspect:
+            if self.info.size is not None:
+                raise ValueError(
+                    "`group_by_aspect` must be off if all images have one shape, as those of "
+                    f"{self.dataset!r} do: {self.info.size[0]} x {self.info.size[1]}."
+                )
+            self._groups = aspect_groups(stated_sizes(self._images["train"]), self.train_sizes)
+        if len(self._images["train"]) < self.batch_size and self.drop_last:
+            raise ValueError(
+                f"`batch_size` must not exceed the number of training images, {len(self._images['train'])}, if "
+                f"images are mixed in pairs, got {self.batch_size}."
+            )
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that training found and left out."""
+        return getattr(self._images.get("train"), "skipped", [])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the images of each split, which tell whether they are the same."""
+        found: dict[str, Any] = {}
+        for split, images in self._images.items():
+            contents = (_content(images, index) for index in spread(len(images)))
+            found[split] = fingerprint(len(images), (np.asarray(images.labels), *contents))
+        return found
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the images in the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
+        """
+        images = self._images["train"]
+        shares = world_size * accumulate
+        if self.drop_last and self.batch_size % (2 * shares):
+            raise ValueError(
+                f"`batch_size` must give each of {shares} micro-batches an even number of images if they "
+                f"are mixed in pairs, got {self.batch_size}."
+            )
+        sampler = EpochSampler(len(images), self.seed, repeats=self.repeats)
+        sizes_of: tuple[tuple[int, ...], ...] = ()
+        if self._groups is not None:
+            groups, sizes_of = self._groups
+            sampler = GroupSampler(groups, self.batch_size, self.seed)
+        return BatchOrder(
+            sampler,
+            self.batch_size,
+            rank=rank,
+            world_size=world_size,
+            parts=accumulate,
+            drop_last=self.drop_last,
+            sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
+            sizes_of=sizes_of,
+        )
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return batches of images (B, C, height, width) and labels (B,), in another order each epoch."""
+        if self._train is None:
+            each = [self._train_images(size) for size in self.train_sizes]
+            self._train = each[0] if len(each) == 1 else SizedImages(each)
+        return self._loader(self._train, batch_sampler=order or self.train_order())
+
+    def _train_images(self, size: tuple[int, int]) -> Any:
+        """Return the training images at `size`, in memory if those of all sizes fit."""
+        images = self._images["train"]
+        in_memory = self._fits_in_memory(images, *self.train_sizes)
+        if not self.augmentation.random and in_memory:
+            return TensorImages(images, evaluation_transform(self.info, size, self.augmentation))
+        if shifts_only(self.augmentation) and in_memory:
+            transform = evaluation_transform(self.info, size, self.augmentation)
+            return ShiftedImages(images, transform, self.augmentation, self.info, self.seed)
+        augmentation = self.augmentation
+        if self.group_by_aspect:
+            low, high = (ratio * size[1] / size[0] for ratio in augmentation.ratio)
+            augmentation = dataclasses.replace(augmentation, ratio=(low, high))
+        return SeededImages(images, training_transform(self.info, size, augmentation), self.seed)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return batches of the test images at the training size."""
+        return self.eval_dataloader(self.size)
+
+    def eval_dataloader(
+        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
+    ) -> DataLoader[Any]:
+        """Return batches of the test images at `size` = (height, width), each once over all processes.
+
+        Every process gets the same number; padding images have the label `PADDING`.
+
+        Args:
+            mode: zoom scales the images to `size`; canvas keeps the scale of training and puts each image at a random
+                position on an empty canvas of `size`, or crops it.
+        """
+        images = self._images["test"]
+        if mode == "canvas" and size != self.size:
+            at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
+            order = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
+            return self._loader(CanvasImages(at_scale, size), batch_size=self.eval_batch_size, sampler=order)
+        transform = evaluation_transform(self.info, size, self.augmentation)
+        kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
+        sampler = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
+        return self._loader(kind(images, transform), batch_size=self.eval_batch_size, sampler=sampler)
+
+    @property
+    def num_test(self) -> int:
+        """Return the number of test images."""
+        return len(self._images["test"])
+
+    def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return test images by number, (n, C, height, width), and their labels, (n,).
+
+        Raises:
+            ValueError: for an index out of range.
+        """
+        images = self._images["test"]
+        for index in indices:
+            if not 0 <= index < len(images):
+                raise ValueError(f"`image` must be from 0 to {len(images) - 1}, the last test image, got {index}.")
+        transform = evaluation_transform(self.info, size, self.augmentation)
+        pairs = [TransformedImages(images, transform)[index] for index in indices]
+        return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+
+    def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class.
+
+        Raises:
+            ValueError: if there are fewer.
+        """
+        total = self.num_test
+        if not 1 <= count <= total:
+            raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
+        return self.test_images(size, [index * total // count for index in range(count)])
+
+    def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
+        source = images
+        while isinstance(source, _Chosen):
+            source = source.source
+        held = isinstance(source, ArrayImages)
+        pixels = sum(height * width for height, width in sizes)
+        return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_PIXELS
+
+    def _loader(self, images: Any, **kwargs: Any) -> DataLoader[Any]:
+        kind = images.each[0] if isinstance(images, SizedImages) else images
+        whole = isinstance(kind, TensorImages | ShiftedImages)  # gives whole batches: no workers, no collation
+        workers = 0 if whole else self.workers
+        return DataLoader(
+            images,
+            num_workers=workers,
+            collate_fn=_as_it_is if whole else None,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+            **kwargs,
+        )
+
+
+class _Chosen(Subset[Any]):
+    """Some of the images, with the labels and the broken files of the whole set."""
+
+    def __init__(self, images: Any, indices: list[int]) -> None:
+        super().__init__(images, indices)
+        self.source = images
+        self.labels = np.asarray(images.labels)[indices]
+
+    @property
+    def skipped(self) -> list[Path]:
+        return getattr(self.source, "skipped", [])
+
+
+def _content(images: Any, index: int) -> bytes | np.ndarray:
+    """Return the stored bytes of an image, or its pixels."""
+    while isinstance(images, Subset):
+        images, index = images.dataset, images.indices[index]
+    return images.read(index) if isinstance(images, EncodedImages) else np.asarray(images[index][0])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,129 @@
+"""The images of a folder at any depth, to inspect a model with; classes are those of the folders, if possible."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.folder import SPLITS, FolderImages, files_below, is_image
+from graticule.lab.data.images import DatasetInfo, class_labels
+from graticule.lab.data.module import DataModule
+from graticule.system.files import read_bytes
+
+#: Largest file of labels in bytes.
+_LARGEST = 1 << 28
+
+
+class Pictures(DataModule):
+    """The images of a folder as test images; there are no training images.
+
+    FOLDER/val/CLASS/*, FOLDER/CLASS/* and FOLDER/* are used. The names of the folders decide the labels: the indices of
+    the model's classes if they are names of these. If the model does not name its classes and there are as many
+    folders, it is their alphabetical order, as in ImageNet's folders. Otherwise there are no labels.
+
+    Args:
+        folder: the folder of the images.
+        info: facts of the model's images, with the names of its classes, if they are known.
+        size: (height, width) in pixels.
+        num_classes: number of classes of the model.
+        labels: file of lines `path,label`, paths relative to the folder, labels as numbers or names of classes.
+        count: use at most this many images, evenly spaced.
+        batch_size: images per batch.
+        augmentation: gives resizing and center crop.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing or empty, or labels that do not fit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        info: DatasetInfo,
+        size: tuple[int, int],
+        num_classes: int,
+        *,
+        labels: Path | None = None,
+        count: int | None = None,
+        batch_size: int = 64,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
+        root, found = find_pictures(folder)
+        self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
+        total = len(found)
+        kept = [found[index * total // count] for index in range(count)] if count and total > count else found
+        places = [path.relative_to(root) for path in kept]
+        if labels is not None:
+            table = _read_labels(labels, info.class_names, num_classes)
+            if missing := [place for place in places if place.as_posix() not in table]:
+                raise ValueError(f"`labels` must have a line for each image, got none for {missing[0]} in {labels}.")
+            given: list[int] | None = [table[place.as_posix()] for place in places]
+        else:
+            flat = any(path.parent == root for path in found)
+            self.folders = () if flat else tuple(sorted({path.relative_to(root).parts[0] for path in found}))
+            outputs = class_labels(self.folders, info.class_names, num_classes) if self.folders else None
+            by_folder = None if outputs is None else dict(zip(self.folders, outputs, strict=True))
+            given = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
+        self.labelled = given is not None
+        names = info.class_names or tuple(str(index) for index in range(num_classes))
+        self.info = DatasetInfo("images", names, info.channels, info.size, info.mean, info.std)
+        pairs = list(zip(kept, [0] * len(kept) if given is None else given, strict=True))
+        self._images = {"test": _Pictures(pairs, info.channels)}
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The labels of the images, (n,); None if they are not known."""
+        return self._images["test"].labels if self.labelled else None
+
+
+def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
+    """Return the folder of the test images in `folder`, and the images below it.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing or empty, or files that cannot be read.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
+    root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
+    if not (found := files_below(root, is_image)):
+        raise ValueError(f"`images` must have images in it, got none in {folder}.")
+    return root, found
+
+
+class _Pictures(FolderImages):
+    """Images of files, gray for one channel."""
+
+    def __init__(self, files: list[tuple[Path, int]], channels: int) -> None:
+        super().__init__(files, skip_broken=False)
+        self.channels = channels
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        image, label = super().__getitem__(index)
+        return (image.convert("L") if self.channels == 1 else image), label
+
+
+def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:
+    """Read a file of lines `path,label`.
+
+    Raises:
+        ValueError: for an invalid line, or a label that is not a class.
+    """
+    found: dict[str, int] = {}
+    lines = read_bytes(path, _LARGEST).decode("utf-8", errors="replace").splitlines()
+    for number, row in enumerate(csv.reader(lines), start=1):
+        if not row or (number == 1 and row[-1].strip() == "label"):
+            continue
+        text = row[-1].strip()
+        label = list(names).index(text) if text in names else int(text) if text.isdecimal() else -1
+        if len(row) != 2 or not 0 <= label < num_classes:
+            raise ValueError(
+                f"`labels` must have lines path,label with labels from 0 to {num_classes - 1} or names of classes, got "
+                f"{','.join(row)[:80]!r} in line {number} of {path}."
+            )
+        found[row[0].strip()] = label
+    return found

@@ -1,0 +1,231 @@
+"""Tar shards in WebDataset's format: the positions of their images, read from the headers of the members."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from graticule.lab.data.encoded import LARGEST
+from graticule.lab.data.folder import SPLITS, check_link, split_folder
+from graticule.lab.data.images import MOST_CLASSES, Split
+from graticule.system.files import check_plain, read_bytes
+
+#: The file that names the classes, one per line.
+CLASSES = "classes.txt"
+#: First bytes of compressed files, whose images cannot be read individually.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_IMAGES = frozenset(extension[1:] for extension in IMG_EXTENSIONS)
+_BLOCK = 512
+#: Most bytes of a header with its long names, and of the zeros after a tar.
+_LONGEST_HEADER, _PADDING = 1 << 20, 1 << 26
+
+
+class TarImage(NamedTuple):
+    """An image in a tar: the member `name`, of `size` bytes at `offset`."""
+
+    name: str
+    offset: int
+    size: int
+    label: int
+
+
+def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, TarImage]]]]:
+    """Find the names of the classes, and (tar, image) of every image in `root`/train/*.tar and `root`/val/*.tar.
+
+    The names are the lines of `root`/classes.txt; without that file they are numbers.
+
+    Raises:
+        ValueError, FileNotFoundError: for tars that are missing or refused (see `read_tar`), a label without a class,
+            fewer than two classes, or classes that differ between the splits.
+    """
+    found = {part: [(path, image) for path in _find_tars(root, part) for image in read_tar(path)] for part in SPLITS}
+    names = class_names(root)
+    most = len(names) or MOST_CLASSES
+    labels: dict[Split, set[int]] = {part: {image.label for _, image in images} for part, images in found.items()}
+    for images in found.values():
+        for path, image in images:
+            if not 0 <= image.label < most:
+                raise ValueError(f"{path} must have classes from 0 to {most - 1}, got {image.label} for {image.name}.")
+    names = names or tuple(map(str, range(max(labels["train"] | labels["test"]) + 1)))
+    if len(names) < 2:
+        raise ValueError(f"`folder` must have two classes or more, got {len(names)} in {root}.")
+    if differing := sorted(labels["train"] ^ labels["test"]):
+        raise ValueError(
+            "`folder` must have the same classes in training and evaluation, got in one only: "
+            f"{', '.join(names[label] for label in differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
+        )
+    return names, found
+
+
+def has_tars(root: Path) -> bool:
+    """Return whether `root`/train has tars, including compressed ones, and no folders."""
+    train = root / "train"
+    entries = list(train.iterdir()) if train.is_dir() else []
+    return any(_is_tar(path.name) for path in entries) and not any(path.is_dir() for path in entries)
+
+
+def _is_tar(name: str) -> bool:
+    return not name.startswith(".") and re.search(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", name) is not None
+
+
+def _find_tars(root: Path, part: Split) -> list[Path]:
+    """Find the tars of a split, sorted."""
+    folder = split_folder(root, part)
+    found = sorted(path for path in folder.iterdir() if _is_tar(path.name))
+    for path in found:
+        if path.suffix != ".tar":
+            raise ValueError(f"{path} must be a tar that is not compressed, got {path.suffix}; decompress it to .tar.")
+        check_link(path)
+        check_plain(path)
+    if not found:
+        raise FileNotFoundError(f"`folder` must have tars, *.tar, got none in {folder}.")
+    return found
+
+
+def class_names(root: Path) -> tuple[str, ...]:
+    """Read the names of the classes, one per line; empty without classes.txt."""
+    path = root / CLASSES
+    check_link(path)
+    try:
+        lines = read_bytes(path, 1 << 26).decode("utf-8").split("\n")
+    except FileNotFoundError:
+        return ()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must have one name per line, in UTF-8 ({error}).") from None
+    names = tuple(line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
+    if not all(names) or len(set(names)) < len(names) or not 0 < len(names) <= MOST_CLASSES:
+        raise ValueError(
+            f"{path} must have {MOST_CLASSES:,} different names at most, one per line and none empty, got {len(names)}."
+        )
+    return names
+
+
+def read_tar(path: Path) -> list[TarImage]:
+    """Find the images of a tar from the headers of its members, without unpacking it.
+
+    As in WebDataset, successive members whose names agree up to the first dot form a sample: here an image, and KEY.cls
+    with the number of its class as text. Other members of a sample are ignored.
+
+    Raises:
+        ValueError: for a file that is truncated, compressed or not a tar, a member whose name leads out of it or that
+            is not a regular file, or a sample without exactly one image and class.
+    """
+    found = []
+    with _Headers(path.open("rb", buffering=0)) as file:
+        for key, members in _samples(path, file):
+            images = [member for extension, member in members if extension in _IMAGES]
+            classes = [member for extension, member in members if extension == "cls"]
+            for what, of_kind in (("an image", images), (".cls, the number of its class", classes)):
+                if len(of_kind) != 1:
+                    got = ", ".join([repr(member.name) for _, member in members[:5]] + ["..."] * bool(members[5:]))
+                    raise ValueError(f"{path}: every sample must have {what}, exactly one; {key!r} has {got}.")
+            if images[0].size > LARGEST:
+                raise ValueError(f"{path}: {images[0].name!r} must have at most {LARGEST:,} bytes.")
+            label = _class_number(path, file, classes[0])
+            found.append(TarImage(images[0].name, images[0].offset_data, images[0].size, label))
+    if not found:
+        raise ValueError(f"{path} must have samples, got none.")
+    return found
+
+
+def _samples(path: Path, file: BinaryIO) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
+    """Yield (key, [(extension, member), ...]) of every sample."""
+    key = ""
+    sample: list[tuple[str, tarfile.TarInfo]] = []
+    for member in _members(path, file):
+        found = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", member.name, re.DOTALL)
+        if not found:  # hidden, or without a dot, such as WebDataset's own notes
+            continue
+        if sample and found[1] != key:
+            yield key, sample
+            sample = []
+        key = found[1]
+        sample.append((found[2].lower(), member))
+    if sample:
+        yield key, sample
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yield the regular files of a tar, and check that it is complete."""
+    start = file.read(8)
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise ValueError(
+                f"{path} must be a tar that is not compressed, got {kind}: decompress it with {kind} first."
+            )
+    file.seek(0)
+    end = 0
+    with _named(path), tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            _check(path, member)
+            if member.size < 0 or member.offset < end:
+                raise ValueError(f"{member.name!r} has {member.size} bytes")
+            end = member.offset_data
+            if member.isreg():
+                end += -(-member.size // _BLOCK) * _BLOCK
+                yield member
+    file.seek(end)
+    rest = file.read(_BLOCK)
+    if len(rest) < _BLOCK or rest.strip(b"\0"):
+        raise ValueError(
+            f"{path} is truncated or damaged: after {end} bytes there is neither a member nor the end of a tar; "
+            "copy it again."
+        )
+    while rest:
+        rest = file.read(1 << 20)
+        if rest.strip(b"\0"):
+            raise ValueError(
+                f"{path} must end after one tar, or data would be lost; are two tars concatenated? Keep each in a "
+                "separate file."
+            )
+        if file.tell() - end > _PADDING:
+            raise ValueError(f"{path} must end after its tar, got more than {_PADDING:,} zero bytes after it.")
+
+
+class _Headers(io.BufferedReader):
+    """Reader of tar headers only: one that claims an absurd size must not exhaust memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LONGEST_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn errors of `tarfile` into an error that names the file."""
+    try:
+        yield
+    except _Refused:
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is truncated, damaged or not a tar ({error}); copy it again.") from None
+
+
+class _Refused(ValueError):
+    pass
+
+
+def _check(path: Path, member: tarfile.TarInfo) -> None:
+    parts = member.name.replace("\\", "/").split("/")
+    if parts[0] == "" or ".." in parts or re.match(r"[A-Za-z]:", member.name):
+        raise _Refused(f"{path} must not have names that lead out of it, got {member.name!r}.")
+    if not (member.isdir() or member.isreg()) or member.issparse():
+        raise _Refused(f"{path} must have regular files only, no links or devices, got {member.name!r}.")
+
+
+def _class_number(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> int:
+    place = file.tell()
+    file.seek(member.offset_data)
+    text = file.read(min(member.size, 64))
+    file.seek(place)
+    if not re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text):
+        raise ValueError(f"{path}: {member.name!r} must be the number of a class, got {text[:20]!r}.")
+    return int(text)

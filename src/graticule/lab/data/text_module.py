@@ -1,0 +1,299 @@
+"""A text, its tokens and its windows, as a Lightning data module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.data.images import Split, fingerprint
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key
+from graticule.lab.data.text import list_texts, load_text
+from graticule.lab.data.tokens import ByteTokenizer, Tokenizer
+from graticule.registry.checks import known_name
+
+#: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
+_OFFSETS = 1
+
+
+class TextWindows(Dataset[tuple[Tensor, Tensor]]):
+    """Training windows of one stream of tokens, which wraps around.
+
+    Window i of an epoch begins at i * context + offset, where the offset is a position in the stream, drawn from seed
+    and epoch. So windows do not overlap, an epoch leaves out fewer than `context` tokens, different ones each time, and
+    windows do not depend on the process or the worker. A window may extend into the next document, after the token that
+    ends the first.
+
+    Keys are those of `EpochSampler`.
+
+    Args:
+        tokens: (n,), all documents, each with the token that ends it.
+        context: tokens per window.
+        seed: seed of the offsets.
+    """
+
+    def __init__(self, tokens: np.ndarray, context: int, seed: int) -> None:
+        if context < 1:
+            raise ValueError(f"`context` must be at least 1, got {context}.")
+        if len(tokens) < context:
+            raise ValueError(f"`context` must not exceed the number of training tokens, {len(tokens)}, got {context}.")
+        self.tokens = tokens
+        self.context = context
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.context
+
+    def offset(self, epoch: int) -> int:
+        """Return the start of the first window of an epoch."""
+        drawn = np.random.SeedSequence([self.seed, epoch, _OFFSETS]).generate_state(1, np.uint64)[0]
+        return int(drawn) % len(self.tokens)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.__getitems__([key])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
+        """Return the inputs (B, context) of a whole batch, and the targets (B, context), shifted by one token."""
+        offsets = {epoch: self.offset(epoch) for epoch in {key[0] for key in keys}}
+        begins = np.asarray([key[1] * self.context + offsets[key[0]] for key in keys])
+        places = (begins[:, None] + np.arange(self.context + 1)) % len(self.tokens)
+        windows = torch.from_numpy(self.tokens[places].astype(np.int64))
+        return windows[:, :-1], windows[:, 1:]
+
+
+class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
+    """Held-out text, split into windows that do not overlap; each token sees only its own window.
+
+    The stream begins with a token that ends a document, which is never a target. Every other token is the target of
+    one window, and their bytes, `num_bytes`, are the same at every length and with every tokenizer: the bytes of the
+    text, and one more per document. Bits per byte are the sum of the nats of all targets / ln 2 / num_bytes.
+
+    The last window, if it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
+    without any target, for the padding of `EvaluationOrder`.
+
+    Args:
+        tokens: (n,), all documents, each with the token that ends it.
+        length: targets per window.
+        tokenizer: the tokenizer of `tokens`.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, tokenizer: Tokenizer) -> None:
+        if length < 1:
+            raise ValueError(f"`length` must be at least 1, got {length}.")
+        if not len(tokens):
+            raise ValueError("`tokens` must be at least 1, got none.")
+        self.length = length
+        self.num_bytes = tokenizer.bytes_of(tokens)
+        windows = -(-len(tokens) // length)
+        self._targets = np.full(windows * length, PADDING, dtype=np.int64)
+        self._targets[: len(tokens)] = tokens
+        self._inputs = np.full(windows * length, tokenizer.end, dtype=np.int64)
+        self._inputs[1 : len(tokens)] = tokens[:-1]
+
+    def __len__(self) -> int:
+        return len(self._targets) // self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the inputs (B, length) of a whole batch, and its targets (B, length)."""
+        numbers = torch.as_tensor(indices)
+        repeated = numbers < 0
+        numbers = torch.where(repeated, -1 - numbers, numbers)
+        inputs = torch.from_numpy(self._inputs).view(-1, self.length)[numbers]
+        targets = torch.from_numpy(self._targets).view(-1, self.length)[numbers]
+        return inputs, targets.masked_fill(repeated[:, None], PADDING)
+
+
+def list_tokenizers() -> list[str]:
+    """List the kinds of tokenizers."""
+    return [ByteTokenizer.name, BytePairTokenizer.name]
+
+
+def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = None) -> Tokenizer:
+    """Build a tokenizer for training `texts`: 'bytes', 'bpe' with `vocab_size` tokens, or the file of a saved one.
+
+    Raises:
+        ValueError, FileNotFoundError: for an unknown name, a file that does not exist or is damaged, or a
+            `vocab_size` that is invalid or has no effect.
+        ImportError: if the library `tokenizers` is needed and not installed.
+    """
+    if name == BytePairTokenizer.name:
+        if vocab_size is None:
+            raise ValueError("`vocab_size` must be given with `tokenizer` bpe, such as 1000.")
+        return BytePairTokenizer.train(texts, vocab_size)
+    if vocab_size is not None:
+        raise ValueError(
+            f"`vocab_size` must be left out with `tokenizer` {name}, which has a fixed one, got {vocab_size}."
+        )
+    if name.endswith(".json"):
+        return BytePairTokenizer.load(name)
+    known_name("tokenizer", name, [*list_tokenizers(), "FILE.json"])
+    return ByteTokenizer()
+
+
+@dataclass(frozen=True)
+class TextInfo:
+    """The facts of a text that a language model and its task need.
+
+    `end` is the token that ends a document, `vocabulary` the fingerprint of the tokenizer.
+    """
+
+    name: str
+    vocab_size: int
+    end: int
+    vocabulary: str
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes of the head: the tokens."""
+        return self.vocab_size
+
+
+class TextModule(L.LightningDataModule):
+    """The batches of a text for training, and for evaluation at any length.
+
+    Args:
+        dataset: one of `list_texts()`.
+        root: the folder of the text, if it has one.
+        context: tokens per window in training.
+        batch_size: windows per training batch.
+        eval_batch_size: windows per batch in evaluation at the training length; at others, as many tokens.
+        seed: seed of order and offsets of the windows.
+        tokenizer: 'bytes', 'bpe' (trained on the training text), the file of a saved one, or a tokenizer.
+        vocab_size: number of tokens of 'bpe'.
+        limit_train: use only this many windows from the beginning of the training text.
+        limit_test: use only this many windows of `context` from the beginning of the held-out text, whatever the
+            evaluated length.
+    """
+
+    info: TextInfo
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        dataset: str = "pydoc",
+        *,
+        root: str | Path | None = None,
+        context: int = 128,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        seed: int = 0,
+        tokenizer: str | Path | Tokenizer = "bytes",
+        vocab_size: int | None = None,
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+    ) -> None:
+        super().__init__()
+        known_name("dataset", dataset, list_texts())
+        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
+        for split, limit in limits.items():
+            if limit is not None and limit < 1:
+                raise ValueError(f"`limit_{split}` must be at least 1, got {limit}.")
+        for name, value in (("context", context), ("eval_batch_size", eval_batch_size)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        if isinstance(tokenizer, Tokenizer) and vocab_size is not None:
+            raise ValueError(f"`vocab_size` must be left out with an existing tokenizer, got {vocab_size}.")
+        self.dataset = dataset
+        self.root = root
+        self.context = context
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.limits = limits
+        self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._tokens: dict[Split, np.ndarray] = {}
+        self._train: TextWindows | None = None
+
+    @property
+    def size(self) -> int:
+        """The context of training, at which runs are evaluated."""
+        return self.context
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the text, train the tokenizer if needed, and tokenize the text.
+
+        Raises:
+            ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that does not exist or is damaged, or
+                too little text for one window.
+        """
+        if self._train is not None:
+            return
+        corpus = load_text(self.dataset, self.root)
+        given = self._tokenizer
+        if not isinstance(given, Tokenizer):
+            given = build_tokenizer(str(given), [document.text for document in corpus["train"]], self._vocab_size)
+        self.tokenizer = given
+        for split, documents in corpus.items():
+            tokens = given.stream(document.text for document in documents)
+            limit = self.limits[split]
+            self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
+        self.info = TextInfo(self.dataset, given.vocab_size, given.end, given.fingerprint)
+        self._train = TextWindows(self._tokens["train"], self.context, self.seed)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the number and a hash of the tokens of each split, which tell whether they are the same."""
+        return {split: fingerprint(len(tokens), [tokens]) for split, tokens in self._tokens.items()}
+
+    def num_bytes(self, split: Split) -> int:
+        """Return the number of bytes of a split; for "test", the denominator of bits per byte."""
+        return self.tokenizer.bytes_of(self._tokens[split])
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the windows in the batches of one of `world_size` processes.
+
+        Raises:
+            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
+        """
+        sampler = EpochSampler(len(self._windows()), self.seed)
+        return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
+        return self._loader(self._windows(), batch_sampler=order or self.train_order())
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return batches of the held-out text at the training length."""
+        return self.eval_dataloader(self.context)
+
+    def eval_dataloader(self, length: int, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return batches of the held-out text in windows of `length`; each token is a target once over all processes.
+
+        Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
+        """
+        windows = EvaluationWindows(self._tokens["test"], length, self.tokenizer)
+        sampler = EvaluationOrder(len(windows), rank, world_size) if world_size > 1 else None
+        batch_size = max(self.eval_batch_size * self.context // length, 1)
+        return self._loader(windows, batch_size=batch_size, sampler=sampler)
+
+    def _windows(self) -> TextWindows:
+        if self._train is None:
+            self.setup()
+        assert self._train is not None
+        return self._train
+
+    def _loader(self, windows: TextWindows | EvaluationWindows, **kwargs: Any) -> DataLoader[Any]:
+        return DataLoader(
+            windows,
+            collate_fn=_as_it_is,  # indexing gives whole batches: no workers, no collation
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+            **kwargs,
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

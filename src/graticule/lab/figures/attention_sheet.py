@@ -1,0 +1,187 @@
+"""Sheets of attention: one row per layer, and one column per model and head, as score matrices or on the image."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from graticule.external.attention_map import AttentionMap
+from graticule.lab.figures.plots import SIMILARITY, axes_at
+
+#: Weights above this quantile of a head are drawn in the last color: a few peaks would darken the rest.
+_TOP = 0.995
+#: Most columns of a sheet by default.
+_MOST = 6
+
+Maps = Mapping[str, Sequence[AttentionMap]]
+Limits = tuple[float, float]
+
+
+def attention_sheet(
+    maps: Maps, heads: Sequence[int] | None = None, image: int = 0, title: str = "", limits: Limits | None = None
+) -> Figure:
+    """Draw the score matrices between patches, one row per layer and one column per model and head.
+
+    Every head of a layer has a color scale of its own, the same for all models, from 0 to the 99.5 % quantile of its
+    weights. Below each matrix are its mean attention distance and the ends of its scale.
+
+    Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
+
+    Args:
+        maps: label -> maps of the same layers, in the same order, with the same number of heads.
+        heads: counted from 0; by default evenly spaced ones for at most six columns.
+        image: index of the image.
+        title: above the sheet.
+        limits: the ends of the color scale, to compare several sheets.
+
+    Raises:
+        ValueError: if there is nothing to draw, or the models have different layers or no such head.
+    """
+    heads = sheet_heads(maps, heads)
+
+    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
+        ax.imshow(one.patches(head, image), cmap=SIMILARITY, norm=scale, aspect="auto", interpolation="nearest")
+        ax.set_xlabel(f"distance {one.distance(head, image):.2f} patches", fontsize=8)
+
+    return _sheet(maps, heads, draw, lambda one, head: one.patches(head, image), 1.0, title, limits)
+
+
+def attention_on_image(
+    maps: Maps,
+    picture: NDArray[Any],
+    query: tuple[float, float] = (0.5, 0.5),
+    heads: Sequence[int] | None = None,
+    image: int = 0,
+    title: str = "",
+    limits: Limits | None = None,
+) -> Figure:
+    """Draw the attention of one query over the image, one row per layer and one column per model and head.
+
+    The query is a square. Color scales are those of `attention_sheet`, for the weights of the query. Where attention
+    is within windows, the rest of the image has no color.
+
+    Args:
+        maps: as in `attention_sheet`.
+        picture: the image, (height, width) or (height, width, 3), from 0 to 1.
+        query: a position as shares of height and width, from 0 to 1; the patch there is the query.
+        heads: as in `attention_sheet`.
+        image: index of the image.
+        title: above the sheet.
+        limits: the ends of the color scale, to compare several sheets.
+
+    Raises:
+        ValueError: as in `attention_sheet`, or if the query is outside of the image.
+    """
+    heads = sheet_heads(maps, heads)
+    if not all(0 <= share < 1 for share in query):
+        raise ValueError(f"`query` must be from 0 to 1 (1 is outside of the image), got {query}.")
+    height, width = picture.shape[:2]
+    gray = 0.35 + 0.65 * (picture.mean(-1) if picture.ndim == 3 else picture)  # black would hide the colors
+    box = (-0.5, width - 0.5, height - 0.5, -0.5)
+
+    def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
+        weights, (row, column), shape = one.of_query(head, query, height / width, image)
+        ax.imshow(gray, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
+        down, across = height / shape[0], width / shape[1]
+        for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
+            corner = (column * across - 0.5, row * down - 0.5)
+            ax.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=edge))
+        ax.set(xlim=box[:2], ylim=box[2:])
+        ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
+
+    def weights_of(one: AttentionMap, head: int) -> NDArray[Any]:
+        return one.of_query(head, query, height / width, image)[0]
+
+    return _sheet(maps, heads, draw, weights_of, height / width, title, limits)
+
+
+def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
+    """Return the heads of a sheet: those that are given, or evenly spaced ones for at most six columns.
+
+    Raises:
+        ValueError: if there is nothing to draw, or the models have different layers or no such head.
+    """
+    labels, columns = list(maps), list(maps.values())
+    if not columns or not columns[0]:
+        raise ValueError("`maps` must hold at least one map, got none.")
+    layers = [one.layer for one in columns[0]]
+    for label, column in maps.items():
+        if [one.layer for one in column] != layers:
+            raise ValueError(
+                f"`maps` must be of the same layers in all models, got {[one.layer for one in column]} for "
+                f"{label!r} and {layers} for {labels[0]!r}."
+            )
+    fewest = min(one.num_heads for column in columns for one in column)
+    for head in heads or ():
+        if not 0 <= head < fewest:
+            raise ValueError(f"`heads` must be from 0 to {fewest - 1}, got {head}.")
+    most = min(fewest, max(1, _MOST // len(columns)))
+    return list(heads) if heads else sorted({round(at) for at in np.linspace(0, fewest - 1, most)})
+
+
+def _sheet(
+    maps: Maps,
+    heads: Sequence[int],
+    draw: Callable[[Axes, AttentionMap, int, Normalize], None],
+    weights_of: Callable[[AttentionMap, int], NDArray[Any]],
+    ratio: float,
+    title: str,
+    limits: Limits | None,
+) -> Figure:
+    """Draw the panels of a sheet; `ratio` is the height of a panel as a share of its width."""
+    columns = list(maps.values())
+    side, gap, between, left, right, below = 1.7, 0.1, 0.3, 0.7, 0.9, 0.42 if limits else 0.56
+    high = side * ratio
+    wide = len(heads) * (side + gap) - gap
+    names = [_wrapped(label, int(13 * wide)) for label in maps]
+    top = 0.75 + 0.16 * max(name.count("\n") + 1 for name in names)
+    needed = left + len(columns) * (wide + between) - between + right
+    inches = np.array([max(needed, 5.0), top + len(columns[0]) * (high + below)])
+    left += (inches[0] - needed) / 2
+    figure = Figure(figsize=(inches[0], inches[1]))
+
+    for row in range(len(columns[0])):
+        ends = [max(float(np.nanquantile(weights_of(one[row], head), _TOP)) for one in columns) for head in heads]
+        scales = [Normalize(*(limits or (0, end or 1.0))) for end in ends]
+        y = top + row * (high + below)
+        for number, column in enumerate(columns):
+            start = left + number * (wide + between)
+            for index, head in enumerate(heads):
+                ax = axes_at(figure, start + index * (side + gap), y, side, high)
+                draw(ax, column[row], head, scales[index])
+                ax.set(xticks=[], yticks=[])
+                if not limits:
+                    ax.set_xlabel(f"{ax.get_xlabel()}\n0 to {scales[index].vmax:.2g}", fontsize=8)
+                if row == 0:
+                    ax.set_title(f"head {head + 1}", fontsize=8, pad=4)
+                if index == 0 and number == 0:
+                    ax.set_ylabel(f"layer {column[row].layer + 1}", fontsize=9)
+            if row == 0:
+                figure.text(
+                    (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
+                )
+        bar = axes_at(figure, left + len(columns) * (wide + between) - between + 0.1, y, 0.12, high)
+        figure.colorbar(ScalarMappable(Normalize(*(limits or (0, 1))), SIMILARITY), cax=bar, extend="max")
+        bar.tick_params(labelsize=8)
+        if not limits:
+            bar.set_yticks([0, 1], ["0", "end"])
+        if row == 0:
+            bar.set_title("weight", fontsize=8, pad=5)
+    figure.text(0.5, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
+    return figure
+
+
+def _wrapped(label: str, width: int) -> str:
+    """Break a label into lines that fit its columns; a path is broken after its slashes."""
+    lines = [part for line in label.split("\n") for part in textwrap.wrap(line.replace("/", "/ "), width)]
+    return "\n".join(line.replace("/ ", "/") for line in lines)

@@ -1,0 +1,239 @@
+"""Sheets of the token mixing of gated MLPs: weights around a query, bias maps, non-locality of the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from graticule.analysis.mixing import MixingMap, MixingParts
+from graticule.lab.figures.plots import DASHES, MARKERS, PALETTE, SIMILARITY
+
+_SIGNED = "PuOr"  # two-sided, and distinguishable with any color vision
+
+
+def mixing_sheet(
+    maps: Sequence[MixingMap],
+    groups: Sequence[int] | None = None,
+    values: Literal["weights", "logits"] = "weights",
+    title: str = "",
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw the mixing weights of a query for every token, one row per layer and one column per group.
+
+    The query is a circle, and the center Delta of a quadratic encoding is a cross if it is inside. Every row has
+    one color scale: from 0 for weights after a softmax, symmetric about 0 for weights that may be negative, and for
+    logits the range of 6 below the largest; a weight below it is less than 1/400 of the largest.
+
+    Reference: PosMLP (Wang et al., 2022), Figures 1 (d, e) and 4.
+
+    Args:
+        maps: the layers to draw.
+        groups: counted from 0; eight evenly spaced ones by default. A layer that has fewer leaves panels empty.
+        values: 'weights' or 'logits'.
+        title: above the sheet.
+        limits: the ends of one color scale for all rows, to compare several sheets.
+
+    Raises:
+        ValueError: if there is nothing to draw, or no layer has one of `groups`.
+    """
+    if values not in ("weights", "logits"):
+        raise ValueError(f"`values` must be weights or logits, got {values!r}.")
+    if not maps:
+        raise ValueError("`maps` must have at least one layer, got none.")
+    most = max(one.groups for one in maps)
+    for group in groups or ():
+        if not 0 <= group < most:
+            raise ValueError(f"`groups` must be from 0 to {most - 1}, got {group}.")
+    each = [list(groups) if groups else _spread(one.groups, 8) for one in maps]
+    columns = max(map(len, each))
+    tall = sum(0.3 + 1.2 * min(max(one.grid.height / one.grid.width, 0.3), 2.0) for one in maps)
+    figure = Figure(figsize=(1.5 + 1.35 * max(columns, 3), 0.9 + max(tall, 1.5)), layout="compressed")
+    panels = figure.subplots(len(maps), columns, squeeze=False)
+    for line, one, chosen in zip(panels, maps, each, strict=True):
+        images = getattr(one, values)
+        shown = images[[group for group in chosen if group < one.groups]]
+        norm, cmap = _scale(shown if len(shown) else images, one.softmax, values)
+        norm = norm if limits is None else Normalize(*limits)
+        drawn = None
+        for index, ax in enumerate(line):
+            if index == 0:
+                ax.set_ylabel(f"layer {one.layer + 1}\n{one.grid.height} × {one.grid.width}", fontsize=9)
+            ax.set(xticks=[], yticks=[])
+            if index >= len(chosen) or chosen[index] >= one.groups:
+                ax.set_axis_off()
+                continue
+            drawn = ax.imshow(images[chosen[index]], norm=norm, cmap=cmap, interpolation="nearest")
+            ax.set_title(f"group {chosen[index] + 1} of {one.groups}", fontsize=8, pad=3)
+            _mark(ax, one, chosen[index])
+        if drawn is not None:
+            bar = figure.colorbar(
+                drawn, ax=list(line), extend="min" if values == "logits" and one.softmax else "neither"
+            )
+            bar.set_label(values[:-1], fontsize=8)
+            bar.ax.tick_params(labelsize=7)
+            bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+    figure.suptitle(title, fontsize=12)
+    cross = ", cross: learned center" if any(one.centers is not None for one in maps) else ""
+    figure.supxlabel(f"circle: the query{cross}", fontsize=8)
+    return figure
+
+
+def sheet_layers(depth: int) -> list[int]:
+    """Choose the layers of a sheet: six evenly spaced ones from the first to the last, or all if there are fewer."""
+    return _spread(depth, 6)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, str]:
+    if not softmax:
+        high = float(np.abs(images).max()) or 1.0
+        return Normalize(-high, high), _SIGNED
+    high = float(images.max())
+    return Normalize(high - 6 if values == "logits" else 0.0, high), SIMILARITY
+
+
+def _mark(ax: Axes, one: MixingMap, group: int) -> None:
+    row, column = one.query
+    for color, edge in (("white", 2.4), ("black", 1.1)):  # visible on dark and on light
+        ax.plot(column, row, "o", markersize=5, mfc="none", mec=color, mew=edge)
+    if one.centers is not None:
+        x, y = one.centers[group] + (column, row)
+        if -0.5 <= x <= one.grid.width - 0.5 and -0.5 <= y <= one.grid.height - 0.5:
+            for color, edge in (("white", 2.4), ("#D55E00", 1.2)):
+                ax.plot(x, y, "+", markersize=6, mec=color, mew=edge)
+
+
+def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
+    """Draw the bias of every layer as a map of its grid or window; one color scale for all.
+
+    Reference: PosMLP (Wang et al., 2022), Figure 5.
+
+    Raises:
+        ValueError: if no layer has a bias.
+    """
+    held = [one for one in maps if one.bias is not None]
+    if not held:
+        raise ValueError(
+            "`maps` must have a bias in at least one layer, got none (option `bias` of the encoding is off)."
+        )
+    columns = min(6, len(held))
+    lines = math.ceil(len(held) / columns)
+    figure = Figure(figsize=(1.4 + 1.5 * max(columns, 3), 0.8 + 1.75 * lines), layout="compressed")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    values = np.concatenate([one.bias.ravel() for one in held if one.bias is not None])
+    low, high = float(values.min()), float(values.max())
+    norm = Normalize(low, high if high > low else low + 1e-6)
+    drawn = None
+    for ax, one in zip(panels, held, strict=False):
+        assert one.bias is not None
+        drawn = ax.imshow(one.bias, norm=norm, cmap=SIMILARITY, interpolation="nearest")
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(f"layer {one.layer + 1}", fontsize=9, pad=3)
+        ax.set_xlabel(f"{one.grid.height} × {one.grid.width}, mean {one.bias.mean():.2f}", fontsize=8)
+    for ax in panels[len(held) :]:
+        ax.set_axis_off()
+    if drawn is not None:
+        bar = figure.colorbar(drawn, ax=list(panels))
+        bar.set_label("bias b", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+    figure.suptitle(title, fontsize=12)
+    return figure
+
+
+def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -> Figure:
+    """Draw the two parts of each layer's mixing weights, their sum, and one row of all three, in one row per layer.
+
+    The panels of a layer share one color scale, so that the larger part is visible. The paper draws the row of
+    token 40; here it is that of the query.
+
+    Reference: PosMLP (Wang et al., 2022), Figure 7.
+
+    Args:
+        parts: the layers to draw.
+        group: counted from 0; a layer that has fewer shows its last.
+        title: above the sheet.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not parts:
+        raise ValueError("`parts` must have at least one layer, got none: no layer mixes by a sum, as LRPE-M does.")
+    figure = Figure(figsize=(11.5, 0.9 + 2.5 * len(parts)), layout="compressed")
+    panels = figure.subplots(len(parts), 4, squeeze=False, width_ratios=(1, 1, 1, 1.35))
+    for index, (line, one) in enumerate(zip(panels, parts, strict=True)):
+        images = [each[min(group, len(each) - 1)] for each in (one.dense, one.relative, one.total)]
+        names = ("dense matrix", "relative table", "sum")
+        high = max(float(np.abs(image).max()) for image in images) or 1.0
+        row = one.query[0] * one.grid.width + one.query[1]
+        drawn = None
+        for number, (ax, image, name) in enumerate(zip(line, images, names, strict=False)):
+            drawn = ax.imshow(image, norm=Normalize(-high, high), cmap=_SIGNED, interpolation="nearest")
+            ax.axhline(row, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+            ax.set(xticks=[], yticks=[])
+            line[3].plot(image[row], label=name, color=PALETTE[number], linestyle=DASHES[number], linewidth=1)
+            if index == 0:
+                ax.set_title(name, fontsize=10, pad=4)
+        tokens = one.grid.patches
+        line[0].set_ylabel(f"layer {one.layer + 1}\n{tokens} × {tokens}", fontsize=9)
+        line[1].set_xlabel(f"{100 * one.relative_share():.0f} % of the squares", fontsize=8)
+        if drawn is not None:
+            figure.colorbar(drawn, ax=list(line[:3])).ax.tick_params(labelsize=7)
+        line[3].axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+        line[3].set(xlim=(-0.5, tokens - 0.5))
+        line[3].tick_params(labelsize=7)
+        if index == 0:
+            line[3].set_title("row of the query", fontsize=10, pad=4)
+            line[3].legend(fontsize=7)
+    figure.suptitle(title, fontsize=12)
+    figure.supxlabel("token that is read; dashed: the row of the query", fontsize=9)
+    return figure
+
+
+def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") -> Figure:
+    """Draw the non-locality of every layer, one line per model: g of the paper, and the mean distance of the weights.
+
+    A model without a quadratic encoding has no g, and is in the second panel alone.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 16 and Figure 8.
+
+    Raises:
+        ValueError: if there is nothing to draw.
+    """
+    if not maps:
+        raise ValueError("`maps` must have the layers of at least one model, got none.")
+    figure = Figure(figsize=(9.5, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for index, (label, layers) in enumerate(maps.items()):
+        style = {
+            "color": PALETTE[index % len(PALETTE)],
+            "marker": MARKERS[index % len(MARKERS)],
+            "linestyle": DASHES[index % len(DASHES)],
+            "markersize": 4,
+            "label": label,
+        }
+        at = [one.layer + 1 for one in layers]
+        g = [one.non_locality()[0] for one in layers]
+        if np.isfinite(g).any():
+            left.plot(at, g, **style)
+        right.plot(at, [one.distance() for one in layers], **style)
+    if not left.lines:
+        left.text(0.5, 0.5, "no quadratic encoding", ha="center", va="center", transform=left.transAxes)
+    left.set(xlabel="layer", ylabel="g, smaller is less local (1 / patches²)", title="non-locality g")
+    right.set(xlabel="layer", ylabel="mean distance from the query (patches)", title="distance of the weights")
+    for ax in (left, right):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.3)
+    right.legend(fontsize=8)
+    figure.suptitle(title, fontsize=12)
+    return figure

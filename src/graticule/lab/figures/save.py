@@ -1,0 +1,78 @@
+"""Figures as files: PNG, PDF and SVG."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from graticule.registry.checks import printable
+from graticule.system.files import write_bytes
+
+DPI = 150
+#: Formats of files, and the metadata that leaves out the date, so that the same figure gives the same bytes.
+_UNDATED = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+FORMATS = tuple(_UNDATED)
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write `figure` to `path`, completely or not at all, in the format that its suffix names; returns the path.
+
+    A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
+    gives the same bytes.
+
+    Raises:
+        ValueError: if the suffix is not .png, .pdf or .svg.
+    """
+    return write_bytes(path, rendered(figure, figure_format(path)))
+
+
+def save_figures(figure: Figure, path: str | Path) -> list[Path]:
+    """Write `figure` as NAME.png, to look at, and as NAME.pdf and NAME.svg, for papers; `path` is NAME.
+
+    Returns the paths.
+    """
+    return [write_bytes(f"{path}.{kind}", rendered(figure, kind)) for kind in FORMATS]
+
+
+def figure_format(path: str | Path) -> str:
+    """Return the format that the suffix of `path` names: png, pdf or svg.
+
+    Raises:
+        ValueError: for any other suffix.
+    """
+    found = Path(path).suffix.lower().removeprefix(".")
+    if found not in FORMATS:
+        raise ValueError(f"`path` must end with .png, .pdf or .svg, got {str(path)!r}.")
+    return found
+
+
+def png(figure: Figure) -> bytes:
+    """Render `figure` as a PNG at 150 dots per inch."""
+    return rendered(figure, "png")
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Render `figure` in one of `FORMATS`.
+
+    Names in it are drawn literally: $ does not start mathematics, and characters that cannot be drawn are escaped.
+    """
+    for text in _texts(figure):
+        text.set_parse_math(False)
+        text.set_text("\n".join(printable(line) for line in text.get_text().split("\n")))
+    buffer = io.BytesIO()
+    # fonts that publishers accept (TrueType instead of Type 3), and names of elements that are not random
+    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "graticule"}):
+        figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", metadata=_UNDATED[kind])
+    return buffer.getvalue()
+
+
+def _texts(figure: Figure) -> list[Text]:
+    """Return all texts of a figure except the tick labels, which matplotlib writes."""
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = [tick for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    own = {*(axis.offsetText for axis in axes), *(label for tick in ticks for label in (tick.label1, tick.label2))}
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text not in own]

@@ -1,0 +1,305 @@
+"""Plot of accuracy against the size of the images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from graticule.lab.figures.plots import PALETTE, _axes, _check, _legend, _style, curves
+from graticule.lab.training.metric import METRICS, Metric
+from graticule.registry.checks import printable
+
+Size = tuple[int, int]
+
+
+def resolution_plot(
+    scores: Mapping[str, Mapping[Size, Sequence[float]]],
+    trained_at: int | Size,
+    ylabel: str = "top-1 accuracy (%)",
+    title: str = "",
+) -> Figure:
+    """Draw accuracy against the size of the test images: means over seeds, with bars of one standard deviation.
+
+    Square sizes are joined by lines. Other sizes are in a separate panel, as points without lines.
+
+    Args:
+        scores: label -> (height, width) in pixels -> values over seeds.
+        trained_at: pixels, a side or (height, width); marked by a vertical line.
+        ylabel: name and unit of the values.
+        title: above the plot.
+    """
+    _check(scores, "scores")
+    for label, by_size in scores.items():
+        if not all(len(values) for values in by_size.values()):
+            raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
+    trained = (trained_at, trained_at) if isinstance(trained_at, int) else (trained_at[0], trained_at[1])
+    sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
+    squares = [size for size in sizes if size[0] == size[1]]
+    others = [size for size in sizes if size[0] != size[1]]
+    figure, ax = _axes("size of the test images (pixels)", ylabel, title)
+    if others and squares:
+        wide, high = figure.get_size_inches()
+        figure.set_size_inches(wide + 0.6 + 0.5 * len(others), high)
+        figure.delaxes(ax)
+        ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(wide, 0.6 + 0.5 * len(others)))
+        for panel, name in ((ax, "squares: side (pixels)"), (beside, "other sizes")):
+            panel.set_xlabel(name)
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.grid(axis="y", color="#dddddd", linewidth=0.6)
+            panel.set_axisbelow(True)
+        ax.set_ylabel(ylabel)
+        figure.suptitle(title, fontsize=12)
+        _draw(beside, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+        beside.set_xlim(-0.6, len(others) - 0.4)
+    if squares:
+        _draw(ax, scores, {size: float(size[0]) for size in squares}, trained)
+    else:
+        _draw(ax, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+    return _legend(figure, ax)
+
+
+def _draw(
+    ax: Axes,
+    scores: Mapping[str, Mapping[Size, Sequence[float]]],
+    places: Mapping[Size, float],
+    trained: Size,
+    joined: bool = True,
+) -> None:
+    """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
+    for index, (label, by_size) in enumerate(scores.items()):
+        shown = [size for size in places if size in by_size]
+        x, means = [places[size] for size in shown], [fmean(by_size[size]) for size in shown]
+        bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in shown]
+        style = _style(index) if joined else {**_style(index), "linestyle": "none"}
+        if any(bars):
+            ax.errorbar(x, means, bars, capsize=3, label=label, **style)
+        else:  # the legend would show bars
+            ax.plot(x, means, label=label, **style)
+    crowded = len(places) > 8 or any(height != width for height, width in places)
+    ax.set_xticks(
+        list(places.values()),
+        [str(height) if height == width else f"{height} × {width}" for height, width in places],
+        rotation=45 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor",
+    )
+    if trained in places:
+        ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        ax.annotate(
+            "trained at",
+            (places[trained], 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 4),
+            fontsize=8,
+            textcoords="offset points",
+            color="#444444",
+        )
+
+
+def _side(size: Size) -> float:
+    """Return the side of a square with the same number of pixels."""
+    return math.sqrt(size[0] * size[1])
+
+
+#: Label -> length, or position, in tokens -> values over seeds.
+Values = Mapping[str, Mapping[int, Sequence[float]]]
+
+
+def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int], title: str = "") -> Figure:
+    """Draw bits per byte against the length of the windows, and against the position in the longest windows.
+
+    Means over seeds, with bars of one standard deviation. If a model has learned to use its context, the line in the
+    right panel falls up to the training length; if it cannot use longer contexts, the line rises from there. The first
+    positions average few tokens, one per window, so they are the noisiest.
+
+    Args:
+        scores: of all tokens; label -> length -> values over seeds.
+        places: of ranges of positions in the longest windows; label -> last position of a range -> values over seeds.
+        trained_at: the lengths of training, marked by vertical lines.
+        title: above both panels.
+    """
+    for name, values in (("scores", scores), ("places", places)):
+        _check(values, name)
+        if missing := [label for label, by in values.items() if not by or not all(map(len, by.values()))]:
+            raise ValueError(f"`{name}` must have a value everywhere, got none for some of {missing[0]!r}.")
+    trained = {trained_at} if isinstance(trained_at, int) else set(trained_at)
+    figure = Figure(figsize=(9.0, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_length_plots(left, scores, trained)
+    lengths = sorted({length for by in scores.values() for length in by} | trained)
+    _ticks(left, lengths)
+    left.set(xlabel="length of the windows (tokens)", ylabel="bits per byte", title="all of the held-out text")
+    _draw_length_plots(right, places, trained)
+    longest = {max(by) for by in places.values()}
+    powers = [1 << power for power in range(max(longest).bit_length())]
+    _ticks(right, powers)
+    windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
+    right.set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return _legend(figure, left)
+
+
+def _draw_length_plots(ax: Axes, values: Values, trained: set[int]) -> None:
+    """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
+    ax.set_xscale("log", base=2)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    for index, (label, by) in enumerate(values.items()):
+        x = sorted(by)
+        bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in x]
+        ax.errorbar(
+            x, [fmean(by[one]) for one in x], bars if any(bars) else None, capsize=3, label=label, **_style(index)
+        )
+    for index, length in enumerate(sorted(trained)):
+        name = "length of training" if index == 0 else None  # once in the legend
+        ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+
+
+def _ticks(ax: Axes, places: Sequence[int]) -> None:
+    """Set ticks at `places`; if they are many or close, their labels are slanted so that they do not overlap."""
+    close = any(after < 1.3 * before for before, after in pairwise(places))
+    crowded = len(places) > 8 or close
+    ax.set_xticks(
+        places,
+        [str(place) for place in places],
+        rotation=45 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor",
+    )
+    ax.minorticks_off()
+
+
+def score_plot(
+    scores: Mapping[str, Sequence[float]], xlabel: str, title: str = "", groups: Sequence[int] = ()
+) -> Figure:
+    """Draw one line per choice: a dot per seed, the mean as a diamond, and a bar of one standard deviation.
+
+    Args:
+        scores: label -> values over seeds; the first is at the top, and a vertical line continues its mean.
+        xlabel: name and unit of the values.
+        title: above the plot.
+        groups: number of consecutive labels in each group; a vertical line continues the mean of the first label of a
+            group through that group alone. One group by default.
+    """
+    if not scores or not all(scores.values()):
+        raise ValueError(f"`scores` must have a value for every label, got {dict(scores)}.")
+    groups = groups or [len(scores)]
+    if sum(groups) != len(scores) or min(groups) < 1:
+        raise ValueError(f"`groups` must be numbers of labels with the sum {len(scores)}, got {list(groups)}.")
+    longest = max(map(len, scores))
+    figure = Figure(figsize=(max(6.2, 4.2 + min(0.075 * longest, 5.0)), 1.3 + 0.42 * len(scores)), layout="constrained")
+    ax = figure.subplots()
+    several = any(len(values) > 1 for values in scores.values())
+    legend = "\ndots: seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
+    if max(groups) > 1:
+        legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
+    ax.set(xlabel=f"{xlabel}{legend}", title=title)
+    ax.xaxis.label.set_parse_math(False)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.grid(axis="x", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    color = PALETTE[0]
+    for row, values in enumerate(scores.values()):
+        ax.plot(values, [row] * len(values), "o", color=color, alpha=0.35, markersize=5, markeredgewidth=0)
+        bar = stdev(values) if len(values) > 1 else None
+        ax.errorbar(fmean(values), row, xerr=bar, fmt="D", color=color, capsize=4, markersize=6, linewidth=1.6)
+    first = 0
+    for number in groups:
+        mean = fmean(list(scores.values())[first])
+        ends = (first - 0.5, first + number - 0.5)
+        ax.plot([mean, mean], ends, color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        if first:
+            ax.axhline(first - 0.5, color="#bbbbbb", linewidth=0.6)
+        first += number
+    ax.set_yticks(range(len(scores)), list(map(printable, scores)), parse_math=False)
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(scores) - 0.5, -0.5)
+    return figure
+
+
+#: Columns of the metrics of every run -> label of the axis.
+LOSSES = {"train_loss": "loss in training", "val_loss": "loss on validation"}
+MOST_LINES = 28  # that can be told apart
+
+
+def convergence_plot(
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
+    metric: Metric | str = "val_top1",
+    against: str = "epoch",
+    title: str = "",
+) -> Figure:
+    """Draw a metric against the epoch or the seconds of training, one line per run, or a mean with a band.
+
+    A line has a gap where its value is not finite; a point between two gaps is a dot.
+
+    Reference: LaPE (Yu et al., 2023), Figure 5; CPVT (Chu et al., 2023), Figure 4.
+
+    Args:
+        lines: label -> (epoch or seconds, value, standard deviation or None) in order; labels are drawn as they are.
+        metric: the metric of the values, such as that of a task, or the name of a column of metrics.csv.
+        against: epoch, or seconds; long times are drawn in minutes or hours.
+        title: above the plot.
+    """
+    if against not in ("epoch", "seconds"):
+        raise ValueError(f"`against` must be epoch or seconds, got {against!r}.")
+    if not 1 <= len(lines) <= MOST_LINES:
+        raise ValueError(f"`lines` must be 1 to {MOST_LINES}, so that no two look the same, got {len(lines)}.")
+    if empty := [label for label, points in lines.items() if not points]:
+        raise ValueError(f"`lines` must have at least one point each, got none for {empty[0]!r}.")
+    longest = max(points[-1][0] for points in lines.values())
+    unit, size = ("epoch", 1.0) if against == "epoch" else _unit(longest)
+    # matplotlib leaves out labels that begin with _, and reads $ as mathematics: so the labels are set at the end
+    drawn = {str(index).rjust(len(label), "m"): label for index, label in enumerate(lines)}
+    figure = curves(
+        {stand: [_scaled(point, size) for point in lines[label]] for stand, label in drawn.items()},
+        unit if against == "epoch" else f"time of training ({unit})",
+        axis_label(metric),
+        title,
+    )
+    ax = figure.axes[0]
+    for label_of_ax in (ax.title, ax.yaxis.label):
+        label_of_ax.set_parse_math(False)
+    if against == "epoch":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for line, label, text in zip(list(ax.lines), lines, figure.legends[0].get_texts(), strict=True):
+        line.set_label(label)
+        text.set_text(label)
+        text.set_parse_math(False)
+        x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+        known = np.pad(np.isfinite(y), 1)
+        alone = known[1:-1] & ~known[:-2] & ~known[2:]
+        if alone.any() and line.get_marker() in (None, "None", ""):
+            ax.plot(x[alone], y[alone], ".", color=line.get_color(), markersize=5)
+    return figure
+
+
+def axis_label(metric: Metric | str) -> str:
+    """Return the label of the axis of a metric, or of a column of metrics.csv."""
+    if isinstance(metric, str):
+        known = next((one for one in METRICS if one.column == metric), None)
+        if known is None:
+            return LOSSES.get(metric, "learning rate" if metric == "lr" else metric)
+        metric = known
+    return f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
+
+
+def _scaled(point: tuple[float, float, float | None], size: float) -> tuple[float, float, float | None]:
+    """Return x in units of `size`, and NaN for values that are not finite."""
+    x, y, deviation = point
+    if not math.isfinite(y):
+        y, deviation = math.nan, None if deviation is None else math.nan
+    return x / size, y, deviation
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """Return the unit of time for a duration, and its length in seconds."""
+    return ("s", 1.0) if seconds < 600 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)

@@ -1,0 +1,85 @@
+"""Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv.
+
+`python -m graticule.lab.gym.page` writes the tables between the markers of the page, and the pictures.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from graticule.lab.figures.save import save_figure
+from graticule.lab.gym.base import LEAST, TASKS, Surface
+from graticule.lab.gym.picture import heat_map, task_sheet
+from graticule.lab.gym.profile import Profile, read_profile
+from graticule.lab.gym.tasks import build_task
+from graticule.lab.studies.tables import markdown
+from graticule.system.files import write_text
+
+#: The choices of README's picture, if they were measured.
+SHORT = (
+    "encoding=none",
+    "encoding=learnable",
+    "encoding=learnable,joining=lape",
+    "encoding=sinusoidal_2d",
+    "encoding=peg",
+    "encoding=relative_bias",
+    "encoding=alibi",
+    "encoding=rope",
+)
+
+
+def task_rows() -> list[tuple[str, ...]]:
+    """Return a header, and one row per task: its question, the knowledge it needs, its surfaces, and chance."""
+    rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
+    for name, kind in TASKS.items():
+        surface: Surface = kind.surfaces[0]
+        chance = build_task(name, (LEAST, LEAST), surface).answer.chance
+        said = "0" if chance == 0 else f"1/{round(1 / chance)}"
+        question = (inspect.getdoc(kind) or "").partition("\n")[0]
+        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
+    return rows
+
+
+def page_text(text: str, profile: Profile) -> str:
+    """Return the text of the page with its tables rebuilt."""
+    text = between(text, "tasks", markdown(task_rows()))
+    return between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
+
+
+def between(text: str, name: str, new: str) -> str:
+    """Replace the text between the markers of `name`.
+
+    Raises:
+        ValueError: if `text` has no such markers.
+    """
+    pattern = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
+    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
+
+
+def kept_profile(docs: Path) -> Profile:
+    """Read the recorded scores of the page, with the tasks in the order of the registry."""
+    profile = read_profile(docs / "data" / "gym.csv")
+    return profile.chosen(tasks=[task for task in TASKS if task in profile.tasks])
+
+
+def write_page(docs: Path) -> list[Path]:
+    """Rebuild docs/gym.md and its pictures; returns the paths."""
+    profile = kept_profile(docs)
+    page = docs / "gym.md"
+    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile))]
+    written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
+    if profile.rows:
+        short = [choice for choice in SHORT if choice in profile.choices]
+        pictures = {"gym.png": profile.chosen(short)}
+        if len(profile.choices) > len(short):
+            pictures["gym_profile.png"] = profile
+        written += [save_figure(heat_map(shown), docs / "figures" / name) for name, shown in pictures.items()]
+    return written
+
+
+if __name__ == "__main__":
+    print("wrote", *write_page(Path("docs")))

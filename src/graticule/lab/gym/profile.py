@@ -1,0 +1,198 @@
+"""Profile of choices: the scores of every choice on every task, in a file that later runs extend."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from graticule.lab.studies.tables import markdown
+from graticule.registry.fields import check_value
+from graticule.system.files import read_bytes, write_text
+
+#: Maximum size of a profile, in bytes.
+_LARGEST = 1 << 26
+
+
+@dataclass(frozen=True)
+class Row:
+    """Score of a trained model at one size.
+
+    choice: its text, such as encoding=rope.
+    trained, side: cells per side, in training and in this test.
+    score, chance: in the measure of the task.
+    normalized: the score on a scale where chance is 0 and a perfect answer is 1.
+    steps: training steps; training stops early if the task is solved.
+    recipe: the hash of the recipe.
+    """
+
+    choice: str
+    task: str
+    surface: str
+    seed: int
+    trained: int
+    side: int
+    score: float
+    chance: float
+    normalized: float
+    steps: int
+    seconds: float
+    parameters: int
+    recipe: str
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Row)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Scores of several choices on several tasks, at several sizes, over seeds."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def choices(self) -> list[str]:
+        """Return the choices, in the order of the rows."""
+        return list(dict.fromkeys(row.choice for row in self.rows))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Return the tasks, in the order of the rows."""
+        return list(dict.fromkeys(row.task for row in self.rows))
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds."""
+        return sorted({row.seed for row in self.rows})
+
+    @property
+    def sides(self) -> list[int]:
+        """Return the sides, beginning with the training side."""
+        return sorted({row.side for row in self.rows}, key=lambda side: (side != self.trained, side))
+
+    @property
+    def trained(self) -> int:
+        """Return the training side."""
+        return self.rows[0].trained
+
+    def scores(self, choice: str, task: str, side: int) -> list[float]:
+        """Return the normalized scores over seeds; empty if nothing was measured."""
+        return [
+            row.normalized
+            for row in self.rows
+            if (row.choice, row.task, row.side) == (choice, task, side) and not math.isnan(row.normalized)
+        ]
+
+    def mean(self, choice: str, task: str, side: int) -> float:
+        """Return the mean normalized score over seeds; NaN if nothing was measured."""
+        found = self.scores(choice, task, side)
+        return fmean(found) if found else math.nan
+
+    def deviation(self, choice: str, task: str, side: int) -> float:
+        """Return the standard deviation over seeds; NaN with fewer than two."""
+        found = self.scores(choice, task, side)
+        return stdev(found) if len(found) > 1 else math.nan
+
+    def chosen(self, choices: Sequence[str] | None = None, tasks: Sequence[str] | None = None) -> Profile:
+        """Return the profile of some choices and tasks, in this order."""
+        choices, tasks = choices or self.choices, tasks or self.tasks
+        kept = [row for row in self.rows if row.choice in choices and row.task in tasks]
+        return Profile(tuple(sorted(kept, key=lambda row: (choices.index(row.choice), tasks.index(row.task)))))
+
+    def table(self, side: int) -> list[tuple[str, ...]]:
+        """Return a header and one row per choice: normalized scores in percent, with the deviation over seeds."""
+        rows = [("choice", "parameters (maximum)", *self.tasks)]
+        for choice in self.choices:
+            parameters = max(row.parameters for row in self.rows if row.choice == choice)  # heads differ
+            rows.append((choice, f"{parameters:,}", *(self._cell(choice, task, side) for task in self.tasks)))
+        return rows
+
+    def _cell(self, choice: str, task: str, side: int) -> str:
+        mean, deviation = self.mean(choice, task, side), self.deviation(choice, task, side)
+        if math.isnan(mean):
+            return "-"
+        return percent(mean) + ("" if math.isnan(deviation) else f" ± {percent(deviation)}")
+
+    def steps_table(self) -> list[tuple[str, ...]]:
+        """Return a header and one row per choice: the mean training steps; training stops if a task is solved."""
+        rows = [("choice", *self.tasks)]
+        for choice in self.choices:
+            by_task = {
+                task: [row.steps for row in self.rows if (row.choice, row.task) == (choice, task)]
+                for task in self.tasks
+            }
+            rows.append((choice, *(f"{fmean(steps):.0f}" if steps else "-" for steps in by_task.values())))
+        return rows
+
+    def markdown(self) -> str:
+        """Return a table per size in Markdown, and one of the steps of training."""
+        tables = [f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides]
+        steps = "Training steps; training stops early if a task is solved"
+        return "\n\n".join([*tables, f"{steps}\n\n{markdown(self.steps_table())}"])
+
+    def title(self, side: int) -> str:
+        """Describe the scores at a size."""
+        where = "as in training" if side == self.trained else f"trained on {self.trained} x {self.trained}"
+        seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"mean ± s.d. of {len(self.seeds)} seeds"
+        return f"{side} x {side} cells, {where}; scores from 0 (chance) to 100 (solved), {seeds}"
+
+    def csv(self) -> str:
+        """Return one line per score."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_FIELDS)
+        writer.writerows([getattr(row, name) for name in _FIELDS] for row in self.rows)
+        return text.getvalue()
+
+
+def percent(share: float) -> str:
+    """Write a share as a whole percentage, 0 without a sign.
+
+    >>> [percent(share) for share in (0.987, -0.004, -0.02)]
+    ['99', '0', '-2']
+    """
+    return str(round(100 * share))
+
+
+def read_profile(path: Path) -> Profile:
+    """Read the rows that `Profile.csv` wrote; an absent file has no rows.
+
+    Raises:
+        ValueError: if the file is not such a table.
+    """
+    try:
+        lines = read_bytes(path, _LARGEST).decode("utf-8").splitlines()
+    except FileNotFoundError:
+        return Profile(())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it must be text ({error}).") from None
+    return Profile(tuple(_rows(lines, path)))
+
+
+def _rows(lines: Sequence[str], path: Path) -> Iterator[Row]:
+    header, *rest = csv.reader(lines) if lines else [[]]
+    if header != _FIELDS:
+        raise ValueError(f"{path} must have the columns {', '.join(_FIELDS)}, got {', '.join(header) or 'none'}.")
+    for number, cells in enumerate(rest, 2):
+        if len(cells) != len(_FIELDS):
+            raise ValueError(f"{path} is damaged: line {number} must have {len(_FIELDS)} cells, got {len(cells)}.")
+        row: Row = check_value(Row, dict(zip(_FIELDS, cells, strict=True)), f"{path} is damaged: line {number}")
+        yield row
+
+
+def write_profile(path: Path, profile: Profile) -> Path:
+    """Write the rows of a profile, completely or not at all; returns `path`."""
+    return write_text(path, profile.csv())
+
+
+def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int], int]) -> Profile:
+    """Return the rows of both, sorted by `order` of (choice, task, seed) and by size; unordered ones come last."""
+    rows = [*kept.rows, *new]
+    return Profile(
+        tuple(sorted(rows, key=lambda row: (order.get((row.choice, row.task, row.seed), len(order)), row.side)))
+    )

@@ -1,0 +1,327 @@
+"""The page of an audit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from graticule.analysis.attention import AttentionSummary
+from graticule.analysis.audit import Audit
+from graticule.analysis.effect import Effect
+from graticule.analysis.probe import Probe
+from graticule.lab.figures.plots import DASHES, MARKERS, PALETTE, translation_plot
+from graticule.lab.pages.report import Report, position_sheets
+
+
+def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
+    """Draw R2 of row and column by layer, with standard errors over folds, and R2 of the shuffled labels.
+
+    Layer 0 stands for the embedded patches before any position information.
+    """
+    figure, ax = _axes("layer", "R² on images that were not fitted")
+    first = 0 if content is not None else 1
+    whole = [*([] if content is None else [content]), *probes]
+    layers = np.arange(first, first + len(whole))
+    lines = [
+        ("row", [one.mean[0] for one in whole], [one.error[0] for one in whole]),
+        ("column", [one.mean[1] for one in whole], [one.error[1] for one in whole]),
+        (
+            "control: shuffled labels",
+            [np.nanmean(one.control_mean) for one in whole],
+            [np.nanmax(one.control_error) for one in whole],
+        ),
+    ]
+    for index, (label, mean, error) in enumerate(lines):
+        _errorbar(ax, layers, mean, error, label, index)
+    ax.axhline(0, color="#555555", linewidth=1)
+    if content is not None:
+        ax.annotate("patches alone", (0, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color="#444444")
+    ax.set_ylim(min(-0.05, *(float(np.nanmin(mean)) for _, mean, _ in lines)) - 0.02, 1.05)
+    return _legend(figure, len(lines))
+
+
+def effect_plot(effects: Sequence[Effect]) -> Figure:
+    """Draw the relative change of the features by layer, one line per change, with standard errors over images."""
+    figure, ax = _axes("layer", "change of the features\n(share of their spread)")
+    for index, one in enumerate(effects):
+        layers = np.arange(1, len(one.mean_change) + 1)
+        _errorbar(ax, layers, one.mean_change, one.change_error, one.name, index)
+    if max(one.mean_change.max() for one in effects) > 0.7:
+        ax.axhline(math.sqrt(2), color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+        ax.annotate("unrelated", (0.01, math.sqrt(2) + 0.02), xycoords=("axes fraction", "data"), fontsize=8)
+    ax.set_ylim(bottom=0)
+    return _legend(figure, len(effects))
+
+
+def attention_plot(summary: AttentionSummary) -> Figure:
+    """Draw distance, entropy and the share on prefix tokens by layer, one dot per head, and the mean over heads."""
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    layers = np.array(summary.layers) + 1
+    kinds = (
+        ("mean distance (patches)", summary.distance, summary.uniform),
+        ("entropy (nats)", summary.entropy, summary.uniform_entropy),
+        ("share on prefix tokens", summary.prefix, None),
+    )
+    for ax, (name, values, uniform) in zip(panels, kinds, strict=True):
+        _decorate(ax, "layer", name)
+        for head in range(values.shape[1]):
+            ax.plot(layers, values[:, head], "o", markersize=3.5, color=PALETTE[0], alpha=0.55)
+        ax.plot(layers, np.nanmean(values, 1), color=PALETTE[1], linewidth=1.6)
+        if uniform is not None:
+            ax.plot(layers, uniform, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
+        ax.set_ylim(bottom=0)
+    return figure
+
+
+def _errorbar(
+    ax: Axes, layers: np.ndarray, mean: Sequence[float] | np.ndarray, error: Sequence[float] | np.ndarray, label: str,
+    index: int,
+) -> None:  # fmt: skip
+    ax.errorbar(
+        layers,
+        mean,
+        error,
+        label=label,
+        capsize=2.5,
+        color=PALETTE[index % len(PALETTE)],
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=DASHES[index % len(DASHES)],
+        linewidth=1.5,
+        markersize=4.5,
+    )
+
+
+def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    ax = figure.subplots()
+    _decorate(ax, xlabel, ylabel)
+    return figure, ax
+
+
+def _decorate(ax: Axes, xlabel: str, ylabel: str) -> None:
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _legend(figure: Figure, lines: int) -> Figure:
+    figure.legend(loc="outside lower center", ncols=min(lines, 3), fontsize=9, frameon=False, handlelength=2.8)
+    return figure
+
+
+def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
+    """Build the page of an audit.
+
+    Args:
+        found: the audit.
+        title: of the page, such as the name of the model.
+        lines: settings of the audit, as rows of the first table.
+    """
+    height, width = found.img_size
+    report = Report(title, f"Position audit: {found.images} images of {height} x {width} pixels")
+    for sentence in findings(found):
+        report.note(sentence)
+    if lines:
+        report.table(("", ""), lines, "Settings of the audit")
+    _cost(report, found)
+    _probe(report, found)
+    _effects(report, found)
+    _sizes(report, found)
+    if found.translation is not None:
+        report.heading("Translation")
+        report.text(
+            "The image is shifted by whole patches; what leaves it on one side enters on the other. 0: features are "
+            "shifted with it. 1: they change as much as they differ between tokens and images."
+        )
+        figure = translation_plot({title: found.translation})
+        report.figure(figure, "Difference after a shift, by layer", "Lines of the difference after a shift by layer")
+        columns, *rows = found.translation.summary()
+        report.table(columns, rows, found.translation.verdict())
+    if found.attention is not None:
+        _attention(report, found.attention)
+    if found.maps:
+        report.heading("Position maps")
+        position_sheets(report, found.maps, title)
+    if found.unavailable:
+        report.heading("Not measured")
+        report.table(("analysis", "reason"), sorted(found.unavailable.items()))
+    return report
+
+
+def findings(found: Audit) -> list[str]:
+    """Return the main findings, one sentence each."""
+    said = []
+    row, column = np.nanmax([one.mean for one in found.probes], axis=0)
+    best = 1 + int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
+    sentence = f"Row and column can be read with R² up to {_number(row)} and {_number(column)}, best in layer {best}"
+    if found.probe_content is not None:
+        content = found.probe_content.mean
+        sentence += f"; from the patches alone with {_number(content[0])} and {_number(content[1])}"
+    said.append(f"{sentence}.")
+    for effect in found.effects:
+        if effect.name in ("position zeroed", "position shuffled"):
+            sentence = f"With the {effect.name}, the features of the last layer change by {effect.mean_change[-1]:.2f} "
+            sentence += "of their spread"
+            if effect.same is not None:
+                sentence += f" and {100 * effect.same.mean():.0f} % of the images keep their top-1"
+            if effect.accuracy is not None:
+                sentence += f"; accuracy {_signed(effect.accuracy)} points"
+            said.append(f"{sentence}.")
+    if found.times:
+        one = found.times[-1]
+        if "without" in one.seconds:
+            median, low, high = one.share("computed", "without")
+            noise = ", so no more than the noise of this machine" if low < 0 else ""
+            said.append(
+                f"Position takes {100 * median:.1f} % of a forward pass of {one.batch} images (quartiles "
+                f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
+            )
+    return said
+
+
+def _cost(report: Report, found: Audit) -> None:
+    report.heading("Cost")
+    total = sum(found.position.values())
+    rows = [(kind, f"{count:,}", f"{100 * count / found.parameters:.2f} %") for kind, count in found.position.items()]
+    rows.append(("all position information", f"{total:,}", f"{100 * total / found.parameters:.2f} %"))
+    rows.append(("the model", f"{found.parameters:,}", "100 %"))
+    report.table(("part", "parameters", "share"), rows, "Parameters")
+    if found.unknown:
+        report.note(f"Not counted, and not changed below, as their structure is not known: {', '.join(found.unknown)}.")
+    if found.times:
+        shares: list[tuple[str, ...]] = []
+        for turns in found.times:
+            for name, less, more in (
+                ("computing position information", "folded", "computed"),
+                ("using it", "without", "folded"),
+                ("both", "without", "computed"),
+            ):
+                if less in turns.seconds and more in turns.seconds:
+                    median, low, high = turns.share(more, less)
+                    count = str(len(turns.seconds[more]))
+                    span = f"{100 * low:.1f} to {100 * high:.1f} %"
+                    shares.append((name, str(turns.batch), f"{100 * median:.1f} %", span, count))
+        report.table(
+            ("share of a forward pass", "images", "median", "quartiles", "rounds"),
+            shares,
+            "Time on this machine: forward passes with and without position information, interleaved. A quartile "
+            "below 0 is the noise of the machine.",
+        )
+
+
+def _probe(report: Report, found: Audit) -> None:
+    report.heading("Linear probe of position")
+    report.text(
+        "A linear map of the features of a patch predicts its row and column. It is fitted by ridge regression, and "
+        "scored on held-out images. R² is 1 if position can be read exactly, and 0 if it cannot be read at all; the "
+        "content alone tells something of position, such as sky above and ground below. In the control, the labels "
+        "are shuffled over the patches of each image."
+    )
+    figure = probe_plot(found.probe_content, found.probes)
+    report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of row and column by layer")
+    whole = [("patches alone", found.probe_content)] if found.probe_content is not None else []
+    rows = []
+    for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes, start=1))]:
+        assert one is not None
+        cells = [_with_error(one.mean[axis], one.error[axis]) for axis in (0, 1)]
+        controls = [_with_error(one.control_mean[axis], one.control_error[axis]) for axis in (0, 1)]
+        rows.append((name, *cells, *controls))
+    report.table(("layer", "row", "column", "control: row", "control: column"), rows, "R² ± standard error over folds")
+    one = found.probes[-1]
+    if one.examples < 10 * one.channels:
+        report.note(
+            f"{one.examples:,} patches are few for {one.channels} channels: with more images R² would be larger."
+        )
+
+
+def _effects(report: Report, found: Audit) -> None:
+    report.heading("Effects of changed position")
+    report.text(
+        "The same images are passed through the model with its position information changed. Zeroed: no layer gets "
+        "any. Shuffled: each patch gets the position of another one, the same in all layers. Of a larger size: each "
+        "patch gets the position of the nearest patch of an image of twice the sides; functions of the tokens, such as "
+        "a PEG, are not changed. Removed: after each layer, the directions that the probe reads are projected out of "
+        "the features; the control removes as many directions, those of shuffled labels."
+    )
+    if found.effects:
+        figure = effect_plot(found.effects)
+        caption = "Change of the features by layer; bars are standard errors over images"
+        report.figure(figure, caption, "Lines of the change of the features by layer")
+    columns, rows = _effect_table(found.effects)
+    caption = "Last layer"
+    if found.accuracy is not None:
+        caption += f"; accuracy of the unchanged model: {_pair(found.accuracy, 1)} %"
+    report.table(columns, rows, caption)
+
+
+def _sizes(report: Report, found: Audit) -> None:
+    if not found.sizes:
+        return
+    report.heading("Other sizes")
+    report.text(
+        f"Features of the same images at another size, resampled to the grid at {found.img_size[0]} x "
+        f"{found.img_size[1]}, compared with those at that size."
+    )
+    effects = list(found.sizes.values())
+    report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")
+    columns, rows = _effect_table(effects)
+    report.table(("size", *columns[1:]), rows, "Last layer")
+
+
+def _effect_table(effects: Sequence[Effect]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return columns and rows of the effects on the last layer and on the predicted classes."""
+    columns = ["change", "change of features", "cosine"]
+    if any(one.same is not None for one in effects):
+        columns.append("top-1 as before")
+    if any(one.right is not None for one in effects):
+        columns += ["accuracy (points)", "p (McNemar)"]
+    rows = []
+    for one in effects:
+        row = [one.name, _with_error(one.mean_change[-1], one.change_error[-1]), f"{one.cosine[-1].mean():.3f}"]
+        if one.same is not None:
+            row.append(f"{100 * one.same.mean():.1f} %")
+        if one.accuracy is not None and one.p_value is not None:
+            row += [_signed(one.accuracy), f"{one.p_value:.2g}"]
+        rows.append(tuple(row + ["-"] * (len(columns) - len(row))))
+    return tuple(columns), rows
+
+
+def _attention(report: Report, summary: AttentionSummary) -> None:
+    report.heading("Attention")
+    report.figure(
+        attention_plot(summary),
+        "A dot per head, the line their mean; dotted: a head that attends to all keys alike. Distances are those "
+        "between patches of a layer's grid, or of its windows.",
+        "Three panels with a dot per head and layer: distance, entropy, share on prefix tokens",
+    )
+    rows = []
+    for index, layer in enumerate(summary.layers):
+        values = (summary.distance[index], summary.entropy[index], summary.prefix[index])
+        spans = [f"{np.nanmin(one):.2f} to {np.nanmax(one):.2f}" for one in values]
+        rows.append((str(layer + 1), *spans, f"{summary.uniform[index]:.2f}"))
+    columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
+    report.table(columns, rows, "Range over the heads, mean over images")
+
+
+def _number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value + 0.0:.2f}".replace("-0.00", "0.00")
+
+
+def _with_error(value: float, error: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f} ± {error:.3f}"
+
+
+def _pair(pair: tuple[float, float], decimals: int) -> str:
+    return f"{pair[0]:.{decimals}f} ± {pair[1]:.{decimals}f}"
+
+
+def _signed(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:+.1f} ± {pair[1]:.1f}"

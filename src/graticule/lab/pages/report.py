@@ -1,0 +1,154 @@
+"""A self-contained HTML page, which loads nothing when it is read."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from graticule.analysis.position_maps import StageMaps
+from graticule.analysis.similarity import Correlations
+from graticule.lab.figures.bias_map_sheet import bias_map_sheet
+from graticule.lab.figures.plots import correlation_sheet
+from graticule.lab.figures.save import png
+from graticule.system.files import write_bytes
+
+_TEMPLATES = Environment(loader=PackageLoader("graticule.lab.pages"), autoescape=True, undefined=StrictUndefined)
+_NUMBER = re.compile(r"[<≈]?\s*[+−-]?\d[\d,. ]*(e[+-]?\d+)?\s*(%|±\s*[\d.,]+)?\s*|[-–]?")
+
+
+class Report:
+    """A page built from top to bottom: every method adds one part at the end; all text is escaped.
+
+    Args:
+        title: of the page.
+        subtitle: the line below the title.
+
+    Example:
+        >>> report = Report("Two joinings", "seeds 0 to 4")
+        >>> report.table(["joining", "top-1 (%)"], [["default", "71.5"], ["lape", "73.1"]], "ImageNet")
+        >>> "<td>lape</td>" in report.html()
+        True
+    """
+
+    def __init__(self, title: str, subtitle: str = "") -> None:
+        self.title = title
+        self.subtitle = subtitle
+        self._parts: list[dict[str, Any]] = []  # for templates/report.html
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
+        self._parts.append({"kind": "heading", "text": text})
+
+    def text(self, paragraph: str) -> None:
+        """Add a paragraph."""
+        self._parts.append({"kind": "text", "text": paragraph})
+
+    def note(self, text: str) -> None:
+        """Add a highlighted paragraph, such as a caution or a finding."""
+        self._parts.append({"kind": "note", "text": text})
+
+    def link(self, text: str, place: str) -> None:
+        """Add a link to `place`, a file beside the page, with a text that describes the file."""
+        self._parts.append({"kind": "link", "text": text, "place": place})
+
+    def table(self, columns: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> None:
+        """Add a table; a column of numbers is aligned to the right, a wide table scrolls.
+
+        Raises:
+            ValueError: if a row does not have as many cells as there are columns.
+        """
+        cells = [[str(cell) for cell in row] for row in rows]
+        for row in cells:
+            if len(row) != len(columns):
+                raise ValueError(f"`rows` must have {len(columns)} cells each, got {len(row)}: {row}.")
+        numeric = [
+            any(any(map(str.isdigit, row[i])) for row in cells) and all(_NUMBER.fullmatch(row[i]) for row in cells)
+            for i in range(len(columns))
+        ]
+        names = [str(column) for column in columns]
+        self._parts.append({"kind": "table", "columns": names, "rows": cells, "numeric": numeric, "caption": caption})
+
+    def figure(self, picture: Figure | bytes, caption: str, alt: str) -> None:
+        """Add a figure, or the bytes of a PNG.
+
+        Args:
+            picture: the figure.
+            caption: the text below it.
+            alt: a description for readers who cannot see it.
+
+        Raises:
+            ValueError: if the bytes are not a PNG.
+        """
+        data = png(picture) if isinstance(picture, Figure) else picture
+        if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+            raise ValueError(f"`picture` must be a figure or the bytes of a PNG, got {data[:8]!r}.")
+        width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # from the PNG's first chunk
+        source = base64.b64encode(data).decode("ascii")
+        size = {"width": width, "height": height}
+        self._parts.append({"kind": "figure", "png": source, "alt": alt, "caption": caption, **size})
+
+    def html(self) -> str:
+        """Return the page."""
+        page = _TEMPLATES.get_template("report.html")
+        return page.render(title=self.title, subtitle=self.subtitle, parts=self._parts) + "\n"
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page to `path`, completely or not at all; returns the path."""
+        return write_bytes(path, self.html().encode("utf-8"))
+
+
+#: Maximum number of layers in a sheet of biases.
+_SHEET_LAYERS = 6
+
+
+def position_sheets(report: Report, stages: Sequence[StageMaps], title: str) -> None:
+    """Add the sheets of all maps of a model to a report.
+
+    Args:
+        report: the page.
+        stages: the maps of each stage, as `position_maps` returns them.
+        title: subject of the sheets, such as the name of the model.
+    """
+    for number, maps in enumerate(stages, start=1):
+        of = f", stage {number}" if len(stages) > 1 else ""
+        if maps.correlations is not None:
+            said = f"Position correlations{of}: the cosine of two positions as each layer sees them (LaPE, Eq. 12)"
+            report.figure(
+                correlation_sheet(maps.correlations, f"Position correlations, {title}{of}"),
+                said,
+                f"Position correlations{of}",
+            )
+        if maps.rotary is not None:
+            said = f"Similarity of two positions under the rotation of queries and keys alone, mean over heads{of}"
+            rotary, same = _once(maps.rotary)
+            said += "; the same in all layers that rotate" * same
+            report.figure(
+                correlation_sheet(rotary, f"Similarity under rotation, {title}{of}"),
+                said,
+                f"Similarity under rotation{of}",
+            )
+        if maps.biases is not None:
+            biases, said = maps.biases, f"The bias that each head adds to its attention logits{of}"
+            if len(biases.layers) > _SHEET_LAYERS:
+                chosen = np.linspace(0, len(biases.layers) - 1, _SHEET_LAYERS).round().astype(int)
+                kept = tuple(biases.layers[i] for i in chosen)
+                said += f"; {_SHEET_LAYERS} of {len(biases.layers)} layers"
+                biases = dataclasses.replace(biases, layers=kept, bias=biases.bias[chosen])
+            report.figure(bias_map_sheet(biases, f"Bias of attention, {title}{of}"), said, f"Biases of the heads{of}")
+
+
+def _once(rotary: Correlations) -> tuple[Correlations, bool]:
+    """Return the maps of one layer if all layers that rotate have the same map, and whether they do."""
+    rotating = [index for index, source in enumerate(rotary.sources) if source is not None]
+    first = rotary.similarity[rotating[0]]
+    if len(rotating) == 1 or any(not np.array_equal(rotary.similarity[index], first) for index in rotating):
+        return rotary, False
+    return dataclasses.replace(rotary, similarity=first[None], sources=(rotary.sources[rotating[0]],)), True

@@ -1,0 +1,5 @@
+"""Recipes by name: one file per paper or data set."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

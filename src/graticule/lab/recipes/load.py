@@ -1,0 +1,123 @@
+"""Load a recipe by its name, or from a path."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from graticule.registry.checks import is_path, known_name
+from graticule.registry.plugins import call_file, check_new_name, register_once
+
+if TYPE_CHECKING:
+    from graticule.lab.training.recipe import TrainingRecipe
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class RegisteredRecipe:
+    """A function that returns a recipe, and the arguments for the variant of this name."""
+
+    function: Callable[..., Any]
+    about: str
+    """one line about the recipe"""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+RECIPES: dict[str, RegisteredRecipe] = {}
+
+
+def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Callable[[F], F]:
+    """Return a decorator for functions that return a recipe; several on one function register its variants.
+
+    Args:
+        name: the name for `graticule train` and `load_recipe`, an identifier.
+        about: one line about the recipe (default: the first line of the function's docstring).
+        arguments: passed to the function.
+
+    Raises:
+        ValueError: if `name` is not an identifier or already taken, or the function does not take `arguments`.
+        TypeError: if the decorated object is not a function.
+
+    Example:
+        >>> import graticule
+        >>> @graticule.register_recipe("my_digits", depth=3)
+        ... @graticule.register_recipe("my_deep_digits", depth=6)
+        ... def digits(depth: int) -> graticule.Recipe:
+        ...     '''Train a small ViT on digits.'''
+        ...     return graticule.Recipe(model_kwargs=(f"depth={depth}",), epochs=3)
+    """
+    check_new_name("recipe", name)
+
+    def add(function: F) -> F:
+        if not inspect.isfunction(function):
+            raise TypeError(f"the recipe {name!r} must be a function that returns a recipe, got {function!r}.")
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(f"the recipe {name!r} must have the arguments of {function.__name__}: {error}.") from None
+        known = RECIPES.get(name)
+        register_once("recipe", name, function, known.function if known else None)
+        documented = (inspect.getdoc(function) or "").partition("\n")[0]
+        RECIPES[name] = RegisteredRecipe(function, documented if about is None else about, arguments)
+        return function
+
+    return add
+
+
+def registered_recipes() -> dict[str, RegisteredRecipe]:
+    """Return the recipes of the package and of plugins by their names, without importing PyTorch."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return dict(sorted(RECIPES.items()))
+
+
+def list_recipes() -> dict[str, str]:
+    """List the recipes of the package and of plugins: name -> one line of description."""
+    return {name: recipe.about for name, recipe in registered_recipes().items()}
+
+
+def load_recipe(name: str) -> TrainingRecipe:
+    """Load a recipe by its name, or from a path.
+
+    A path contains a separator or ends in .py or .json: a Python file with a function `recipe()`, the folder of a run,
+    or its recipe.json. Anything else is a name, even if a file or folder has that name.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest ones, or a file that raises or is without `recipe()`.
+        FileNotFoundError: for a path that does not exist.
+    """
+    if (Path(name).name == "recipe.json" or is_path(name)) and not name.endswith(".py"):
+        from graticule.lab.training.run import Run
+
+        recipe: TrainingRecipe = Run.open(Path(name).parent if Path(name).name == "recipe.json" else name).recipe()
+        return recipe
+    made = _from_file(Path(name)) if name.endswith(".py") else _by_name(name)
+
+    from graticule.lab.training.recipe import TrainingRecipe
+
+    if not isinstance(made, TrainingRecipe):
+        raise ValueError(
+            f"{name} must have a function `recipe()` that returns a recipe, such as graticule.Recipe, got none."
+        )
+    return made
+
+
+def _by_name(name: str) -> object:
+    recipes = registered_recipes()
+    if name not in recipes and Path(name).is_dir():
+        raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
+    recipe = recipes[known_name("recipe", name, recipes)]
+    return recipe.function(**recipe.arguments)
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise FileNotFoundError(f"`recipe` must be a name or a Python file, got {str(path)!r}, which does not exist.")
+    return call_file(path, "recipe")

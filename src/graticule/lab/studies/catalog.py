@@ -1,0 +1,159 @@
+"""Catalog of names and sizes for `graticule models`, in a file, so that listing them builds no model.
+
+`python -m graticule.lab.studies.catalog` writes `catalog.json`, and a test compares it with the registries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from graticule.registry.plugins import registered_plugins
+from graticule.system.files import write_text
+
+FILE = Path(__file__).with_name("catalog.json")
+
+
+class Size(TypedDict):
+    """Size of a backbone for images of its own size.
+
+    multiply_adds: of one image, including computations once per grid, such as a bias.
+    dim, layers: one number per stage.
+    image, grid: (height, width), in pixels and in patches.
+    """
+
+    parameters: int
+    multiply_adds: int
+    dim: list[int]
+    layers: list[int]
+    image: list[int]
+    grid: list[int]
+
+
+class LanguageSize(TypedDict):
+    """Size of a language model with bytes as tokens and the context of the default recipe."""
+
+    parameters: int
+    dim: int
+    layers: int
+    tokens: int
+    context: int
+
+
+class Catalog(TypedDict):
+    """All names that options accept, and the sizes of models."""
+
+    models: dict[str, Size]
+    language_models: dict[str, LanguageSize]
+    encodings: list[str]
+    joinings: list[str]
+    decompositions: list[str]
+    resamplers: list[str]
+    tasks: list[str]
+    necks: list[str]
+    heads: list[str]
+    decoders: list[str]
+    datasets: list[str]
+    texts: list[str]
+    tokenizers: list[str]
+
+
+def catalog() -> Catalog:
+    """Return the catalog in the file; with plugins, also the names that they register and sizes of their models."""
+    kept: Catalog = json.loads(FILE.read_text(encoding="utf-8"))
+    return build_catalog(kept) if registered_plugins() else kept
+
+
+def build_catalog(known: Catalog | None = None) -> Catalog:
+    """Collect the names from the registries and measure the models, except those whose sizes are `known`."""
+    import graticule
+    from graticule.dense.decoders import DECODERS
+    from graticule.dense.detector import HEADS
+    from graticule.dense.features import NECKS
+    from graticule.lab.data.module import list_datasets
+    from graticule.lab.data.text import list_texts
+    from graticule.lab.data.text_module import list_tokenizers
+    from graticule.lab.training.task import list_tasks
+    from graticule.position.resampling import RESAMPLERS
+
+    return {
+        "models": _sizes(graticule.list_models(), measure, known["models"] if known else {}),
+        "language_models": _sizes(
+            graticule.list_language_models(), measure_language, known["language_models"] if known else {}
+        ),
+        "encodings": sorted(graticule.list_encodings()),
+        "joinings": list(graticule.list_joinings()),
+        "decompositions": list(graticule.list_decompositions()),
+        "resamplers": list(RESAMPLERS),
+        "tasks": sorted(list_tasks()),
+        "necks": sorted(NECKS),
+        "heads": sorted(HEADS),
+        "decoders": sorted(DECODERS),
+        "datasets": list(list_datasets()),
+        "texts": list(list_texts()),
+        "tokenizers": list(list_tokenizers()),
+    }
+
+
+def _sizes(names: list[str], measured: Callable[[str], Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: known[name] if name in known else measured(name) for name in names}
+
+
+def measure(name: str) -> Size:
+    """Measure a backbone on the meta device, without memory for its weights."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    import graticule
+
+    with torch.device("meta"):
+        model = graticule.create_model(name).eval()
+        image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
+        with FlopCounterMode(display=False) as counter:
+            model(image)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "multiply_adds": counter.get_total_flops() // 2,
+        "dim": list(model.embed_dims),
+        "layers": list(model.depths),
+        "image": list(model.img_size),
+        "grid": list(model.grid.shape),
+    }
+
+
+def measure_language(name: str) -> LanguageSize:
+    """Measure a language model on the meta device."""
+    import torch
+
+    import graticule
+    from graticule.lab.data.tokens import ByteTokenizer
+    from graticule.lab.tasks.language import TextRecipe
+
+    tokens, context = ByteTokenizer().vocab_size, TextRecipe.context
+    with torch.device("meta"):
+        model = graticule.create_language_model(name, tokens, context=context)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dim": model.embed_dim,
+        "layers": len(model.blocks),
+        "tokens": tokens,
+        "context": context,
+    }
+
+
+def text_of(found: Catalog) -> str:
+    """Write a catalog as JSON with one line per model."""
+    parts = []
+    for key, values in found.items():
+        if isinstance(values, dict):
+            rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+            parts.append(f" {json.dumps(key)}: {{\n{rows}\n }}")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(values)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    print(f"wrote {write_text(FILE, text_of(build_catalog()))}")

@@ -1,0 +1,377 @@
+"""Execution of the runs of a study: in this process, in local processes, by Dask or by SLURM.
+
+A run is trained wherever its folder can be written. Resuming, retrying and waiting are the same for all executors: a
+run whose process died is submitted again and resumes from its checkpoint, and runs that other processes train are
+waited for. This module does not import PyTorch: a process sets its number of threads first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from graticule.registry.checks import known_name
+from graticule.registry.specs import Spec
+from graticule.system.terminal import bar as progress_bar
+
+#: Arguments of the script that no option sets, and options of submitit that have another name in the script.
+_OURS = ("command", "folder", "job_name")
+_SHARED = {"timeout_min": "time", "mem_gb": "mem", "tasks_per_node": "ntasks_per_node"}
+
+
+def slurm_executor(on: str, folder: Path) -> Any:
+    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM.
+
+    Raises:
+        ValueError: for options that submitit does not know.
+        ImportError: if submitit is not installed.
+    """
+    try:
+        from submitit import AutoExecutor
+    except ModuleNotFoundError:
+        raise ImportError(missing_package("slurm", "submitit")) from None
+    options = dict(Spec.parse(on, "on").options)
+    cluster = options.pop("cluster", "slurm")
+    try:
+        executor = AutoExecutor(folder / "slurm", cluster=cluster)
+        executor.update_parameters(name="graticule", **options)
+    except (NameError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"`on` must have options of submitit, got {on!r}: {error}") from None
+    return executor
+
+
+def slurm_script(on: str, folder: Path) -> str:
+    """Return the batch script of one run for SLURM, without submitting it.
+
+    Raises:
+        ValueError: for options that submitit does not know.
+        ImportError: if submitit is not installed.
+    """
+    try:
+        from submitit.slurm.slurm import _make_sbatch_string
+    except ModuleNotFoundError:
+        raise ImportError(missing_package("slurm", "submitit")) from None
+
+    plain = [name for name in inspect.signature(_make_sbatch_string).parameters if name not in _OURS]
+    known = ["cluster", *_SHARED, *plain, *(f"slurm_{name}" for name in plain)]
+    options = dict(Spec.parse(on, "on").options)
+    for name in options:
+        known_name("on", name, known)
+    options.pop("cluster", None)
+    if "mem_gb" in options:
+        options["mem_gb"] = f"{options['mem_gb']}GB"
+    named = {_SHARED.get(name, name.removeprefix("slurm_")): value for name, value in options.items()}
+    command = f"{sys.executable} -m submitit.core._submit {folder / 'slurm'}"
+    script: str = _make_sbatch_string(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
+    return script
+
+
+def missing_package(kind: str, package: str) -> str:
+    """Return the message that `--on` needs a package, with the command that installs it."""
+    return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'
+
+
+#: Number of times that a run whose process died is submitted again without a new checkpoint in between.
+ATTEMPTS = 3
+#: File in the folder of a run with the output of its process.
+OUTPUT = "output.txt"
+#: Seconds between two checks for finished runs, and for runs that other processes train.
+_POLL, _PATIENCE = 0.2, 5.0
+
+
+class Submitted(Protocol):
+    """A call in another process, as a `concurrent.futures.Future` or a job of submitit."""
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
+    def result(self) -> Any:
+        """Return the result of the call, or raise its exception."""
+
+
+class Submits(Protocol):
+    """An executor of runs: any `concurrent.futures.Executor`, a Dask client, an executor of submitit."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` in another process."""
+
+
+class RunJob(Protocol):
+    """A run to be trained."""
+
+    @property
+    def choice(self) -> str:
+        """Return the name of its choice."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the run."""
+
+    @property
+    def recipe(self) -> Any:
+        """Return its recipe."""
+
+
+def train_runs(runs: Sequence[RunJob], executor: Submits | None = None, *, progress: bool = True) -> None:
+    """Train all runs that are not finished, one after the other in this process, or by `executor`.
+
+    Several machines may call this for the same runs in a shared folder: each takes runs that no other process trains.
+
+    Raises:
+        RuntimeError: if runs failed, with their names, after all others are finished.
+        Interrupted: if the user stopped it.
+    """
+    if executor is None:
+        _train_here(runs, progress)
+    else:
+        _train_elsewhere(runs, executor, progress)
+
+
+def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> str:
+    """Train or resume a run in this process; returns 'finished', 'in use' or 'stopped'.
+
+    Its output is appended to `OUTPUT` in its folder.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (
+        (Path(folder) / OUTPUT).open("a", encoding="utf-8") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        from graticule.registry.plugins import load_plugin
+
+        for plugin in plugins:
+            load_plugin(plugin)
+        from graticule.lab.training.interruption import Interrupted
+        from graticule.lab.training.loop import train
+        from graticule.lab.training.task import read_recipe
+
+        try:
+            train(read_recipe(recipe), folder, resume=True, progress=False)
+        except BlockingIOError:
+            return "in use"
+        except Interrupted:
+            return "stopped"
+    return "finished"
+
+
+def parse_on(on: str) -> tuple[str, str]:
+    """Parse `--on`: here, local, dask or slurm, and the text after its colon; starts nothing.
+
+    Raises:
+        ValueError: for another text.
+    """
+    kind, colon, value = on.partition(":")
+    if on.partition("(")[0] == "slurm":
+        Spec.parse(on, "on")
+        return "slurm", ""
+    if (kind == "here" and not colon) or (kind == "dask" and value):
+        return kind, value
+    if kind == "local" and value.isdecimal() and int(value) > 0:
+        return kind, value
+    raise ValueError(
+        "`on` must be here, local:N (N processes of one thread each), dask:ADDRESS, or slurm with options of submitit, "
+        f"such as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
+    )
+
+
+@contextlib.contextmanager
+def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
+    """Build the executor that `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
+
+    Args:
+        on: the text.
+        folder: for the scripts and logs of SLURM.
+
+    Raises:
+        ValueError: for another text, or options that submitit does not know.
+        ImportError: if Dask or submitit is not installed.
+    """
+    kind, value = parse_on(on)
+    if kind == "here":
+        yield None
+    elif kind == "local":
+        pool = LocalProcesses(int(value))
+        try:
+            yield pool
+        except BaseException:
+            _terminate(active_children())
+            raise
+        finally:
+            pool.close()
+    elif kind == "dask":
+        try:
+            from distributed import Client
+        except ModuleNotFoundError:
+            raise ImportError(missing_package("dask", "distributed")) from None
+        try:
+            client = cast("Any", Client)(value, timeout="10s")
+        except OSError as error:
+            raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
+        with client:
+            yield DaskWorkers(client)
+    else:
+        yield slurm_executor(on, folder)
+
+
+def _terminate(processes: Sequence[BaseProcess]) -> None:
+    """Stop processes: SIGTERM makes a run save a checkpoint; a process that starts another run gets another SIGTERM."""
+    while alive := [process for process in processes if process.is_alive()]:
+        for process in alive:
+            process.terminate()
+        wait([process.sentinel for process in alive], timeout=_POLL)
+
+
+class LocalProcesses:
+    """Processes on this machine, of one thread each; they are restarted if one dies.
+
+    Args:
+        count: number of processes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = self._started()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` in one of the processes."""
+        try:
+            return self._pool.submit(fn, *args)
+        except BrokenProcessPool:
+            self._pool = self._started()
+            return self._pool.submit(fn, *args)
+
+    def close(self) -> None:
+        """End the processes after their current calls."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _started(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_use_one_thread)
+
+
+class DaskWorkers:
+    """Workers of a Dask cluster, which calls a function again if its worker died.
+
+    Args:
+        client: of the cluster.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
+        """Call `fn(*args)` on one of the workers."""
+        found: Submitted = self.client.submit(fn, *args, pure=False)
+        return found
+
+
+def _use_one_thread() -> None:
+    """Limit this process to one thread; called before PyTorch is imported."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
+    """Train the runs one after the other; those that other processes train come last."""
+    from graticule.lab.studies.comparison import format_seconds
+    from graticule.lab.training.loop import train
+    from graticule.lab.training.run import Run
+
+    waiting = [one for one in runs if not Run(one.folder).finished]
+    start, begun = time.monotonic(), len(waiting)
+    said = False
+    while waiting:
+        in_use = []
+        for one in waiting:
+            if progress and not Run(one.folder).finished:
+                done, left = sum(Run(one.folder).finished for one in runs), ""
+                if trained := begun - len(runs) + done:
+                    each = (time.monotonic() - start) / trained
+                    left = f", about {format_seconds(each * (begun - trained))} left"
+                what = f"{one.choice}, seed {one.recipe.seed} -> {one.folder}"
+                print(f"run {done + 1} of {len(runs)}{left}: {what}", file=sys.stderr, flush=True)
+            try:
+                train(one.recipe, one.folder, resume=True, progress=progress)
+            except BlockingIOError:
+                in_use.append(one)
+        if len(in_use) == len(waiting):
+            if progress and not said:
+                print(f"waiting for {len(in_use)} runs that other processes train", file=sys.stderr, flush=True)
+                said = True
+            time.sleep(_PATIENCE)
+        waiting = in_use
+
+
+def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) -> None:
+    """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
+
+    from graticule.lab.training.interruption import Interrupted
+    from graticule.lab.training.run import Run
+    from graticule.registry.plugins import loaded_plugins
+
+    plugins = loaded_plugins()
+
+    def submit(one: RunJob) -> Submitted:
+        return executor.submit(train_job, one.recipe.to_dict(), str(one.folder.resolve()), plugins)
+
+    outstanding = [(submit(one), one) for one in runs if not Run(one.folder).finished]
+    later: list[tuple[float, RunJob]] = []  # with the time to submit again
+    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
+    failures: list[str] = []
+    total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
+    with progress_bar(total=total, unit="epoch", wanted=progress, initial=sum(map(_epochs_done, runs))) as bar:
+        while outstanding or later:
+            ended = [pair for pair in outstanding if pair[0].done()]
+            outstanding = [pair for pair in outstanding if pair not in ended]
+            for future, one in ended:
+                try:
+                    state = future.result()
+                except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # raised by the run itself
+                    failures.append(f"{one.folder}: {error}")
+                except Exception as error:
+                    last = Run(one.folder).last
+                    before, times = lost.get(one.folder, (last, 0))
+                    times = times if before == last else 0  # it has a new checkpoint since the last time
+                    times += (one.folder / OUTPUT).exists()  # it had begun: a run that only waited is not counted
+                    lost[one.folder] = (last, times)
+                    if times > ATTEMPTS:
+                        failures.append(f"{one.folder}: {type(error).__name__}: {error}")
+                    else:
+                        later.append((time.monotonic(), one))
+                else:
+                    if state != "finished":
+                        later.append((time.monotonic() + (_PATIENCE if state == "in use" else 0), one))
+            now = time.monotonic()
+            outstanding += [(submit(one), one) for due, one in later if due <= now]
+            later = [(due, one) for due, one in later if due > now]
+            bar.update(sum(map(_epochs_done, runs)) - bar.n)
+            bar.set_postfix_str(f"{sum(Run(one.folder).finished for one in runs)} of {len(runs)} runs", refresh=False)
+            try:
+                time.sleep(_POLL)
+            except KeyboardInterrupt:
+                raise Interrupted(str(runs[0].folder.parent)) from None
+    if failures:
+        raise RuntimeError("some runs failed; the others are finished:\n" + "\n".join(failures))
+
+
+def _epochs_done(one: RunJob) -> int:
+    """Return the number of finished epochs of a run, from its history."""
+    from graticule.lab.training.run import Run
+
+    try:
+        return max(0, Run(one.folder).metrics_file.read_text(encoding="utf-8").count("\n") - 1)
+    except OSError:
+        return 0

@@ -1,0 +1,347 @@
+"""Report of a study: means, tests, a figure and a text for the docs, all generated from the rows of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from graticule.lab.studies.comparison import format_seconds
+from graticule.lab.studies.latex import latex_table
+from graticule.lab.studies.significance import LEVEL, PairedTest, conclusion, finding, format_p, holm, paired_test
+from graticule.lab.studies.study import TRAINED, Study
+from graticule.lab.studies.study_table import Row
+from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.training.metric import METRICS, Metric
+
+
+def planned_runs(study: Study) -> int:
+    """Return the number of planned runs."""
+    return len(study.cells) * len(study.seeds)
+
+
+def planned_tests(study: Study) -> int:
+    """Return the number of tests whose choices are all planned in the variant."""
+    groups, cells = [*study.tested, *study.interactions], set(study.cells.values())
+    return sum(all((name, variant) in cells for name in group) for variant in study.variants for group in groups)
+
+
+def interim_note(study: Study, runs: int, tests: Sequence[tuple[str, float | None]]) -> str:
+    """Return sentences on the missing runs and tests; empty if no run is missing.
+
+    Findings of tests that were made are also adjusted for all planned tests, as if p of the others were 1: Holm's
+    method for the made tests alone is less strict than for the family that was planned.
+
+    Args:
+        study: the study.
+        runs: number of finished runs.
+        tests: name and p of each planned test, before the adjustment; None without a test.
+    """
+    missing, planned = planned_runs(study) - runs, planned_tests(study)
+    if missing <= 0:
+        return ""
+    values = [p for _, p in tests]
+    made = sum(p is not None for p in values)
+    said = f"This is an interim result: {missing:,} of {planned_runs(study):,} planned runs are missing"
+    if made == planned:
+        return f"{said}, and findings may change when they are added."
+    said += f", and p (Holm) is adjusted for {made} of {planned} planned tests. Findings may change with the others."
+    found = [one for one, p in zip(tests, holm(values), strict=True) if p is not None and p < LEVEL]
+    together = holm([*values, *[1.0] * (planned - made)])[: len(tests)]
+    kept = [one for one, p in zip(tests, together, strict=True) if p is not None and p < LEVEL]
+    lost = [name for name, p in found if (name, p) not in kept]
+    if lost:
+        said += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."
+    elif found:
+        said += f" Adjusted for all {planned}, the differences beyond chance remain."
+    return said
+
+
+#: A choice in a variant -> seed -> value.
+Values = dict[tuple[str, str], dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Test of the difference between two choices in a variant, or between two such differences.
+
+    adjusted: p adjusted by Holm's method for all tests of the study; None without a test.
+    seeds: number of seeds that both have.
+    """
+
+    choice: str
+    reference: str
+    variant: str
+    test: PairedTest | None
+    adjusted: float | None
+    seeds: int
+
+    @property
+    def label(self) -> str:
+        """The tested choice, with its variant."""
+        return f"{self.choice}, {self.variant}" if self.variant else self.choice
+
+    @property
+    def name(self) -> str:
+        """The two choices, with the variant."""
+        return f"{self.label} against {self.reference}"
+
+    @property
+    def supported(self) -> bool:
+        """Return whether there is a difference beyond chance."""
+        return self.adjusted is not None and self.adjusted < LEVEL
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """Results of a study.
+
+    name: of the study.
+    study: the study.
+    rows: the rows of its table.
+    """
+
+    name: str
+    study: Study
+    rows: Sequence[Row]
+
+    @property
+    def metric(self) -> str:
+        """The metric of the endpoint."""
+        return self.study.endpoint.metric or next((row.metric for row in self.rows if row.at == TRAINED), "score")
+
+    @property
+    def endpoint(self) -> str:
+        """The name of the endpoint."""
+        end, metric = self.study.endpoint, _metric(self.metric)
+        if end.label:
+            return end.label
+        if end.minus is None:
+            return f"{_title(self.metric)} {_place(end.at)}"
+        name, unit = (metric.label, metric.unit) if metric else (self.metric, "")
+        said = f"{name} {_place(end.at)} minus that {_place(end.minus)}"
+        return f"{said} ({'points' if unit == '%' else unit})" if unit else said
+
+    @property
+    def measured(self) -> str:
+        """Return a sentence that describes the table of means."""
+        return f"{_title(self.metric)} with the recipe `{self.study.recipe}`, mean and standard deviation over seeds."
+
+    def values(self, at: str, metric: str | None = None) -> Values:
+        """Return the values measured at `at`."""
+        wanted = metric or self.metric
+        found: Values = {}
+        for row in self.rows:
+            if (row.metric, row.at) == (wanted, at) and row.choice in self.study.choices:
+                found.setdefault((row.choice, row.variant), {})[row.seed] = row.value
+        return found
+
+    def endpoints(self) -> Values:
+        """Return the endpoint of every run that has it."""
+        end = self.study.endpoint
+        found = self.values(end.at)
+        if end.minus is None:
+            return found
+        less = self.values(end.minus)
+        return {cell: _less(by, less.get(cell, {})) for cell, by in found.items()}
+
+    def tests(self) -> list[Tested]:
+        """Test the endpoint of the pairs and interactions in every variant, over the seeds that all have."""
+        values = self.endpoints()
+        found = []
+        for variant in self.study.variants:
+            given = {choice: values.get((choice, variant), {}) for choice in self.study.choices}
+            pairs = [(choice, reference, given[choice], given[reference]) for choice, reference in self.study.tested]
+            for a, b, c, d in self.study.interactions:
+                pairs.append((f"({a}) - ({b})", f"({c}) - ({d})", _less(given[a], given[b]), _less(given[c], given[d])))
+            for choice, reference, ours, theirs in pairs:
+                seeds = sorted(ours.keys() & theirs.keys())
+                test = paired_test([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
+                found.append((choice, reference, variant, test, len(seeds)))
+        adjusted = holm([None if test is None else test.p for *_, test, _ in found])
+        return [
+            Tested(choice, reference, variant, test, p, seeds)
+            for (choice, reference, variant, test, seeds), p in zip(found, adjusted, strict=True)
+        ]
+
+    def means(self, metric: str | None = None) -> Rows:
+        """Return a header, then one row per choice: mean and deviation over seeds in each variant and condition.
+
+        A mean of fewer seeds than others in its row is marked with their number.
+
+        Args:
+            metric: that of the endpoint by default.
+        """
+        metric = metric or self.metric
+        places = dict.fromkeys(row.at for row in self.rows if row.metric == metric)
+        tables = {at: self.values(at, metric) for at in places}
+        measured = [(variant, at) for variant in self.study.variants for at in places]
+        columns = [(v, at) for v, at in measured if any((choice, v) in tables[at] for choice in self.study.choices)]
+        header = [" ".join(filter(None, (variant, at if len(places) > 1 else ""))) for variant, at in columns]
+        rows: Rows = [("choice", "seeds", "parameters", *(name or _title(metric) for name in header))]
+        parameters = {(row.choice, row.variant): row.parameters for row in self.rows}
+        for choice in self.study.choices:
+            cells = [tables[at].get((choice, variant), {}) for variant, at in columns]
+            if any(cells):
+                counts = sorted({len(cell) for cell in cells if cell})
+                sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
+                spreads = [_spread(list(cell.values()), self.study.decimals) for cell in cells]
+                fewer = [f" (n = {len(cell)})" if 0 < len(cell) < counts[-1] else "" for cell in cells]
+                shown = [f"{spread}{mark}" for spread, mark in zip(spreads, fewer, strict=True)]
+                rows.append((choice, str(counts[-1]), _range(sizes), *shown))
+        return rows
+
+    def findings(self) -> Rows:
+        """Return a header, then a row per test: difference with interval, effect size, p, p adjusted, finding."""
+        rows: Rows = [
+            ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
+        ]
+        tests = self.tests()
+        count, places = _made(tests), self.study.decimals
+        for one in tests:
+            if not one.seeds:
+                continue
+            test, name = one.test, one.label
+            if test is None or one.adjusted is None:
+                rows.append((name, one.reference, str(one.seeds), "-", "-", "-", "-", "-", "not tested"))
+                continue
+            said = conclusion(test, one.adjusted, count)
+            interval = f"{test.low:+.{places}f} to {test.high:+.{places}f}"
+            p = (format_p(test.p), format_p(one.adjusted))
+            effect = "-" if test.effect is None else f"{test.effect:+.1f}"
+            values = (f"{test.difference:+.{places}f}", interval, effect, *p, said)
+            rows.append((name, one.reference, str(one.seeds), *values))
+        return rows
+
+    def sentences(self) -> list[str]:
+        """Return one sentence per test about its result."""
+        tests = self.tests()
+        count, places = _made(tests), self.study.decimals
+        return [
+            f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
+            + (f"{one.test.difference:+.{places}f}, " if one.test else "")
+            + f"{finding(one.test, one.adjusted, places, count)}."
+            for one in tests
+            if one.seeds
+        ]
+
+    def markdown(self, figure: str | None = None) -> str:
+        """Return the text for the docs: question, command, origin of the numbers, tables, figure, limits."""
+        study = self.study
+        asked = f"**{study.question}**" + (f" Based on {study.follows}." if study.follows else "")
+        command = f"`graticule study {self.name}.py{f' --data-root {study.folder}' if study.folder else ''}`"
+        if not self.rows:
+            return f"{asked}\n\n{command}: not run. It takes about {self.cost()} on one core."
+        text = [asked, f"{command}: {self.provenance()}"]
+        if study.controls:
+            text.append(study.controls)
+        text.append(self.measured)
+        text.append(markdown(self.means()))
+        for metric in self.study.described:
+            text += [f"{_title(metric)}:", markdown(self.means(metric))]
+        if len(rows := self.findings()) > 1:
+            tests = self.tests()
+            count = _made(tests)
+            said = f"Endpoint: {self.endpoint}. " + (
+                f"p is from a paired t-test over seeds, and p (Holm) is adjusted by Holm's method for {count} "
+                f"test{'s' * (count != 1)}."
+                if count
+                else "Differences are not tested, which takes two seeds."
+            )
+            if any(one.test is not None and one.test.p < LEVEL and not one.supported for one in tests):
+                said += (
+                    " The intervals are not adjusted: if one excludes zero and the adjusted p is 0.05 or more, the "
+                    "result is inconclusive."
+                )
+            text += [f"{said} {self.interim()}".rstrip(), markdown(rows)]
+        if figure:
+            text.append(f"![{self.endpoint} of every choice and seed]({figure})")
+        if study.limits:
+            text.append(study.limits)
+        return "\n\n".join(text)
+
+    def interim(self) -> str:
+        """Describe the missing runs and tests; empty if no run is missing."""
+        runs = len({row.cell for row in self.rows})
+        return interim_note(self.study, runs, [(one.name, one.test.p if one.test else None) for one in self.tests()])
+
+    def latex(self) -> str:
+        """Return both tables as LaTeX, for the package booktabs."""
+        tables = [table for table in (self.means(), self.findings()) if len(table) > 1]
+        return "\n".join(latex_table(columns, rows) for columns, *rows in tables)
+
+    def provenance(self) -> str:
+        """Describe the number, dates, versions and machine of the runs."""
+        runs = {row.cell: row for row in self.rows}
+        dates, versions, machines = (
+            sorted({of(row) for row in runs.values()})
+            for of in (
+                lambda row: row.date,
+                lambda row: f"torch {row.torch}, timm {row.timm}",
+                lambda row: f"{row.machine}, {row.threads} thread{'s' * (row.threads != 1)}",
+            )
+        )
+        wanted = planned_runs(self.study)
+        there = len(runs) if len(runs) >= wanted else f"{len(runs)} of {wanted}"
+        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        took = format_seconds(fmean(row.seconds for row in runs.values()))
+        return f"{there} runs, {when}, {took} per run, {'; '.join(machines)}; {'; '.join(versions)}."
+
+    def cost(self) -> str:
+        """Return an estimate of the wall time on one core of the runs that are not in the table."""
+        took: dict[str, list[float]] = {}
+        for row in {row.cell: row for row in self.rows}.values():
+            took.setdefault(row.variant, []).append(row.seconds)
+        kept = {row.cell for row in self.rows}
+        left = sum(
+            fmean(took[variant]) if variant in took else self.study.seconds_of(variant)
+            for choice, variant in self.study.cells.values()
+            for seed in self.study.seeds
+            if (choice, variant, seed) not in kept
+        )
+        return format_seconds(left)
+
+    def figure_scores(self) -> dict[str, list[float]]:
+        """Return the endpoint over seeds by the name of choice and variant, for `graticule.lab.figures.scores`."""
+        values = self.endpoints()
+        return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
+
+    def figure_groups(self) -> list[int]:
+        """Return the number of rows of each variant in the figure; each is compared with the first of its variant."""
+        values = self.endpoints()
+        shown = [variant for choice, variant in self.study.cells.values() if values.get((choice, variant))]
+        return [shown.count(variant) for variant in dict.fromkeys(shown)]
+
+
+def _made(tests: Iterable[Tested]) -> int:
+    """Return the number of tests that could be made."""
+    return sum(one.test is not None for one in tests)
+
+
+def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
+    """Return the differences of the seeds that both have."""
+    return {seed: value - others[seed] for seed, value in values.items() if seed in others}
+
+
+def _spread(values: Sequence[float], decimals: int) -> str:
+    if not values:
+        return ""
+    return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = [f"{number:,}" for number in numbers]
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "-"
+
+
+def _place(at: str) -> str:
+    return "after the last epoch" if at == TRAINED else f"at {at}"
+
+
+def _metric(key: str) -> Metric | None:
+    return next((metric for metric in METRICS if metric.key == key), None)
+
+
+def _title(key: str) -> str:
+    metric = _metric(key)
+    return key if metric is None else metric.title

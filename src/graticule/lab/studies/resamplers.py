@@ -1,0 +1,169 @@
+"""Comparison of resamplers by the features and scores of a model at sizes that it was not trained at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graticule.lab.studies.significance import holm, paired_p
+from graticule.position.resampling import RESAMPLERS
+from graticule.surgery.resize import resampled_modules, with_resampler
+from graticule.system.files import write_json
+from graticule.system.terminal import bar as progress_bar
+
+Size = tuple[int, int]
+
+#: Tried in addition to every name with its defaults.
+_VARIANTS = ("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)")
+
+
+@dataclass(frozen=True)
+class ResamplerStudy:
+    """Values of every image with every resampler, at every size.
+
+    own: the resamplers of the model.
+    trained_at: (height, width) in pixels of the reference images.
+    similarity: resampler -> size -> cosine of the features of every image at that size and at `trained_at`.
+    correct: the same with 100 for a correct class and 0 for another one; empty without labels.
+    """
+
+    own: tuple[str, ...]
+    trained_at: Size
+    similarity: dict[str, dict[Size, list[float]]]
+    correct: dict[str, dict[Size, list[float]]]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a header, then one row per resampler: means with standard errors over images at each size.
+
+        '*' marks the best at a size, and those that do not differ from it in a paired t-test over images at 5 %,
+        adjusted by Holm's method for all resamplers of a column.
+        """
+        sizes = list(next(iter(self.similarity.values())))
+        tables = [("cosine", self.similarity, 4)] + ([("top-1", self.correct, 1)] if self.correct else [])
+        header = ["resampler", *(f"{what} at {_text(size)}" for what, _, _ in tables for size in sizes)]
+        columns = [_column(table, size, decimals) for _, table, decimals in tables for size in sizes]
+        return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
+
+    def notes(self) -> list[str]:
+        """Return notes that explain the table."""
+        count = len(next(iter(next(iter(self.similarity.values())).values())))
+        notes = [
+            f"mean ± standard error over {count} images; cosine with the features at {_text(self.trained_at)}; "
+            f"the model has {', '.join(self.own)}",
+            "*: the best at that size, and those that do not differ from it in a paired t-test over images (5 %, Holm)",
+        ]
+        for size in next(iter(self.similarity.values())):
+            values = [by[size] for by in self.similarity.values()]
+            if size != self.trained_at and all(value == values[0] for value in values):
+                notes.append(f"at {_text(size)} nothing is resampled: all give the same")
+        return notes
+
+    def record(self) -> dict[str, Any]:
+        """Return the values of every image as plain values."""
+        tables = {"cosine": self.similarity, "top1": self.correct}
+        records = {
+            what: {name: {_text(size): values for size, values in by.items()} for name, by in table.items()}
+            for what, table in tables.items()
+            if table
+        }
+        return {"own": list(self.own), "trained_at": list(self.trained_at), **records}
+
+    def write(self, path: Path) -> Path:
+        """Write the values of every image as JSON; returns `path`."""
+        return write_json(path, self.record())
+
+
+def candidates() -> list[str]:
+    """List the resamplers that are tried: every name with its defaults, and some with other options."""
+    names = [
+        name for name in RESAMPLERS if not any(o.default is Parameter.empty for o in RESAMPLERS.options(name).values())
+    ]
+    return [*names, *_VARIANTS]
+
+
+@torch.no_grad()
+def try_resamplers(
+    model: Any,
+    images: Mapping[Size, Sequence[Tensor]],
+    trained_at: Size,
+    labels: Sequence[int] | None = None,
+    *,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> ResamplerStudy:
+    """Compare the pooled features of images at several sizes with those at the training size.
+
+    Args:
+        model: a backbone.
+        images: size -> images (C, height, width); the same images at every size, and at `trained_at`.
+        trained_at: (height, width), in pixels.
+        labels: the classes of the images, in the order of the model's outputs; None if they are not known.
+        batch_size: images per forward pass.
+        device: device of the model.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: if the model resamples nothing.
+    """
+    own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
+    tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
+    sizes = [size for size in images if size != trained_at] or [trained_at]
+    bar = progress_bar(total=1 + len(tried) * len(sizes), unit="pass", wanted=progress)
+
+    def outputs(network: Any, at: Size) -> tuple[Tensor, Tensor]:
+        """Return the pooled features and logits of all images at a size."""
+        network.to(device).eval()
+        features, logits = [], []
+        for start in range(0, len(images[at]), batch_size):
+            batch = torch.stack(list(images[at][start : start + batch_size])).to(device)
+            tokens = network.forward_features(batch)
+            features.append(network.forward_head(tokens, pre_logits=True).double().cpu())
+            if labels is not None:
+                logits.append(network.forward_head(tokens).cpu())
+        bar.update()
+        return torch.cat(features), torch.cat(logits) if logits else torch.empty(0)
+
+    reference, _ = outputs(model, trained_at)
+    similarity: dict[str, dict[Size, list[float]]] = {}
+    correct: dict[str, dict[Size, list[float]]] = {}
+    for name, changed in tried.items():
+        bar.set_description(name, refresh=False)
+        for size in sizes:
+            features, logits = outputs(changed, size)
+            cosines = F.cosine_similarity(features, reference, dim=-1)
+            similarity.setdefault(name, {})[size] = cosines.tolist()
+            if labels is not None:
+                right = (logits.argmax(-1) == torch.tensor(labels)).double() * 100
+                correct.setdefault(name, {})[size] = right.tolist()
+    bar.close()
+    return ResamplerStudy(own, trained_at, similarity, correct)
+
+
+def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, decimals: int) -> dict[str, str]:
+    """Return the cell of every resampler at a size."""
+    values = {name: by[size] for name, by in table.items()}
+    best = max(values, key=lambda name: fmean(values[name]))
+    others = [name for name in values if name != best]
+    adjusted = dict(zip(others, holm([paired_p(values[name], values[best]) for name in others]), strict=True))
+    cells = {}
+    for name, each in values.items():
+        error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+        p = adjusted.get(name)
+        # without a test, as when all differences are equal, only equal means count as equal
+        alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
+        cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
+    return cells
+
+
+def _text(size: Size) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"

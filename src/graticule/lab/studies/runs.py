@@ -1,0 +1,311 @@
+"""Progress and results of runs, read from recipe and metrics alone, without PyTorch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from graticule.lab.training.metric import METRICS, Metric
+from graticule.lab.training.run_folder import RunFolder
+from graticule.registry.fields import Epochs, Flag, read_typed
+from graticule.system.files import read_bytes
+
+#: Column -> its value in every epoch, NaN for an empty cell.
+Metrics = dict[str, list[float]]
+State = Literal["finished", "running", "stopped", "no epoch yet", "damaged"]
+
+MOST_EPOCHS = 100_000  # that are read of a file of metrics
+_LARGEST = 64 << 20  # bytes of such a file
+LONGEST_LABEL = 60  # characters; a longer one leaves a legend no room
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Find the run folders in `folder`, which may be one itself.
+
+    Links are not followed, and hidden folders and the folders in a run are not searched.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"`folders` must be folders with runs, got {str(folder)!r}, which {what}.")
+    for place, folders, files in os.walk(folder):
+        if "recipe.json" in files:
+            folders.clear()
+            yield Path(place)
+        else:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Epochs(TypedDict):
+    """The values that are read from a recipe, whatever version wrote it."""
+
+    epochs: Epochs
+    cooldown_epochs: NotRequired[Epochs]
+
+
+class _Metric(TypedDict):
+    """A `Metric`, as training writes it."""
+
+    key: Annotated[str, Field(min_length=1, max_length=40)]
+    label: Annotated[str, Field(max_length=40)]
+    unit: Annotated[str, Field(max_length=40)]
+    highest: Flag
+    decimals: Annotated[int, Field(strict=True, ge=0, le=12)]
+
+
+class _Described(TypedDict):
+    """The part of recipe.json that is read."""
+
+    recipe: _Epochs
+    metric: NotRequired[_Metric]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """State and results of a run.
+
+    state: damaged, if its recipe or metrics cannot be read; `damage` then says why.
+    recipe, metrics: empty if they cannot be read.
+    metric: the score that it is judged by: the recorded one, or else one whose column is in its metrics, or None.
+    changed: time of the last change of its metrics or its log, in seconds since 1970.
+    """
+
+    folder: Path
+    state: State
+    recipe: dict[str, Any]
+    metrics: Metrics
+    metric: Metric | None
+    changed: float
+    damage: str = ""
+
+    @property
+    def epoch(self) -> int:
+        """Return the last finished epoch; 0 before the first."""
+        return int(self.metrics["epoch"][-1]) if self.metrics.get("epoch") else 0
+
+    @property
+    def epochs(self) -> int | None:
+        """Return the number of epochs of the recipe; None if it cannot be read."""
+        return self.recipe["epochs"] + self.recipe.get("cooldown_epochs", 0) if self.recipe else None
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """Return the best score and its epoch, the first one of equal scores; None if no epoch has one."""
+        if self.metric is None or not any(map(math.isfinite, self._scores)):
+            return None
+        column = self.metric.column
+        rows = zip(self._scores, self.metrics["epoch"], strict=True)
+        row = self.metric.best({column: score, "epoch": epoch} for score, epoch in rows)
+        return row[column], int(row["epoch"])
+
+    @property
+    def last(self) -> float | None:
+        """Return the score of the last epoch; None if it has none."""
+        return self._scores[-1] if self._scores and math.isfinite(self._scores[-1]) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the seconds of training and evaluation so far; None if an epoch has none."""
+        column = self.metrics.get("seconds", [])
+        return sum(column) if column and all(map(math.isfinite, column)) else None
+
+    @property
+    def _scores(self) -> list[float]:
+        return [] if self.metric is None else self.metrics.get(self.metric.column, [])
+
+
+def summarise(folder: Path) -> Summary:
+    """Read the progress and the results of the run in `folder`; damage is part of the summary and raises no error."""
+    run = RunFolder(folder)
+    recipe: dict[str, Any] = {}
+    metrics: Metrics = {}
+    metric: Metric | None = None
+    damage = []
+    try:
+        recipe, metric = _read_described(run.recipe_file)
+    except (ValueError, OSError) as error:
+        damage.append(_reason(error))
+    if run.metrics_file.exists():  # it is written at the end of the first epoch
+        try:
+            metrics = read_metrics(run.metrics_file)
+        except (ValueError, OSError) as error:
+            damage.append(_reason(error))
+    metric = metric or next((one for one in METRICS if one.column in metrics), None)
+    state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
+    if damage:
+        state = "damaged"
+    elif run.finished:
+        state = "finished"
+    elif _held(folder):
+        state = "running"
+    times = [_changed(path) for path in (run.metrics_file, run.log_file)]
+    return Summary(folder, state, recipe, metrics, metric, max(times) or _changed(run.recipe_file), "; ".join(damage))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Read the recipe of a run as plain values, whatever version or plugin wrote it.
+
+    Raises:
+        ValueError: if it is not a recipe.
+    """
+    return _read_described(path)[0]
+
+
+def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
+    """Read the recipe of a run and, if it is recorded, its metric."""
+    try:
+        described = read_typed(path, _Described)
+    except ValueError as error:
+        raise ValueError(_short(error, path)) from None
+    metric = described.get("metric")
+    return described["recipe"], None if metric is None else Metric(**metric)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read the metrics of a run: columns of equal length, one of them `epoch`; an empty cell is NaN.
+
+    Raises:
+        FileNotFoundError: if there are none yet.
+        ValueError: if the file is no such table.
+    """
+    try:
+        content = read_bytes(path, _LARGEST)
+    except ValueError as error:
+        raise ValueError(_short(error, path)) from None
+    try:
+        text = content.decode("utf-8")
+        header, *rows = itertools.islice(csv.reader(io.StringIO(text, newline="")), MOST_EPOCHS + 2)
+    except (ValueError, csv.Error):  # an empty file, or no text
+        raise ValueError(f"{path.name}: no table") from None
+    if len(rows) > MOST_EPOCHS:
+        raise ValueError(f"{path.name}: more than {MOST_EPOCHS:,} epochs")
+    if "epoch" not in header or len(set(header)) < len(header):
+        raise ValueError(f"{path.name}: no header with epoch, got {','.join(header)[:40]!r}")
+    found: Metrics = {name: [] for name in header}
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise ValueError(f"{path.name}, line {line}: {len(row)} of {len(header)} columns")
+        for name, cell in zip(header, row, strict=True):
+            try:
+                found[name].append(float(cell) if cell else math.nan)
+            except ValueError:
+                raise ValueError(f"{path.name}, line {line}: no number, got {cell[:20]!r}") from None
+    epochs = found["epoch"]
+    if not all(math.isfinite(epoch) and epoch == int(epoch) for epoch in epochs) or epochs != sorted(set(epochs)):
+        raise ValueError(f"{path.name}: epochs out of order")
+    return found
+
+
+class Point(NamedTuple):
+    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs.
+
+    seconds: of training up to this epoch, mean over runs.
+    """
+
+    epoch: int
+    seconds: float
+    mean: float
+    deviation: float | None
+
+
+def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
+    """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""
+    shared = set.intersection(*[set(run["epoch"]) for run in runs])
+    points = []
+    clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
+    places = [{epoch: row for row, epoch in enumerate(run["epoch"])} for run in runs]
+    for epoch in sorted(shared):
+        rows = [place[epoch] for place in places]
+        values = [run[metric][row] for run, row in zip(runs, rows, strict=True)]
+        values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
+        mean = fmean(values)
+        deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
+        seconds = fmean(clock[row] for clock, row in zip(clocks, rows, strict=True))
+        points.append(Point(int(epoch), seconds, mean, deviation))
+    return points
+
+
+def group_seeds(recipes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Group runs whose recipes differ only in `seed`.
+
+    Args:
+        recipes: name of a run -> its recipe, as plain values.
+
+    Returns:
+        A label with the values in which a group differs from the others, such as joining=lape -> names of its runs.
+    """
+    groups: list[tuple[dict[str, str], list[str]]] = []
+    for name, recipe in recipes.items():
+        values = flat_values({key: value for key, value in recipe.items() if key != "seed"})
+        for other, names in groups:
+            if other == values:
+                names.append(name)
+                break
+        else:
+            groups.append((values, [name]))
+    keys = dict.fromkeys(key for values, _ in groups for key in values)
+    differing = [key for key in keys if len({values.get(key) for values, _ in groups}) > 1]
+    found = {}
+    for values, names in groups:
+        label = ", ".join(f"{key}={values.get(key, '-')}" for key in differing)
+        label = label or f"{values.get('model')}, {values.get('joining')}"  # there is only one group
+        found[label if len(label) <= LONGEST_LABEL else f"as {names[0]}"] = names
+    return found
+
+
+def flat_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return every value of a recipe by its command-line name: {"peg": {"bias": True}} -> {"peg.bias": "True"}."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= flat_values(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return found
+
+
+def _held(folder: Path) -> bool:
+    """Return whether a process trains in `folder`, like `Run.running` but without writing to the folder."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _short(error: Exception, path: Path) -> str:
+    """Return the message of an error with the name of the file `path` instead of its path."""
+    return str(error).replace(f"{path} is damaged", path.name).replace(str(path), path.name).rstrip(".")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{Path(error.filename or '').name}: {error.strerror}"
+    return str(error)

@@ -1,0 +1,187 @@
+"""Studies: a question, the runs that answer it, and the tests of the answer, in one short Python file per study."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from graticule.registry.checks import known_name
+from graticule.registry.fields import Seed, Side, check_fields
+from graticule.registry.plugins import call_file
+
+#: A score of a run: its metric, its condition (such as 'canvas 40'), and its value.
+Measured = tuple[str, str, float]
+#: Condition of the score of the last epoch of training.
+TRAINED = "trained"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The number of a run that decides a study: a score, or the difference of two scores of the same run.
+
+    metric: of the scores; None for that of the recipe.
+    at: condition of the measurement: 'trained', or a mode and a size, such as 'canvas 40'.
+    minus: condition of the score that is subtracted; None for none.
+    label: name and unit in texts and figures; empty for a description made from the other fields.
+    """
+
+    metric: str | None = None
+    at: str = TRAINED
+    minus: str | None = None
+    label: str = ""
+
+    def __str__(self) -> str:
+        """Return its name for a table."""
+        name = self.metric or "score"
+        return f"{name} ({self.at})" + (f" - {name} ({self.minus})" if self.minus else "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question, and the runs that answer it: every choice in every variant with every seed.
+
+    question: one sentence.
+    recipe: the name of a recipe.
+    choices: label -> changed fields of the recipe; the choices are compared.
+    seconds: estimated wall time of a run on one core, or variant -> that of its runs.
+    variants: label -> further changed fields; settings in which the choices are compared, such as epochs.
+    without: (choice, variant) pairs that are left out, such as an encoding that a model cannot take.
+    base: fields of the recipe that are changed for all choices.
+    seeds: the same for every choice and variant.
+    sizes: further (height, width) of images that the last weights are tested at.
+    modes: how images are changed to those sizes: zoom, canvas or crop; only sizes up to the training size are crops.
+    tests: (choice, the choice it is tested against); all against the first by default.
+    described: further metrics whose means are shown and not tested.
+    interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
+    endpoint: the number that is tested; to be fixed before the runs, as the tests are.
+    decimals: of its means and differences in the tables.
+    controls: a sentence that names the controls and their purpose.
+    follows: the paper and table that it repeats on a small scale.
+    limits: a sentence on the limits of the result.
+    folder: name of the data folder in the command; empty if none is needed.
+    measure: function that returns further scores of a finished run.
+    """
+
+    question: str
+    recipe: str
+    choices: Mapping[str, Mapping[str, Any]]
+    seconds: float | Mapping[str, float]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    without: tuple[tuple[str, str], ...] = ()
+    base: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[Seed, ...] = (0, 1, 2, 3, 4)
+    sizes: tuple[tuple[Side, Side], ...] = ()
+    modes: tuple[Literal["zoom", "canvas", "crop"], ...] = ("zoom",)
+    tests: tuple[tuple[str, str], ...] = ()
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    controls: str = ""
+    follows: str = ""
+    limits: str = ""
+    folder: str = ""
+    measure: Callable[[Any], Iterable[Measured]] | None = None
+    described: tuple[str, ...] = ()
+    interactions: tuple[tuple[str, str, str, str], ...] = ()
+    decimals: int = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.choices or not self.variants or not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(
+                "`choices`, `variants` and `seeds` must not be empty, and seeds must differ, got "
+                f"{list(self.choices)}, {list(self.variants)}, {list(self.seeds)}."
+            )
+        for argument, groups in (("tests", self.tests), ("interactions", self.interactions)):
+            for name in (name for group in groups for name in group):
+                known_name(argument, name, self.choices)
+        for choice, variant in self.without:
+            known_name("without", choice, self.choices)
+            known_name("without", variant, self.variants)
+        if any(self.seconds_of(variant) <= 0 for variant in self.variants):
+            raise ValueError(f"`seconds` must be the time of a run, more than 0, got {self.seconds}.")
+        for at in (self.endpoint.at, self.endpoint.minus) if self.measure is None else ():
+            if at is not None:
+                known_name(
+                    "endpoint", at, [TRAINED, *(place(mode, size) for mode in self.modes for size in self.sizes)]
+                )
+
+    def seconds_of(self, variant: str) -> float:
+        """Return the estimated wall time of a run of a variant, on one core."""
+        return self.seconds[variant] if isinstance(self.seconds, Mapping) else self.seconds
+
+    @property
+    def tested(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of choices that are tested."""
+        first, *others = self.choices
+        return self.tests or tuple((other, first) for other in others)
+
+    @property
+    def cells(self) -> dict[str, tuple[str, str]]:
+        """Map the name of each choice in each of its variants to (choice, variant)."""
+        return {
+            f"{choice}, {variant}" if variant else choice: (choice, variant)
+            for variant in self.variants
+            for choice in self.choices
+            if (choice, variant) not in self.without
+        }
+
+    def recipes(self, *, quick: bool = False, data_root: Path | None = None) -> dict[str, Any]:
+        """Return the recipes of `cells`, with the seed of the base.
+
+        Args:
+            quick: only a few steps each.
+            data_root: folder of the data set.
+
+        Raises:
+            ValueError: for a field that the recipe does not have, or a value that it does not take.
+        """
+        from graticule.lab.recipes.load import load_recipe
+
+        base = load_recipe(self.recipe)
+        if self.endpoint.metric is not None and self.measure is None:
+            known_name(
+                "endpoint", self.endpoint.metric, dict.fromkeys((base.metric.key, *("top1", "loss") * bool(self.sizes)))
+            )
+        fields = {one.name for one in dataclasses.fields(base)}
+        found: dict[str, Any] = {}
+        for name, (choice, variant) in self.cells.items():
+            changes = {**self.base, **self.variants[variant], **self.choices[choice]}
+            if data_root is not None:
+                changes["data_root"] = data_root
+            for key in changes:
+                known_name("choices", key, fields)
+            recipe = dataclasses.replace(base, **changes)
+            found[name] = recipe.quick() if quick else recipe
+        return found
+
+
+def place(mode: str, size: tuple[int, int]) -> str:
+    """Return the name of a mode and a size, (height, width): 'canvas 40', 'zoom 32x36'."""
+    height, width = size
+    return f"{mode} {height}" + (f"x{width}" if width != height else "")
+
+
+def list_studies(folder: str | Path) -> dict[str, str]:
+    """List the studies of a folder, file -> question."""
+    return {str(file): load_study(file).question for file in sorted(Path(folder).glob("[!_]*.py"))}
+
+
+def load_study(file: str | Path) -> Study:
+    """Load a study from a Python file with a function `study()`.
+
+    Raises:
+        ValueError: for a file that raises or has no such function.
+        FileNotFoundError: for a file that does not exist.
+    """
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        problem = "which does not exist" if path.suffix == ".py" else "which is not one"
+        raise FileNotFoundError(
+            f"`study` must be a Python file with a function `study()`, got {str(file)!r}, {problem}."
+        )
+    found = call_file(path, "study")
+    if not isinstance(found, Study):
+        raise ValueError(f"{file} must have a function `study()` that returns a graticule.lab.studies.Study.")
+    return found

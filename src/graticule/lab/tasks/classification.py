@@ -1,0 +1,364 @@
+"""Image classification: recipe, data, model, loss and score.
+
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Self, cast
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
+from graticule.lab.training.metric import TOP1, Metric
+from graticule.lab.training.prediction import Found, Prediction
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import Task, TrainedRun, register_task
+from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import (
+    Count,
+    Epochs,
+    Finite,
+    Flag,
+    NotNegative,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+    Side,
+    Whole,
+    check_fields,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from timm.data import Mixup
+    from torch import Tensor, nn
+
+    from graticule.backbones.base import Backbone
+    from graticule.lab.data.images import DatasetInfo
+    from graticule.lab.data.module import DataModule
+    from graticule.lab.tasks.parts.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Mixing of two images and their labels (timm's Mixup)."""
+
+    mixup: NotNegative = 0.0
+    """alpha of mixup; 0 for none"""
+    cutmix: NotNegative = 0.0
+    """alpha of cutmix; 0 for none"""
+    prob: Share = 1.0
+    """probability that a batch is mixed"""
+    switch_prob: Share = 0.5
+    """probability of cutmix if both are on"""
+    off_epoch: Epochs = 0
+    """epoch, counted from 0, at which mixing ends; 0 for never"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mixing.")
+
+
+@dataclass(frozen=True)
+class Recipe(TrainingRecipe):
+    """The values of a training run of an image classifier.
+
+    Sizes are in pixels, (height, width); rates are per step; epochs count passes over the training images.
+    """
+
+    task: ClassVar[str] = "classification"
+    metric: ClassVar[Metric] = TOP1
+    needs: ClassVar[Mapping[str, str]] = {
+        **TrainingRecipe.needs,
+        "share_seed": "train_share",
+        **dict.fromkeys(("mixing.prob", "mixing.off_epoch"), "mixing.mixup or mixing.cutmix"),
+        "mixing.switch_prob": "mixing.mixup and mixing.cutmix",
+        **dict.fromkeys(("distillation.alpha", "distillation.temperature"), "distillation.teacher"),
+        "augmentation.color_jitter": "augmentation.rand_augment=None",
+    }
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
+    dataset: str = "digits"
+    """data set: digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face, or a registered one"""
+    limit_train: Count | None = None
+    """train on only this many images, balanced over the classes"""
+    limit_test: Count | None = None
+    """test on only this many images, balanced over the classes"""
+    batch_size: Count = 64
+    """images per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 256
+    """images per batch in evaluation"""
+    img_size: tuple[Side, Side] = (28, 28)
+    """height and width of the images, multiples of the patch"""
+    train_sizes: tuple[str, ...] = ()
+    """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
+    group_by_aspect: Flag = False
+    """put images of similar aspect ratio in each step, at the nearest of `train_sizes`; for images of many shapes"""
+    patch_size: Side | None = None
+    """side of a patch (default: the backbone's)"""
+    global_pool: Literal["token", "avg"] | None = None
+    """class token or global average pooling (default: that of the backbone, mostly the class token)"""
+    train_share: ShareAboveZero | None = None
+    """train on only this share of each class, such as 0.5 for a half (default: all)"""
+    share_seed: Whole = 0
+    """seed of the share's images, independent of `seed`, so that runs with several seeds see the same ones"""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    aug_repeats: Count = 1
+    """repeated augmentation: times that each image comes in a row, in epochs of the same length; 3 for DeiT"""
+    mixing: Mixing = field(default_factory=Mixing)
+    label_smoothing: ShareBelowOne = 0.0
+    """share of a label that is spread over all classes"""
+    distillation: Distillation = field(default_factory=Distillation)
+    workers: Annotated[Whole, Field(le=1024)] = 0
+    """processes that load images; 0 loads them in the main process"""
+    sync_batchnorm: Flag = False
+    """synchronize BatchNorm over all GPUs"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = parse_sizes(self.train_sizes, "train_sizes")
+        if len(set(sizes)) < len(sizes):
+            raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
+        if self.group_by_aspect and len({height / width for height, width in sizes}) < 2:
+            given = " ".join(self.train_sizes) or "none"
+            raise ValueError(
+                "`train_sizes` must have two aspect ratios or more if `group_by_aspect` is on, such as 192x256 "
+                f"224x224 256x192, got {given}."
+            )
+        if self.group_by_aspect and self.aug_repeats > 1:
+            raise ValueError(
+                f"`aug_repeats` must be 1 if `group_by_aspect` is on, which groups whole steps, got {self.aug_repeats}."
+            )
+
+    def quick(self) -> Self:
+        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
+        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
+
+
+class _Classes(TypedDict):
+    """The description of the data in recipe.json."""
+
+    num_classes: Count
+    channels: Count
+    class_names: tuple[str, ...]
+    size: NotRequired[tuple[Side, Side] | None]
+    mean: NotRequired[tuple[Finite, ...]]
+    std: NotRequired[tuple[Finite, ...]]
+
+
+@register_task("classification")
+class Classification(Task[Recipe, "DataModule"]):
+    """A backbone with a classifier, trained by cross-entropy, with the mixing, smoothing and teacher of the recipe.
+
+    mixup: timm's Mixup, or None; it returns soft labels, including smoothing.
+    teacher: the teacher of distillation, or None; it is neither trained nor saved.
+    """
+
+    recipe_class = Recipe
+    evaluation = ImageEvaluation
+    description = _Classes
+    examples = "images"
+
+    mixup: Mixup | None = None
+    teacher: Teacher | None = None
+
+    def build_data(self, run: TrainedRun | None = None) -> DataModule:
+        """Build the data; for a run, they must have its classes, in the same order."""
+        from graticule.lab.data.images import check_class_names
+        from graticule.lab.data.module import DataModule
+
+        recipe = self.recipe
+        data = DataModule(
+            dataset=recipe.dataset,
+            root=recipe.data_root,
+            size=recipe.img_size,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            workers=recipe.workers,
+            seed=recipe.seed,
+            augmentation=recipe.augmentation,
+            train_share=recipe.train_share,
+            share_seed=recipe.share_seed,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+            drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
+            repeats=recipe.aug_repeats,
+            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
+            group_by_aspect=recipe.group_by_aspect,
+        )
+        data.setup("fit")
+        augmentation, small = recipe.augmentation, data.info.size is not None
+        recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
+        by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
+        for name in ("augmentation.ratio", "augmentation.random_interpolation"):
+            recipe.check_effect(name, augmentation.random and by_area, "random crops by area, of augmentation.scale")
+        if run is not None:
+            check_class_names(data.info.class_names, class_names(run), str(run.folder))
+        return data
+
+    def describe(self, data: DataModule) -> dict[str, Any]:
+        """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
+        info = data.info
+        return {
+            "num_classes": info.num_classes,
+            **{name: getattr(info, name) for name in ("channels", "class_names", "size", "mean", "std")},
+        }
+
+    def build_model(self, described: Mapping[str, Any]) -> Backbone:
+        """Build the backbone for `num_classes` and `channels` (default: 1); its configuration describes the images."""
+        from graticule.hub.config import Preparation, prepare
+        from graticule.lab.tasks.parts.models import build_backbone
+
+        recipe = self.recipe
+        model: Backbone = build_backbone(
+            recipe,
+            described["num_classes"],
+            described.get("channels", 1),
+            recipe.img_size,
+            recipe.patch_size,
+            recipe.global_pool,
+        )
+        if "mean" in described:
+            mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
+            crop, interpolation = recipe.augmentation.crop_pct, recipe.augmentation.interpolation
+            stated: Preparation = {"mean": mean, "std": std, "label_names": names}
+            prepare(model, {**stated, "crop_pct": crop, "interpolation": interpolation})
+        return model
+
+    def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:
+        """Return whether the classes of a run are those of the data, as far as the classes have names."""
+        from graticule.lab.data.images import same_classes
+
+        names = source.described().get("class_names")
+        return names is None or same_classes(names, data.info.class_names)
+
+    def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
+        """Build the mixing and the teacher; check that the model accepts all sizes of the training images."""
+        from graticule.lab.data.module import build_mixup
+        from graticule.lab.tasks.parts.teacher import build_teacher
+
+        recipe = self.recipe
+        for size in data.train_sizes:
+            cast("Any", model).grid_at(size)
+        self.mixup = build_mixup(
+            mixup=recipe.mixing.mixup,
+            cutmix=recipe.mixing.cutmix,
+            prob=recipe.mixing.prob,
+            switch_prob=recipe.mixing.switch_prob,
+            label_smoothing=recipe.label_smoothing,
+            num_classes=data.info.num_classes,
+        )
+        self.teacher = build_teacher(recipe.distillation, data.info, recipe.img_size)
+        if self.teacher is not None:
+            self.teacher.to(device)
+            distilled: Callable[[bool], None] | None = getattr(model, "set_distilled_training", None)
+            if distilled is not None:
+                distilled(True)
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the loss of images (B, C, height, width) and labels (B,)."""
+        import torch.nn.functional as F
+
+        images, labels = batch
+        smoothing = self.recipe.label_smoothing
+        if self.mixup is not None:
+            off = self.recipe.mixing.off_epoch
+            self.mixup.mixup_enabled = not off or epoch < off
+            images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
+            smoothing = 0.0
+        outputs = model(images)
+        # a distillation token has its own head for the teacher; other models learn from both in one classifier
+        logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if self.teacher is not None:
+            loss = self.teacher.combine(loss, distilled, self.teacher(images))
+        return loss
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return loss and top-1 (100 if the highest logit is right, else 0) of each image."""
+        import torch.nn.functional as F
+
+        from graticule.lab.data.sampling import PADDING
+
+        images, labels = batch
+        logits = model(images)
+        real = labels != PADDING
+        loss = F.cross_entropy(logits[real].float(), labels[real], reduction="none")
+        return {"loss": loss, self.metric.key: 100 * (logits[real].argmax(-1) == labels[real])}
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the five most likely classes of an image."""
+        from PIL import Image
+        from torchvision.transforms.functional import to_pil_image
+
+        from graticule.lab.data.transforms import evaluation_transform
+
+        recipe = self.recipe
+        info = _images(recipe, described)
+        pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
+        if info.size is not None:  # all images of the data set have this size
+            pillow = pillow.resize((info.size[1], info.size[0]), Image.Resampling.BICUBIC)
+        small = evaluation_transform(info, recipe.img_size, recipe.augmentation)(pillow)
+        shares = model(small[None].to(next(model.parameters()).device))[0].softmax(-1).cpu()
+        names = described["class_names"]
+        best = shares.topk(min(5, len(shares)))
+        top = [
+            {"class": names[n], "probability": share}
+            for share, n in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
+        entries = {"classes.json": [{"image_id": number, "top": top}]}
+        return Found(Prediction(image, labels=lines), entries, lines=lines)
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit, images per second, and the number of images per step."""
+        return "img/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm is synchronized over all GPUs."""
+        return self.recipe.sync_batchnorm
+
+
+def images_of(run: TrainedRun) -> DatasetInfo:
+    """Return the facts of the images that a run was trained on, with the names of its classes."""
+    class_names(run)
+    return _images(run.recipe(), run.described())
+
+
+def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
+    """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
+    from graticule.lab.data.images import DatasetInfo
+    from graticule.lab.data.module import load_dataset
+
+    names = tuple(described["class_names"])
+    if "mean" not in described:
+        _, info = load_dataset(recipe.dataset, "test", recipe.data_root)
+        return dataclasses.replace(info, class_names=names)
+    size, mean, std = (described[key] for key in ("size", "mean", "std"))
+    return DatasetInfo(recipe.dataset, names, described["channels"], size, mean, std)
+
+
+def class_names(run: TrainedRun) -> tuple[str, ...]:
+    """Return the names of the classes of a run, in the order of the model's outputs.
+
+    Raises:
+        ValueError: if the run has none, such as one on text, or its file is damaged.
+    """
+    names = run.described().get("class_names")
+    if names is None:
+        raise ValueError(f"`run` must be of an image classifier, got {str(run.folder)!r}, which has no class names.")
+    return tuple(names)

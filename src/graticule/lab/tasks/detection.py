@@ -1,0 +1,213 @@
+"""Object detection, with or without masks: recipe, model, loss and score."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graticule.lab.tasks.parts.dense import DenseRecipe, DenseTask, DetectionScore, show
+from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.training.metric import BOX_MAP, Metric
+from graticule.lab.training.prediction import Found, Prediction
+from graticule.lab.training.task import register_task
+from graticule.registry.fields import Flag
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from graticule.lab.data.dense import Target
+    from graticule.lab.tasks.parts.detection_scores import CocoScores
+
+
+_SHOWN = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
+
+
+@dataclass
+class DetectionEvaluation(Evaluation[DetectionScore]):
+    """COCO's average precision of boxes and masks at several sizes, on the original images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
+    per_class: bool = False
+    """for detection and segmentation: add a row for each class"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the sizes."""
+        from graticule.lab.tasks.parts.dense import read_fits
+
+        read_fits(self.sizes, task.recipe)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[DetectionScore]:
+        """Score a detector at every size."""
+        from graticule.lab.tasks.parts.dense import read_fits
+        from graticule.lab.tasks.parts.detection_scores import evaluate_detection
+
+        return [
+            evaluate_detection(model, data, size, device=device, progress=progress)
+            for size in read_fits(self.sizes, task.recipe)
+        ]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
+        """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
+        rows, records = [], []
+        for run in evaluated:
+            for score in run.scores:
+                size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
+                for kind in ("box", "mask"):
+                    if f"{kind}_map" in score.values:
+                        shown = [show(score.values[f"{kind}_{name}"]) for name in _SHOWN]
+                        rows.append(
+                            [run.label, size, kind, *shown, f"{score.images:,}", f"{score.images_per_second:,.1f}"]
+                        )
+                records.append({"run": run.folder, **dataclasses.asdict(score)})
+                if self.per_class:
+                    rows += [
+                        [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
+                    ]
+        notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
+        columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
+        return Table(columns, rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> Figure | None:
+        """Plot the average precision of boxes against size, if there are several sizes."""
+        from graticule.lab.tasks.parts.dense import size_figure
+
+        curves = {run.label: {score.size: score.values["box_map"] or 0.0 for score in run.scores} for run in evaluated}
+        return size_figure(curves, "box mAP (%)", evaluated[0].recipe.fit)
+
+
+@dataclass(frozen=True)
+class DetectionRecipe(DenseRecipe):
+    """The values of a training run of a detector."""
+
+    task: ClassVar[str] = "detection"
+    metric: ClassVar[Metric] = BOX_MAP
+
+    head: str = "retinanet"
+    """detector: retinanet, fcos, faster_rcnn or mask_rcnn, with options such as retinanet(score=0.1)"""
+    by_shape: Flag = False
+    """put only wide or only tall images in a batch, which reduces padding"""
+
+
+@register_task("detection")
+class Detection(DenseTask[DetectionRecipe]):
+    """A detector, trained by its own losses and scored by COCO's average precision of its boxes."""
+
+    recipe_class = DetectionRecipe
+    evaluation = DetectionEvaluation
+    normalize = False
+
+    _scores: CocoScores
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """Return boxes, and masks if the head predicts them."""
+        from graticule.dense.detector import HEADS
+
+        return ("boxes", "masks") if HEADS[HEADS.specs(self.recipe.head)[0].name].masks else ("boxes",)
+
+    @property
+    def by_shape(self) -> bool:
+        """Return whether a batch has only wide or only tall images."""
+        return self.recipe.by_shape
+
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the detector."""
+        from graticule.dense.factory import create_detector
+
+        recipe = self.recipe
+        return create_detector(recipe.model, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the sum of the detector's losses of images and their objects."""
+        import torch
+
+        images, targets = batch
+        each = [_objects(target, images[0].dtype) for target in targets]
+        for given, target in zip(each, targets, strict=True):  # seeds the sampling of regions in two-stage detectors
+            given["seed"] = image_seed(self.recipe.seed, epoch, int(target["image_id"]))
+        losses = model(images, each)
+        return torch.stack(list(losses.values())).sum()
+
+    def start_validation(self) -> None:
+        """Clear the detections of the last validation."""
+        from graticule.lab.tasks.parts.detection_scores import CocoScores
+
+        self._scores = CocoScores()
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Store the detections of each image for the score; returns ones, one per image."""
+        import torch
+
+        from graticule.lab.data.sampling import PADDING
+
+        images, targets = batch
+        real = [target["image_id"] != PADDING for target in targets]
+        for image, target, found, counts in zip(images, targets, model(images), real, strict=True):
+            if counts:
+                self._scores.add(target, found, tuple(image.shape[-2:]))
+        return {"images": torch.ones(sum(real), device=images[0].device)}
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the detections in an image; they are written as COCO results of boxes, and of masks."""
+        from graticule.lab.tasks.parts.detection_scores import CocoScores, restored
+
+        size = (int(image.shape[1]), int(image.shape[2]))
+        small = self.prepared(image, described).to(next(model.parameters()).device)
+        (found,) = model([small])
+        names = described["class_names"]
+        scores = CocoScores(described["category_ids"])
+        boxes, masks = scores.results(number, found, (small.shape[1], small.shape[2]), size)
+        numbers = [int(label) - 1 for label in found["labels"]]
+        prediction = Prediction(
+            image,
+            boxes=_corners(boxes),
+            labels=[f"{names[n]} {entry['score']:.2f}" for n, entry in zip(numbers, boxes, strict=True)],
+            numbers=numbers,
+            masks=restored(found["masks"], size).bool() if "masks" in found else None,
+        )
+        entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in found else {})}
+        return Found(prediction, entries)
+
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return the objects of an image; crowds are labeled as such."""
+        names, labels = described["class_names"], target["labels"].tolist()
+        crowds = target["iscrowd"].tolist()
+        return Prediction(
+            image,
+            boxes=target["boxes"],
+            labels=[names[n] + " (crowd)" * crowd for n, crowd in zip(labels, crowds, strict=True)],
+            numbers=labels,
+            masks=target["masks"].bool() if self.truth == ("boxes", "masks") else None,
+        )
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the average precision of the boxes over all images of all processes, in percent."""
+        return self._scores.gathered().compute()["box_map"] or 0.0
+
+
+def _corners(boxes: list[dict[str, Any]]) -> Tensor:
+    """Return left, top, right and bottom of box results, (n, 4)."""
+    import torch
+
+    sides = torch.tensor([entry["bbox"] for entry in boxes], dtype=torch.float64).reshape(-1, 4)
+    return torch.cat([sides[:, :2], sides[:, :2] + sides[:, 2:]], 1)
+
+
+def image_seed(seed: int, epoch: int, image: int) -> int:
+    """Return the seed of the draws for an image in an epoch, whatever process and batch it is in."""
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, epoch, image]).generate_state(1)[0])
+
+
+def _objects(target: Target, dtype: Any) -> dict[str, Any]:
+    """Return the objects of an image as input of detectors, whose classes count from 1."""
+    objects = {"boxes": target["boxes"].to(dtype), "labels": target["labels"] + 1}
+    if "masks" in target:
+        objects["masks"] = target["masks"]
+    return objects

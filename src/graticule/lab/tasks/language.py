@@ -1,0 +1,264 @@
+"""Language modeling: recipe, data, model, loss and score.
+
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import TypedDict
+
+from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.training.metric import BITS_PER_BYTE, Metric
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import Task, TrainedRun, register_task
+from graticule.registry.fields import Count, Flag, ShareBelowOne
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from graticule.backbones.language import LanguageModel
+    from graticule.lab.data.text_module import TextModule
+    from graticule.lab.data.tokens import Tokenizer
+    from graticule.lab.tasks.parts.text_scores import TextScore
+    from graticule.registry.plugins import Definition
+
+
+@dataclass
+class TextEvaluation(Evaluation["TextScore"]):
+    """Bits per byte and cost at several lengths of the windows."""
+
+    lengths: list[int] = field(default_factory=list)
+    """for text: tokens per window of the held-out text (default: the training length)"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the lengths."""
+        from graticule.lab.tasks.parts.text_scores import check_lengths
+
+        check_lengths(model, self._lengths(task), data)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[TextScore]:
+        """Score a model at every length."""
+        from graticule.lab.tasks.parts.text_scores import evaluate_text
+
+        return evaluate_text(model, data, self._lengths(task), device=device, progress=progress)
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[TextScore]]) -> Table:
+        """Return a row for each run and length, with the difference from the training length."""
+        rows, records = [], []
+        for run in evaluated:
+            trained = run.recipe.context
+            same = (score.bits_per_byte for score in run.scores if score.length == trained)
+            reference = next(same, run.measured)
+            for score in run.scores:
+                mark = " *" if score.length == trained else " ~" if score.resampled else ""
+                rows.append(
+                    [
+                        run.label,
+                        f"{score.length}{mark}",
+                        metric.show(score.bits_per_byte, unit=False),
+                        "-" if reference is None else f"{score.bits_per_byte - reference:+.{metric.decimals}f}",
+                        f"{score.loss:.3f}",
+                        f"{score.tokens:,}",
+                        f"{score.tokens_per_second:,.0f}",
+                        f"{score.memory / 1e3:.1f}",
+                    ]
+                )
+                records.append({"run": run.folder, **dataclasses.asdict(score)})
+        notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
+        if any(record["resampled"] for record in records):
+            notes.append("~ longer than the learned position table of the run, which was resampled to the length")
+        columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
+        return Table(columns, rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
+        """Plot bits per byte against length, and against the position in the longest windows."""
+        from graticule.lab.figures.scores import length_plot
+
+        curves = {run.label: {score.length: [score.bits_per_byte] for score in run.scores} for run in evaluated}
+        longest = {run.label: max(run.scores, key=lambda score: score.length) for run in evaluated}
+        places = {label: {last: [bits] for _, last, bits in score.by_place} for label, score in longest.items()}
+        return length_plot(curves, places, [run.recipe.context for run in evaluated])
+
+    def _lengths(self, task: Any) -> list[int]:
+        return self.lengths or [task.recipe.context]
+
+
+@dataclass(frozen=True)
+class TextRecipe(TrainingRecipe):
+    """The values of a training run of a language model.
+
+    Lengths are in tokens; rates are per step; epochs count passes over the training text.
+    """
+
+    task: ClassVar[str] = "language"
+    metric: ClassVar[Metric] = BITS_PER_BYTE
+
+    model: str = "lm_tiny"
+    """language model, one of `graticule models`"""
+    dataset: str = "pydoc"
+    """text: pydoc, text_folder, or a registered one"""
+    limit_train: Count | None = None
+    """train on only this many windows from the beginning of the text"""
+    limit_test: Count | None = None
+    """test on only this many windows from the beginning of the held-out text"""
+    batch_size: Count = 16
+    """windows per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 64
+    """windows per batch in evaluation"""
+    context: Count = 128
+    """tokens per window in training, for which position information is built"""
+    tokenizer: str = "bytes"
+    """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
+    vocab_size: Count | None = None
+    """number of tokens of bpe"""
+    tied: Flag = True
+    """share the weights of the token embedding with the head"""
+    drop_rate: ShareBelowOne = 0.0
+    """dropout of the tokens before the first block, and of the outputs of attention and MLPs"""
+
+
+class _Vocabulary(TypedDict):
+    """The description of the data in recipe.json."""
+
+    num_classes: Count
+    vocabulary: str
+
+
+@register_task("language")
+class LanguageModeling(Task[TextRecipe, "TextModule"]):
+    """A language model that learns to predict the next token.
+
+    Reference: An Introduction to Transformers (Turner, 2024), section 4.1: the loss is -log p(w_{n+1} | w_{1:n}).
+
+    num_bytes: length of the held-out text, in bytes.
+    """
+
+    recipe_class = TextRecipe
+    evaluation = TextEvaluation
+    description = _Vocabulary
+    examples = "windows"
+    inputs = "text"
+    files = ("tokenizer.json",)
+
+    num_bytes: int
+
+    def build_data(self, run: TrainedRun | None = None) -> TextModule:
+        """Build the text and its tokens; for a run, with its tokenizer."""
+        from graticule.lab.data.text_module import TextModule
+
+        recipe = self.recipe
+        tokenizer = None if run is None else tokenizer_of(run)
+        data = TextModule(
+            dataset=recipe.dataset,
+            root=recipe.data_root,
+            context=recipe.context,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            seed=recipe.seed,
+            tokenizer=recipe.tokenizer if tokenizer is None else tokenizer,
+            vocab_size=recipe.vocab_size if tokenizer is None else None,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+        )
+        data.setup("fit")
+        return data
+
+    def loader(self) -> Definition | None:
+        """Return the registered function that loads the text of the recipe."""
+        from graticule.lab.data.registry import TEXTS
+
+        return TEXTS.get(self.recipe.dataset)
+
+    def describe(self, data: TextModule) -> dict[str, Any]:
+        """Return the number of tokens of the vocabulary and its fingerprint."""
+        return {"num_classes": data.info.vocab_size, "vocabulary": data.info.vocabulary}
+
+    def build_model(self, described: Mapping[str, Any]) -> LanguageModel:
+        """Build the language model for `num_classes` tokens."""
+        from graticule.lab.tasks.parts.models import build_language_model
+
+        recipe = self.recipe
+        return build_language_model(recipe, described["num_classes"], recipe.context, recipe.tied, recipe.drop_rate)
+
+    def save(self, data: TextModule, folder: Path) -> None:
+        """Write the tokenizer, if it was learned or read from a file."""
+        from graticule.lab.data.byte_pairs import BytePairTokenizer
+
+        if isinstance(data.tokenizer, BytePairTokenizer):
+            data.tokenizer.save(folder / self.files[0])
+
+    def same_outputs(self, source: TrainedRun, data: TextModule) -> bool:
+        """Return True; a run with another vocabulary is refused, since its tokens mean something else."""
+        from graticule.lab.data.tokens import check_vocabulary
+
+        if "vocabulary" not in source.described():
+            raise ValueError(f"`start_from` must be a run on text, got {str(source.folder)!r}, which is not.")
+        try:
+            check_vocabulary(data.tokenizer, tokenizer_of(source).fingerprint, str(source.folder))
+        except ValueError as error:
+            file = source.folder / self.files[0]
+            advice = f"; --tokenizer {file} uses that of the run" if file.is_file() else ""
+            raise ValueError(f"{str(error).rstrip('.')}{advice}.") from None
+        return True
+
+    def setup(self, model: nn.Module, data: TextModule, device: torch.device) -> None:
+        """Count the bytes of the held-out text."""
+        self.num_bytes = data.num_bytes("test")
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss per token, in nats, of inputs and targets (B, context)."""
+        import torch.nn.functional as F
+
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the nats of each token."""
+        from graticule.lab.data.sampling import PADDING
+        from graticule.lab.tasks.parts.text_scores import token_nats
+
+        inputs, targets = batch
+        return {"loss": token_nats(model(inputs), targets)[targets != PADDING]}
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return bits per byte."""
+        return sums["loss"] / math.log(2) / self.num_bytes
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit, tokens per second, and the number of tokens per step."""
+        return "tok/s", self.recipe.batch_size * self.recipe.context
+
+    def next_step(self, folder: str) -> str:
+        """Return the command that generates text."""
+        return f'to generate text: graticule generate {folder} --prompt "..."'
+
+
+def tokenizer_of(run: TrainedRun) -> Tokenizer:
+    """Load the tokenizer of a run on text.
+
+    Raises:
+        FileNotFoundError, ValueError: if it is missing, damaged, or not the one that the run was trained with.
+        ImportError: if the library `tokenizers` is needed and not installed.
+    """
+    from graticule.lab.data.byte_pairs import BytePairTokenizer
+    from graticule.lab.data.tokens import ByteTokenizer, check_vocabulary
+
+    fingerprint = run.described().get("vocabulary")
+    if fingerprint is None:
+        raise ValueError(f"`run` must be a run on text, got {str(run.folder)!r}, which is not.")
+    plain = ByteTokenizer()
+    if fingerprint == plain.fingerprint:
+        return plain
+    found = BytePairTokenizer.load(run.folder / LanguageModeling.files[0])
+    check_vocabulary(found, fingerprint, str(run.folder))
+    return found

@@ -1,0 +1,1 @@
+"""Parts of tasks: models, scores and evaluations, one file each; they need PyTorch."""

@@ -1,0 +1,314 @@
+"""The base of detection and segmentation: recipe, data, and the weights that a run starts from.
+
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import Task, TrainedRun
+from graticule.registry.fields import Count, Finite, Flag, Side, Whole
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from graticule.checkpoints.transferred import Transfer
+    from graticule.lab.data.dense_module import DenseModule
+    from graticule.lab.training.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class DetectionScore:
+    """Scores of a detector at one size.
+
+    size: the shorter and the longer side that images were fitted in.
+    values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks; None if there are
+        no objects of this size.
+    class_map: average precision of the boxes of each class, by name; None for a class without objects.
+    confusion: numbers of objects of each class (row) that were detected as each (column), by detections with a score
+        of at least one half; the last row counts false detections, the last column missed objects. Crowds and what is
+        detected in them do not count.
+    """
+
+    size: tuple[int, int]
+    values: dict[str, float | None]
+    class_map: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class PixelScore:
+    """Scores of a segmentation model at one size.
+
+    size: the shorter and the longer side that images were fitted in.
+    window, stride, located: the windows that images were split into, in pixels; None for whole images.
+    miou, accuracy: percent; mean over the classes, and over the pixels.
+    class_iou: by the name of the class; None for one that is neither present nor predicted.
+    confusion: numbers of pixels of each class (row) that were predicted as each (column).
+    """
+
+    size: tuple[int, int]
+    window: int | None
+    stride: int | None
+    located: bool
+    miou: float
+    accuracy: float
+    class_iou: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+
+def show(value: float | None) -> str:
+    """Return a score for a table, a dash if there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def windows_of(recipe: Any) -> tuple[int | None, int | None, bool]:
+    """Return `window`, `stride` and `located` of a recipe, with the stride that is used by default."""
+    window: int | None = recipe.window
+    return window, recipe.stride or (None if window is None else max(1, window * 2 // 3)), recipe.located
+
+
+def read_fits(sizes: Sequence[str], recipe: Any) -> list[tuple[int, int]]:
+    """Return the shorter and the longer side that images are fitted to, for each size; those of the recipe by default.
+
+    Raises:
+        ValueError: for an invalid size.
+    """
+    return fitted_sizes(tuple(sizes), "sizes") or [tuple(recipe.fit)]
+
+
+def size_figure(
+    curves: Mapping[str, Mapping[tuple[int, int], float]], label: str, trained: tuple[int, int]
+) -> Figure | None:
+    """Plot scores against the shorter side of images, one line per run; None for a single size."""
+    if len({size for curve in curves.values() for size in curve}) < 2:
+        return None
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, curve in curves.items():
+        points = sorted(curve.items())
+        axes.plot([size[0] for size, _ in points], [score for _, score in points], marker="o", label=name)
+    axes.axvline(trained[0], color="gray", linestyle=":", label="trained at")
+    axes.set(xlabel="shorter side of the images (pixels)", ylabel=label)
+    axes.legend()
+    return figure
+
+
+@dataclass(frozen=True)
+class DenseRecipe(TrainingRecipe):
+    """The values of a training run of a detector or a segmentation model."""
+
+    model: str = "vit_nano_patch4_28"
+    """backbone, one of `graticule models`"""
+    neck: str | None = None
+    """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the backbone, such as depth=4"""
+    dataset: str = "scenes"
+    """data set: scenes, scenes_sides, coco, ade20k, camvid, mask_folder, voc_detection, ..., or a registered one"""
+    img_size: tuple[Side, Side] = (96, 96)
+    """height and width for which the backbone's position information is built"""
+    fit: tuple[Side, Side] = (96, 96)
+    """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
+    patch_size: Side | None = None
+    """side of a patch (default: the backbone's)"""
+    batch_size: Count = 16
+    """images per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 1
+    """images per batch in evaluation; several of different sizes are padded to one"""
+    augmentation: DenseAugmentation = field(default_factory=DenseAugmentation)
+    workers: Annotated[Whole, Field(le=1024)] = 0
+    """processes that load images; 0 loads them in the main process"""
+    sync_batchnorm: Flag = False
+    """synchronize BatchNorm over all GPUs"""
+    frozen_batchnorm: Flag = False
+    """freeze the statistics, scales and shifts of BatchNorm in the backbone"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fit[0] > self.fit[1]:
+            shorter, longer = sorted(self.fit)
+            raise ValueError(
+                f"`fit` must be the shorter and the longer side, {shorter} {longer}, got {longer} {shorter}."
+            )
+
+    def quick(self) -> Self:
+        """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
+        return dataclasses.replace(super().quick(), workers=0, sync_batchnorm=False)
+
+
+class DenseClasses(TypedDict):
+    """The description of the data in recipe.json."""
+
+    channels: Count
+    class_names: tuple[str, ...]
+    category_ids: tuple[Whole, ...]
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
+
+
+R = TypeVar("R", bound=DenseRecipe)
+
+
+class DenseTask(Task[R, "DenseModule"], Generic[R]):
+    """A backbone with a neck and a head or decoder; the backbone can start from any run or checkpoint of it."""
+
+    description = DenseClasses
+    examples = "images"
+    inputs = "images with boxes, masks or classes of pixels"
+
+    #: True if the data normalize the images; a model that normalizes gets them in [0, 1].
+    normalize: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def truth(self) -> tuple[str, ...]:
+        """Return the targets that are learned, of boxes, masks and classes."""
+
+    @property
+    def by_shape(self) -> bool:
+        """Return whether a batch has only wide or only tall images."""
+        return False
+
+    def build_data(self, run: TrainedRun | None = None) -> DenseModule:
+        """Build the data; for a run, they must have its classes, in the same order."""
+        from graticule.lab.data.dense_module import DenseModule
+        from graticule.lab.data.images import check_class_names
+
+        recipe = self.recipe
+        data = DenseModule(
+            recipe.dataset,
+            truth=self.truth,
+            root=recipe.data_root,
+            size=recipe.fit,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            workers=recipe.workers,
+            seed=recipe.seed,
+            augmentation=recipe.augmentation,
+            by_shape=self.by_shape,
+            normalize=self.normalize,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+        )
+        if run is not None:
+            check_class_names(data.class_names, run.described()["class_names"], str(run.folder))
+        return data
+
+    def describe(self, data: DenseModule) -> dict[str, Any]:
+        """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
+        info = data.info
+        return {
+            "channels": info.channels,
+            "class_names": data.class_names,
+            "category_ids": info.category_ids or tuple(range(len(data.class_names))),
+            "mean": info.mean,
+            "std": info.std,
+        }
+
+    def build_model(self, described: Mapping[str, Any]) -> nn.Module:
+        """Build the model for the classes of the data."""
+        from functools import partial
+
+        from graticule.lab.tasks.parts.models import backbone_arguments, built
+
+        recipe = self.recipe
+        arguments = backbone_arguments(recipe, described["channels"], recipe.img_size, recipe.patch_size)
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        classes = len(described["class_names"])
+        model: nn.Module = built(partial(self.create, classes, **arguments), recipe)
+        if recipe.frozen_batchnorm:
+            freeze_batchnorm(model.backbone)
+        return model
+
+    @abstractmethod
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the model for `num_classes`; `arguments` are those of the backbone."""
+
+    def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
+        """Return a uint8 image as the input of the model: fitted, float32, and normalized if `normalize`."""
+        from torchvision import tv_tensors
+
+        from graticule.lab.data.dense_transforms import Evaluation, plain
+        from graticule.lab.data.images import DatasetInfo
+
+        names, mean, std = (tuple(described[key]) for key in ("class_names", "mean", "std"))
+        info = DatasetInfo(self.recipe.dataset, names, described["channels"], None, mean, std)
+        transform = Evaluation(self.recipe.fit, info if self.normalize else None)
+        prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
+        return prepared
+
+    @abstractmethod
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return the ground truth of an image, to be drawn beside the prediction."""
+
+    def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
+        """Return False: only the backbone takes weights, whatever the task of the run."""
+        return False
+
+    def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
+        """Load the weights that fit into the backbone: from a classifier, or from the backbone of a dense model."""
+        from graticule.checkpoints.transfer import transfer
+
+        return transfer(model.backbone, backbone_weights(source), classifier=False)
+
+    def setup(self, model: nn.Module, data: DenseModule, device: torch.device) -> None:
+        """Do nothing."""
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit, images per second, and the number of images per step."""
+        return "img/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm is synchronized over all GPUs."""
+        return self.recipe.sync_batchnorm
+
+
+#: Prefixes of the backbone's weights in a detector and in a segmentation model.
+_BACKBONES = ("model.backbone.backbone.", "backbone.backbone.", "features.backbone.")
+
+
+def backbone_weights(source: Path | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the weights of a checkpoint (of a dense model, those of its backbone) under the backbone's names."""
+    from graticule.checkpoints.read import read_state
+
+    state = read_state(source)
+    for prefix in _BACKBONES:
+        inner = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        if inner:
+            return inner
+    return state
+
+
+def freeze_batchnorm(model: Any) -> None:
+    """Replace every `BatchNorm2d` by one whose statistics, scales and shifts are frozen."""
+    from torch import nn
+    from torchvision.ops import FrozenBatchNorm2d
+
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                frozen = FrozenBatchNorm2d(child.num_features, child.eps)
+                frozen.load_state_dict(child.state_dict(), strict=False)
+                setattr(module, name, frozen)

@@ -1,0 +1,153 @@
+"""The evaluation of image classifiers at several sizes, for `graticule evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.registry.checks import parse_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from graticule.lab.tasks.parts.image_scores import Score
+    from graticule.lab.training.metric import Metric
+
+
+@dataclass
+class ImageEvaluation(Evaluation["Score"]):
+    """Accuracy and cost at several sizes of the images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
+    mode: Literal["zoom", "canvas", "crop"] = "zoom"
+    """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
+    uses the middle"""
+    causes: bool = False
+    """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
+    windows: list[int] = field(default_factory=list)
+    """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the sizes, and set the windows of the model."""
+        from graticule.analysis.larger_image import check_larger
+        from graticule.lab.tasks.parts.image_causes import check_crop
+        from graticule.lab.tasks.parts.image_scores import check_sizes, set_windows
+
+        check_sizes(model, self._sizes(task))
+        for size in self._sizes(task) if self.mode == "crop" else ():
+            check_crop(size, data.size)
+        if self.causes:
+            if self.mode != "zoom" or self.windows:
+                raise ValueError("`causes` must be left out with --mode canvas or crop and --windows: it is for zoom.")
+            for size in self._sizes(task):
+                check_larger(model, data.size, size)
+            if all(size == data.size for size in self._sizes(task)):
+                height, width = data.size
+                raise ValueError(
+                    f"`sizes` must include one above that of the training, {height} x {width}, to find the causes "
+                    f"of a difference, got {', '.join(self.sizes) or 'none'}."
+                )
+        if self.windows:
+            set_windows(model, self.windows)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[Score]:
+        """Score a model at every size."""
+        from graticule.lab.tasks.parts.image_scores import evaluate
+
+        scores = evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
+        if not self.causes:
+            return scores
+        from graticule.lab.tasks.parts.image_causes import size_causes
+
+        return [
+            score
+            if score.size == data.size
+            else dataclasses.replace(
+                score, causes=size_causes(model, data, score.size, device=device, progress=progress)
+            )
+            for score in scores
+        ]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[Score]]) -> Table:
+        """Return a row for each run and size, with the difference from the training size and windows."""
+        if self.causes:
+            return _causes_table(evaluated)
+        rows, records = [], []
+        given = {"windows": self.windows} if self.windows else {}
+        for run in evaluated:
+            trained = run.recipe.img_size
+            same = (score.top1 for score in run.scores if score.size == trained and not self.windows)
+            reference = next(same, run.measured)
+            for score in run.scores:
+                rows.append(
+                    [
+                        run.label,
+                        f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == trained else ""),
+                        f"{score.top1:.2f}",
+                        "-" if reference is None else f"{score.top1 - reference:+.2f}",
+                        "-" if score.top5 is None else f"{score.top5:.2f}",
+                        f"{score.loss:.3f}",
+                        f"{score.images:,}",
+                        "-" if score.images_per_second is None else f"{score.images_per_second:,.0f}",
+                        "-" if score.memory is None else f"{score.memory / 1e6:.2f}",
+                    ]
+                )
+                records.append({"run": run.folder, "mode": self.mode, **given, **dataclasses.asdict(score)})
+        notes = ["* the training size of the run; speed and peak memory are of the forward pass only"]
+        if self.mode == "canvas":
+            notes.append("canvas: the content keeps its scale, at a random position in the image")
+        if self.mode == "crop":
+            notes.append(
+                "crop: the middle of the image at the scale of the training, with its position in the whole image"
+            )
+            if unplaced := [run.label for run in evaluated if any(score.placed is False for score in run.scores)]:
+                notes.append(
+                    f"with the position of a whole image, since they cannot encode a crop: {', '.join(unplaced)}"
+                )
+        if self.windows:
+            named = ", ".join(map(str, self.windows))
+            notes.append(f"with windows of {named}; drop: relative to the windows of the training")
+        columns = ("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image")
+        return Table(columns, rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
+        """Plot accuracy against size."""
+        from graticule.lab.figures.scores import resolution_plot
+
+        curves = {run.label: {score.size: [score.top1] for score in run.scores} for run in evaluated}
+        return resolution_plot(curves, trained_at=evaluated[0].recipe.img_size)
+
+    def _sizes(self, task: Any) -> list[tuple[int, int]]:
+        return parse_sizes(self.sizes) or [task.recipe.img_size]
+
+
+def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
+    """Return a row for each run and larger size, with the parts of the difference in top-1 and the controls."""
+    from graticule.lab.tasks.parts.image_causes import CONTROLS, PARTS
+
+    names = (*PARTS, *CONTROLS)
+    rows, records = [], []
+    for run in evaluated:
+        for score in run.scores:
+            records.append({"run": run.folder, "mode": "zoom", **dataclasses.asdict(score)})
+            if score.causes is None:
+                continue
+            before, after = score.causes.top1
+            found = {**score.causes.parts, **score.causes.controls}
+            cells = [f"{found[n].top1:+.1f} ± {found[n].top1_error:.1f}" if n in found else "-" for n in names]
+            size = f"{score.size[0]}x{score.size[1]}"
+            rows.append([run.label, size, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", *cells])
+    notes = [
+        "difference = tokens + content + values, of top-1 in percent, standard errors over images. tokens: the same "
+        "content on more tokens; content: the larger image in each patch; values: the position of the encoding for "
+        "the larger grid, instead of a repeated one",
+        "controls, from the score at the size: log_n, attention as sharp as in training; bilinear, tables resampled "
+        "bilinearly; canvas, content at the scale of the training on a larger canvas; crop, the middle of the zoomed "
+        "image, with as many tokens as in training and its position in the larger image",
+    ]
+    return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes, records)

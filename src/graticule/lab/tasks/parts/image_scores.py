@@ -1,0 +1,165 @@
+"""Accuracy and cost at any image size, including those that a model was not trained at."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from graticule.backbones.base import Backbone
+from graticule.external.open_view import view_of
+from graticule.lab.data.module import DataModule
+from graticule.lab.tasks.parts.image_causes import Causes, OnMiddle, check_crop, crop_of, middle
+from graticule.lab.training.cost import inference_cost
+from graticule.surgery.fold import fold, unfold
+from graticule.system.terminal import bar as progress_bar
+
+#: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
+#: cropped.
+Mode = Literal["zoom", "canvas", "crop"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Scores and cost of a model at one size.
+
+    top1, top5: percent (top-5 only with more than 5 classes); loss: nats; images: number of scored images.
+    images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
+        None if not measured.
+    causes: causes of the difference from the size of the training; None if not computed.
+    placed: for a crop, whether it had the position of its part of the whole image; otherwise None.
+    """
+
+    size: tuple[int, int]
+    top1: float
+    top5: float | None
+    loss: float
+    images: int
+    batch: int | None = None
+    images_per_second: float | None = None
+    memory: float | None = None
+    causes: Causes | None = None
+    placed: bool | None = None
+
+
+def check_sizes(model: nn.Module, sizes: Iterable[tuple[int, int]]) -> None:
+    """Check that a model accepts images of `sizes` = (height, width), in pixels.
+
+    Raises:
+        ValueError: for a size that is not a multiple of the patch, or that the model refuses.
+    """
+    for size in sizes:
+        view_of(model).sized(size)
+
+
+def set_windows(model: Any, windows: Sequence[int]) -> None:
+    """Set the windows of a backbone, one side in patches per stage, without training.
+
+    Raises:
+        ValueError: if the backbone has no windows, or another number of stages.
+    """
+    if "windows" not in inspect.signature(model.set_input_size).parameters:
+        raise ValueError(f"`windows` must be left out: {type(model).__name__} has none, got {list(windows)}.")
+    model.set_input_size(windows=windows)
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    data: DataModule,
+    sizes: Iterable[tuple[int, int]],
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+    mode: Mode = "zoom",
+    measure_cost: bool = True,
+) -> list[Score]:
+    """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
+
+    With `mode` zoom the images are scaled to each size; with canvas they keep the scale of training on a larger canvas
+    (`DataModule.eval_dataloader`); with crop they keep it, too, and are cropped to their middle, with the position of
+    this part of the whole image if the encoding can encode it (`Score.placed`).
+
+    Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
+    unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
+    a full batch, without reading; measuring them takes half a second per size.
+
+    Raises:
+        ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
+    """
+    sizes = list(sizes)
+    check_sizes(model, sizes)
+    if mode == "crop":
+        for size in sizes:
+            check_crop(size, data.size)
+    classes = data.info.num_classes
+    was_training = model.training
+    model.to(device)
+    scores = []
+    loaders = {
+        size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
+        for size in dict.fromkeys(sizes)
+    }
+    pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # the time is about proportional to this
+    total = sum(len(loaders[size]) * pixels[size] for size in sizes)
+    bar = progress_bar(
+        total=total,
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        wanted=progress,
+        leave=False,
+    )
+    try:
+        for size in sizes:
+            bar.set_description(f"{size[0]}x{size[1]}")
+            cropped = mode == "crop" and size != data.size
+            sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
+            top1 = MulticlassAccuracy(classes, average="micro").to(device)
+            top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
+            loss, count, first = 0.0, 0, None
+            for images, labels in loaders[size]:
+                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                first = images if first is None else first
+                logits = sized(images)
+                loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
+                count += len(labels)
+                for metric in (top1, top5):
+                    if metric is not None:
+                        metric.update(logits, labels)
+                bar.update(pixels[size])
+            assert first is not None  # `data` raises if there are no test images
+            score = Score(
+                size=size,
+                top1=_percent(top1, count),
+                top5=None if top5 is None else _percent(top5, count),
+                loss=loss / count,
+                images=count,
+                placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
+            )
+            cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
+            scores.append(dataclasses.replace(score, **cost))
+    finally:
+        bar.close()
+        unfold(model).train(was_training)
+    return scores
+
+
+def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """Return a backbone of this library folded for a size, or a copy of another model for it."""
+    return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
+
+
+def _on_middle(model: nn.Module, size: tuple[int, int], whole: tuple[int, int]) -> OnMiddle:
+    crop = crop_of(model, size, whole)
+    return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
+
+
+def _percent(accuracy: MulticlassAccuracy, count: int) -> float:
+    """Return an accuracy over `count` images in percent, without float32 rounding errors."""
+    return 100 * round(accuracy.compute().item() * count) / count

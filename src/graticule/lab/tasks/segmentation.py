@@ -1,0 +1,256 @@
+"""Semantic segmentation: recipe, model, loss and score."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from graticule.lab.tasks.parts.dense import DenseRecipe, DenseTask, PixelScore, show, windows_of
+from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.training.metric import MIOU, Metric
+from graticule.lab.training.prediction import Found, Prediction
+from graticule.lab.training.task import register_task
+from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+
+@dataclass
+class SegmentationEvaluation(Evaluation[PixelScore]):
+    """Intersection over union and accuracy of pixels at several sizes, on the original images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
+    per_class: bool = False
+    """for detection and segmentation: add a row for each class"""
+    window: int | None = None
+    """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
+    stride: int | None = None
+    """for segmentation: distance of the windows in pixels (default: two thirds of `--window`; without it, as in the
+    recipe)"""
+    located: bool = False
+    """for segmentation: encode each window with its position in the image"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check sizes and windows."""
+        from graticule.lab.tasks.parts.dense import read_fits
+
+        read_fits(self.sizes, task.recipe)
+        self.recipe_of(task)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[PixelScore]:
+        """Score a model at every size."""
+        from graticule.lab.tasks.parts.dense import read_fits
+        from graticule.lab.tasks.parts.segmentation_scores import evaluate_segmentation
+
+        windows = self.recipe_of(task)
+        return [
+            evaluate_segmentation(model, data, size, windows, device=device, progress=progress)
+            for size in read_fits(self.sizes, task.recipe)
+        ]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
+        """Return a row for each run and size, and one per class if `per_class`."""
+        rows, records = [], []
+        for run in evaluated:
+            for score in run.scores:
+                size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
+                if score.window is not None:
+                    size += f" in {score.window}/{score.stride}" + ", located" * score.located
+                windows = (score.window, score.stride, score.located)
+                label = [run.label, size + " *" * (same and windows == windows_of(run.recipe))]
+                shown = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
+                rows.append([*label, *shown, f"{score.images_per_second:,.1f}"])
+                records.append({"run": run.folder, **dataclasses.asdict(score)})
+                if self.per_class:
+                    rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
+        notes = ["* the size and the windows of the recipe; scores are on the original images"]
+        if any(score.window is not None for run in evaluated for score in run.scores):
+            notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
+        return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
+
+    def figure(self, evaluated: Sequence[Evaluated[PixelScore]]) -> Figure | None:
+        """Plot mIoU against size, if there are several sizes."""
+        from graticule.lab.tasks.parts.dense import size_figure
+
+        curves = {run.label: {score.size: score.miou for score in run.scores} for run in evaluated}
+        return size_figure(curves, "mIoU (%)", evaluated[0].recipe.fit)
+
+    def recipe_of(self, task: Any) -> Any:
+        """Return the recipe of a task with the windows of the options."""
+        recipe, window, stride = task.recipe, self.window, self.stride
+        if window is None:
+            window, stride = recipe.window, recipe.stride if stride is None else stride
+        return dataclasses.replace(recipe, window=window, stride=stride, located=self.located or recipe.located)
+
+
+@dataclass(frozen=True)
+class SegmentationRecipe(DenseRecipe):
+    """The values of a training run of a segmentation model."""
+
+    task: ClassVar[str] = "segmentation"
+    metric: ClassVar[Metric] = MIOU
+    needs: ClassVar[Mapping[str, str]] = {**DenseRecipe.needs, "auxiliary_weight": "auxiliary"}
+
+    decoder: str = "segmenter_linear"
+    """segmenter_linear, segmenter_mask, uperhead or fpn, with options such as uperhead(channels=128)"""
+    auxiliary: str | None = None
+    """second decoder of the same maps, whose loss is added in training, such as fcn (default: none)"""
+    auxiliary_weight: NotNegative = 0.4
+    """weight of the loss of the auxiliary decoder"""
+    hardest: ShareAboveZero = 1.0
+    """share of the pixels of an image that are learned in a step, those with the highest loss, such as 0.2 if most
+    pixels are background"""
+    window: Side | None = None
+    """in evaluation, side in pixels of the windows that an image is split into (default: the whole image)"""
+    stride: Side | None = None
+    """distance of the windows in pixels (default: two thirds of a window)"""
+    located: Flag = False
+    """encode each window with its position in the image, instead of as a separate image"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None and (self.stride is not None or self.located):
+            raise ValueError("`stride` and `located` must be left out without `window`.")
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise ValueError(f"`stride` must be at most `window`, {self.window}, got {self.stride}.")
+
+
+@register_task("segmentation")
+class Segmentation(DenseTask[SegmentationRecipe]):
+    """A model that classifies every pixel, trained by cross-entropy and scored by the mean intersection over union.
+
+    The loss of an image is the sum over its pixels that are not ignored, divided by the number of all its pixels, as in
+    mmsegmentation; or the same over the hardest pixels only (Bridging Category-level and Instance-level Semantic Image
+    Segmentation, Wu et al., 2016).
+    """
+
+    recipe_class = SegmentationRecipe
+    evaluation = SegmentationEvaluation
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """Return classes."""
+        return ("classes",)
+
+    def create(self, num_classes: int, **arguments: Any) -> Any:
+        """Create the segmentation model."""
+        from graticule.dense.factory import create_segmenter
+
+        recipe = self.recipe
+        return create_segmenter(
+            recipe.model,
+            num_classes,
+            decoder=recipe.decoder,
+            neck=recipe.neck,
+            auxiliary=recipe.auxiliary,
+            **arguments,
+        )
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss of images and the classes of their pixels."""
+        import torch
+
+        images, targets = batch
+        by_size: dict[Any, list[int]] = {}
+        for number, image in enumerate(images):
+            by_size.setdefault(tuple(image.shape), []).append(number)
+        losses = []
+        for numbers in by_size.values():
+            classes = torch.stack([targets[n]["classes"] for n in numbers])
+            each = self._logits(model, torch.stack([images[n] for n in numbers]))
+            loss = self._image_losses(each[0], classes)
+            for logits in each[1:]:
+                loss = loss + self.recipe.auxiliary_weight * self._image_losses(logits, classes)
+            losses.append(loss)
+        return torch.cat(losses).mean()
+
+    def _logits(self, model: Any, images: Tensor) -> list[Tensor]:
+        """Return the logits of the decoder, and of the auxiliary one if there is one."""
+        found: list[Tensor] = [model(images)] if self.recipe.auxiliary is None else model.all_logits(images)
+        return found
+
+    def _image_losses(self, logits: Tensor, classes: Tensor) -> Tensor:
+        """Return the loss of each image, (B,)."""
+        pixels = pixel_losses(logits, classes).flatten(1)
+        count = max(1, round(self.recipe.hardest * pixels.shape[1]))
+        return (pixels if count == pixels.shape[1] else pixels.topk(count, sorted=False).values).mean(1)
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
+        from graticule.lab.data.sampling import PADDING
+        from graticule.lab.tasks.parts.segmentation_scores import counted, logits_of
+
+        values: dict[str, list[Tensor]] = {}
+        for image, target in zip(*batch, strict=True):
+            if target["image_id"] == PADDING:
+                continue
+            logits = logits_of(model, image, target["size"], self.recipe)
+            truth = target["classes"]
+            counts = counted(logits.argmax(0), truth, len(logits))  # (3, classes)
+            found = {
+                f"{name}_{n}": value for name, row in zip(_COUNTS, counts, strict=True) for n, value in enumerate(row)
+            }
+            found["loss"] = pixel_losses(logits[None], truth[None]).mean()
+            for name, value in found.items():
+                values.setdefault(name, []).append(value)
+        return {name: _stacked(each) for name, each in values.items()} if values else self._none(model)
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the class of every pixel of an image, and the share of each class."""
+        from graticule.lab.tasks.parts.segmentation_scores import logits_of
+
+        small = self.prepared(image, described).to(next(model.parameters()).device)
+        classes = logits_of(model, small, image.shape[1:], self.recipe).argmax(0).cpu()
+        names = tuple(described["class_names"])
+        shares = (classes.flatten().bincount(minlength=len(names)).double() / classes.numel()).tolist()
+        found = {name: share for name, share in zip(names, shares, strict=True) if share}
+        prediction = Prediction(image, classes=classes, class_names=names)
+        return Found(prediction, {"classes.json": [{"image_id": number, "shares": found}]}, classes)
+
+    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
+        """Return the classes of the pixels of an image."""
+        return Prediction(image, classes=target["classes"], class_names=tuple(described["class_names"]))
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the mean over the classes of intersection over union, in percent."""
+        from graticule.lab.tasks.parts.segmentation_scores import mean_iou
+
+        classes = sum(name.startswith("both_") for name in sums)
+        return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
+
+    def _none(self, model: Any) -> dict[str, Tensor]:
+        """Return the values for zero images."""
+        import torch
+
+        names = [f"{name}_{n}" for name in _COUNTS for n in range(model.num_classes)]
+        return {name: torch.zeros(0) for name in (*names, "loss")}
+
+
+#: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
+_COUNTS = ("both", "truth", "found")
+
+
+def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the cross-entropy of every pixel, (B, height, width), 0 where the pixel is ignored.
+
+    Args:
+        logits: (B, classes, height, width).
+        classes: (B, height, width).
+    """
+    import torch.nn.functional as F
+
+    from graticule.lab.data.dense import IGNORED
+
+    return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
+
+
+def _stacked(values: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(values)

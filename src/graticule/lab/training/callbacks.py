@@ -1,0 +1,222 @@
+"""The output during training: a history, a log, a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from graticule.lab.training.metric import Metric
+from graticule.lab.training.run_folder import RunFolder
+from graticule.system.files import append, write_text
+from graticule.system.terminal import Lines
+from graticule.system.terminal import bar as progress_bar
+
+
+class History(L.Callback):
+    """One row per epoch, stored in the checkpoint and in a CSV file, so that a resumed run has a complete history.
+
+    A plain log gets a line per epoch, and one when the run starts, is resumed or stops; TensorBoard's file gets the
+    numbers.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.rows: list[dict[str, float]] = []
+        self._before = 0.0  # seconds of the epoch before the run was resumed
+        self._start = time.perf_counter()
+        self._events = _Events(run.events)
+
+    @property
+    def state_key(self) -> str:
+        """The key of the rows in a checkpoint."""
+        return "History"
+
+    def say(self, text: str) -> None:
+        """Add a line to the log, with date and time."""
+        append(self.run.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock, and log the step."""
+        self._start = time.perf_counter()
+        if trainer.is_global_zero:
+            step = trainer.global_step
+            where = (
+                f"on {trainer.world_size} device{'s' * (trainer.world_size > 1)}, {trainer.strategy.root_device.type}"
+            )
+            self.say(f"{f'resumed after step {step}' if step else 'starts'} {where}")
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._start, self._before = time.perf_counter(), 0.0
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Add the row of the epoch and write the file atomically."""
+        metrics = {name: _decimal(value) for name, value in trainer.callback_metrics.items()}
+        seconds = self._before + time.perf_counter() - self._start
+        self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
+        self.rows.append({"epoch": trainer.current_epoch + 1, **metrics, "seconds": seconds})
+        if not trainer.is_global_zero:
+            return
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(self.rows[-1]), restval="", extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_text(self.run.metrics_file, text.getvalue())
+        self._events.write(trainer.global_step, self.rows[-1])
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in self.rows[-1].items() if name != "epoch")
+        self.say(f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}: {shown}")
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Log the reason why the run stopped."""
+        if trainer.is_global_zero:
+            with contextlib.suppress(OSError):  # a full disk may be the reason
+                reason = str(exception).strip().splitlines()
+                self.say(f"stopped by {type(exception).__name__}{': ' + reason[0] if reason else ''}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows so far, and the seconds of the current epoch."""
+        return {"rows": self.rows, "seconds": self._before + time.perf_counter() - self._start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the rows of a checkpoint."""
+        self.rows = list(state_dict["rows"])
+        self._before = state_dict.get("seconds", 0.0)
+
+
+class _Events:
+    """A file of TensorBoard, written by this thread: TensorBoard's own threads open the file anew for each event."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
+        self._begun = False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers at a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        numbers = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        events = [Event(wall_time=time.time(), step=step, summary=numbers)]
+        if not self._begun:
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)
+        for event in events:
+            writer.write(event.SerializeToString())
+        append(self.path, buffer.getvalue())
+        self._begun = True
+
+
+class Progress(L.Callback):
+    """One bar for the whole run: remaining time, images or tokens per second, memory, loss, best score.
+
+    Without a terminal, as in the log of a cluster, it prints one line per epoch, and one every 30 seconds.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self._bar: tqdm[Any] | None = None
+        self._best = metric.worst
+        self._shown: dict[str, str] = {}
+        self._start, self._first = time.monotonic(), 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar at the current step."""
+        if trainer.is_global_zero:
+            self._bar = progress_bar(
+                total=int(trainer.estimated_stepping_batches),
+                initial=trainer.global_step,
+                unit="step",
+                dynamic_ncols=True,
+                mininterval=0.5,
+            )
+            self._start, self._first = time.monotonic(), trainer.current_epoch
+            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the number of the epoch."""
+        if self._bar is not None:
+            self._bar.set_description(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Advance the bar by a step."""
+        bar = self._bar
+        if bar is None or trainer.global_step == bar.n:
+            return
+        if time.time() - bar.last_print_t >= bar.mininterval:  # it will be drawn
+            rate = bar.format_dict["rate"]
+            if rate:
+                unit, amount = pl_module.task.rate
+                self._shown[unit] = f"{rate * amount:,.0f}"
+            self._shown["mem"] = f"{memory(trainer.strategy.root_device) / 2**30:.1f}G"
+            bar.set_postfix(self._shown, refresh=False)
+        bar.update(trainer.global_step - bar.n)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the scores of the epoch."""
+        metrics = trainer.callback_metrics
+        score = float(metrics[self.metric.column])
+        if self.metric.better(score, self._best):
+            self._best = score
+        self._shown |= {
+            "loss": f"{float(metrics['train_loss']):.3f}",
+            self.metric.key: self.metric.show(score, unit=False),
+            "best": self.metric.show(self._best, unit=False),
+        }
+        if isinstance(self._bar, Lines):
+            self._print(trainer)
+        elif self._bar is not None:
+            self._bar.set_postfix(self._shown)
+
+    def _print(self, trainer: L.Trainer) -> None:
+        """Print a line about the epoch, with an estimate of the remaining time."""
+        done, epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+        seconds = time.monotonic() - self._start
+        left = seconds / (done - self._first) * (epochs - done)
+        shown = ", ".join(f"{name} {value}" for name, value in self._shown.items())
+        print(f"epoch {done}/{epochs}: {shown}, {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def memory(device: torch.device) -> int:
+    """Return the peak of the bytes in use: tensors on a GPU, the whole process on a CPU; 0 on Windows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _decimal(value: Tensor) -> float:
+    """Return a logged number without digits beyond its precision: 37.8, not 37.79999923706055."""
+    return float(str(np.float32(value.item()))) if value.dtype == torch.float32 else value.item()

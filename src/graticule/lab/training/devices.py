@@ -1,0 +1,320 @@
+"""Several devices and machines: strategies, sharded checkpoints, and their consolidation into one file."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import lightning as L
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from pydantic import Field
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from typing_extensions import TypedDict
+
+from graticule.checkpoints.load import load_checkpoint, load_own
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
+from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value
+from graticule.system.files import replace
+
+#: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
+_BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
+#: The precisions in which Lightning shards.
+_SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+#: The file of a sharded checkpoint with everything except weights and optimizer; Lightning's name.
+_REST = "meta.pt"
+
+
+def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
+    """Build Lightning's strategy of a recipe.
+
+    Raises:
+        ValueError: if the strategy does not support the rest of the recipe.
+    """
+    processes = recipe.devices * recipe.nodes
+    if recipe.strategy == "fsdp":
+        if recipe.precision not in _SHARDED_PRECISIONS:
+            known = ", ".join(_SHARDED_PRECISIONS)
+            raise ValueError(f"`precision` must be one of {known} with strategy fsdp, got {recipe.precision!r}.")
+        return ShardedStrategy(processes)
+    if processes > 1:
+        return DDPStrategy(gradient_as_bucket_view=True)
+    return "auto"
+
+
+def shard(model: nn.Module, mesh: Any) -> None:
+    """Shard the parameters of a backbone, one group per block and one for the rest (PyTorch's `fully_shard`)."""
+    for name, module in model.named_modules():
+        if _BLOCK.search(name):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Strategy in which each process stores and saves a shard of weights, gradients and optimizer; also on CPUs.
+
+    A checkpoint is a folder, complete or absent. It is read without running code from it.
+    """
+
+    def __init__(self, processes: int) -> None:
+        super().__init__(data_parallel_size=processes, tensor_parallel_size=1)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write all shards to a temporary folder beside `filepath`, then rename it.
+
+        Raises:
+            OSError: in all processes, if one of them cannot write, for example to a full disk.
+        """
+        path = Path(self.broadcast(filepath))
+        temporary = path.with_name(f".{path.name}.tmp")
+        if self.global_rank == 0 and temporary.exists():
+            shutil.rmtree(temporary)
+        self.barrier()
+        failure: BaseException | None = None
+        try:
+            super().save_checkpoint(checkpoint, temporary, storage_options)
+            if self.global_rank == 0:
+                with (temporary / _REST).open("rb") as file:
+                    os.fsync(file.fileno())
+        except (OSError, RuntimeError, CheckpointException) as error:
+            failure = error
+        failed = self.reduce(torch.tensor(float(failure is not None), device=self.root_device), reduce_op="max")
+        if failed:  # if one process fails, all raise, so that none waits for another
+            if self.global_rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            reason = "by another process" if failure is None else f"({_reason(failure)})"
+            raise OSError(
+                f"{path} could not be written {reason}; is the disk full? The last one is intact."
+            ) from failure
+        if self.global_rank == 0:
+            if path.exists():  # the same step again: the existing one is equivalent
+                shutil.rmtree(temporary)
+            else:
+                replace(temporary, path)
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read weights and optimizer into their tensors, and return the rest."""
+        path = Path(self.broadcast(checkpoint_path))
+        check_shards(path)
+        model, (optimizer,) = self.model, self.optimizers
+        assert model is not None
+        state = {"state_dict": get_model_state_dict(model)}
+        moments = {"optimizer_0": get_optimizer_state_dict(model, optimizer)}
+        try:
+            dcp.load(state, checkpoint_id=path, planner=_PlainValues())
+            dcp.load(moments, checkpoint_id=path, planner=_PlainValues())
+        except CheckpointException as error:  # raised in all processes
+            raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
+        model.load_state_dict(state["state_dict"])
+        options = StateDictOptions(cpu_offload=True)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=moments["optimizer_0"], options=options)
+        return read_checkpoint(path / _REST)
+
+
+class _PlainValues(DefaultLoadPlanner):
+    """Reads values that are not tensors as plain values only."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        torch.load(value, weights_only=True)  # raises for anything else; the value is then read again
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads the plain classes of PyTorch's metadata of a sharded checkpoint, and imports nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.distributed.checkpoint.metadata" and isinstance(getattr(dcp.metadata, name, None), type):
+            return super().find_class(module, name)
+        if (module, name) in {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
+            ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+            ("pathlib._local", "PosixPath"),
+        }:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), (torch.dtype, torch.memory_format)):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def check_shards(path: Path) -> None:
+    """Check that a sharded checkpoint is complete and that its metadata are plain data.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    described, rest = path / ".metadata", path / _REST
+    if not described.is_file() or not rest.is_file():
+        raise ValueError(
+            f"{path} is not a checkpoint of strategy fsdp, or it is incomplete: it lacks .metadata or {_REST}."
+        )
+    try:
+        with described.open("rb") as file:
+            _Metadata(file).load()
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{described} would import {error} when read, so it was not read.") from None
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise ValueError(f"{described} is damaged ({type(error).__name__}: {error}).") from None
+
+
+def read_shards(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a sharded checkpoint into one process, under the backbone's names.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    check_shards(path)
+    reader = dcp.FileSystemReader(path)
+    prefix = "state_dict.model."
+    found = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+    }
+    try:
+        with warnings.catch_warnings():  # about the single process
+            warnings.simplefilter("ignore")
+            dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
+        raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
+    return {name.removeprefix(prefix): value for name, value in found.items()}
+
+
+def load_weights(model: nn.Module, path: Path) -> nn.Module:
+    """Load the weights of a checkpoint, one file or sharded, into `model`; returns the model.
+
+    Raises:
+        FileNotFoundError: if it does not exist (any more).
+        ValueError: if it is damaged or does not fit.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
+        )
+    if path.is_file():
+        return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
+    model.load_state_dict(read_shards(path))
+    return model
+
+
+class _Progress(TypedDict):
+    """The progress of a run; sums: of the losses and the examples of the epoch so far, per process."""
+
+    epoch: Epochs
+    batches: Whole
+    sums: Annotated[list[tuple[Number, NotNegative]], Field(min_length=1)]
+    skipped_steps: Whole
+    skipped_in_a_row: Whole
+    accumulate: Count
+
+
+class _Best(TypedDict):
+    best: Number
+    best_name: str | None
+
+
+class _Rows(TypedDict):
+    rows: list[dict[str, Number]]
+    seconds: NotNegative
+
+
+class _Callbacks(TypedDict):
+    Checkpoints: _Best
+    History: _Rows
+
+
+class Rest(TypedDict):
+    """The values that this library stores in a checkpoint besides weights and optimizer."""
+
+    progress: _Progress
+    callbacks: _Callbacks
+
+
+def read_rest(path: Path) -> Rest:
+    """Read a checkpoint's progress, history and best score.
+
+    Raises:
+        FileNotFoundError: if it does not exist.
+        ValueError: if it cannot be read, or one of them is missing or invalid.
+    """
+    found = read_checkpoint(path if path.is_file() else path / _REST)
+    rest: Rest = check_value(Rest, found, f"{path} is damaged")
+    return rest
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line about an error of any process."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
+    """Check by a step of a small layer that an optimizer runs here: some need libraries, GPUs or second derivatives."""
+    try:
+        layer = nn.Linear(2, 2).to(device)
+        optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
+
+        def closure() -> Any:
+            loss = layer(torch.ones(1, 2, device=device)).sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step(closure)
+    except Exception as error:  # each fails in its own way
+        raise ValueError(
+            f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
+            f"{recipe.optimizer!r} ({_reason(error)})."
+        ) from None
+
+
+def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
+    """Check that the number of processes is that of the recipe, and that they can find each other.
+
+    Raises:
+        ValueError: if torchrun or SLURM started another number, if there are several machines without addresses, or
+            for options that need GPUs on a machine without GPUs.
+    """
+    if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
+        raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
+    if recipe.optimizer not in USUAL_OPTIMIZERS:
+        _check_optimizer(recipe, trainer.strategy.root_device)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
+        raise ValueError(
+            "`nodes` must be 1 unless the machines are known: start the same command on each, by "
+            "torchrun or SLURM, or with MASTER_ADDR and MASTER_PORT (of the first machine) and NODE_RANK (0, 1, ...) "
+            f"in the environment; got {recipe.nodes}."
+        )
+    if trainer.world_size != recipe.devices * recipe.nodes:
+        raise ValueError(
+            f"`devices` x `nodes` must be the number of processes that were started, {trainer.world_size}, got "
+            f"{recipe.devices} x {recipe.nodes}."
+        )

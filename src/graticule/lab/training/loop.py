@@ -1,0 +1,353 @@
+"""The training of a run, on Lightning's Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.trainer.states import TrainerStatus
+from torch import nn
+
+from graticule.checkpoints.load import load_position
+from graticule.checkpoints.read import save_weights
+from graticule.checkpoints.transferred import Transfer
+from graticule.hub.config import classes_within
+from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.training.callbacks import History, Progress
+from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, remove_leftovers, saved_checkpoints
+from graticule.lab.training.devices import build_strategy, check_trainer, read_rest, read_shards
+from graticule.lab.training.interruption import Interrupted
+from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run import Run, run_of
+from graticule.lab.training.surroundings import surroundings
+from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
+from graticule.system.files import held, locked, write_json
+
+
+def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
+    """Load the weights that a recipe starts from; returns the report on a whole checkpoint.
+
+    Raises:
+        FileNotFoundError: if they do not exist.
+        ValueError: if they cannot be read or do not fit, or belong to a run whose inputs have another meaning.
+    """
+    taken = None
+    recipe = task.recipe
+    source = recipe.start_from
+    if source is not None:
+        if not source.exists():
+            raise FileNotFoundError(
+                f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
+            )
+        run = run_of(source)
+        same = run is None or task.same_outputs(run, data)
+        found: Path | None = run.best if run is not None and run.folder == source else source
+        if found is None:
+            raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
+        held = found if run is None or found.is_file() else read_shards(found)
+        taken = task.take_weights(model, held, same)
+        if not same:
+            rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
+            taken = Transfer(tuple(rows))
+    if recipe.position_from is not None:
+        load_position(getattr(model, "backbone", model), recipe.position_from)
+    return taken
+
+
+#: Expected warnings of Lightning: about a resumed run, small images without workers, its own use of torch.
+_EXPECTED_WARNINGS = (
+    r"Checkpoint directory .* exists and is not empty",
+    r"The '.*_dataloader' does not have many workers",
+    r".isinstance\(treespec, LeafSpec\). is deprecated",
+    r"torch\.distributed\.nn\.functional\.all_gather is deprecated",
+    r"It is recommended to use `self.log\(.*, sync_dist=True\)`",
+    r"You're resuming from a checkpoint that ended before the epoch ended",
+)
+
+
+def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Run:
+    """Train `recipe` in `folder`; returns the run.
+
+    Randomness is a function of the seed, the step and the process, and checkpoints are complete or absent, so a run
+    that is killed at any moment and resumed has the same result as one that was not. All processes call this in the
+    same way, whether started by torchrun, by SLURM, or once per node (then Lightning starts a process per device).
+
+    Raises:
+        FileExistsError: if `folder` already contains a run and `resume` is off.
+        BlockingIOError: if another process trains in `folder`.
+        ValueError: if the recipe is invalid, or `folder` contains a run of another recipe.
+        Preempted: if a cluster preempted the run; a checkpoint was saved.
+        Interrupted: if the user stopped the run; it can be resumed.
+        OSError: if the disk is full, or a process that loads images died.
+    """
+    if recipe.data_root is not None:  # a relative one would be another folder for who evaluates the run elsewhere
+        recipe = dataclasses.replace(recipe, data_root=recipe.data_root.absolute())
+    run = Run(Path(folder))
+    saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
+    with saver.listening():
+        return _train(task_of(recipe), run, saver, resume, progress)
+
+
+def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
+    recipe, folder = task.recipe, run.folder
+    history = History(run)
+    trainer = build_trainer(task, run, [history, saver, *([Progress(task.metric)] if progress else [])])
+    first = trainer.is_global_zero
+    if first:  # the other processes wait until the folder is prepared
+        _check_folder(run, task, resume)
+    finished = run.finished
+    L.seed_everything(recipe.seed, verbose=False)
+    data = run.data(recipe) if run.recipe_file.exists() else task.build_data()
+    batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
+    warmup = warmup_of(recipe, batches.steps)
+    model: Any = task.build_model(task.describe(data))
+    if finished:
+        return run
+    taken = start(task, model, data) if run.last is None else None
+    if recipe.grad_checkpointing:
+        getattr(model, "backbone", model).set_grad_checkpointing(True)
+    task.setup(model, data, trainer.strategy.root_device)
+    if recipe.compile:
+        model.compile()
+    module = (ShardedModule if recipe.strategy == "fsdp" else TrainingModule)(task, model, batches)
+    with contextlib.ExitStack() as stack:
+        if first:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if not stack.enter_context(locked(run.folder)):
+                raise BlockingIOError(
+                    f"`folder` must be of one run at a time, got {str(folder)!r}, in which another process is training."
+                )
+            _check_folder(run, task, resume)  # another process may have trained here while data and model were built
+            if run.finished:
+                if trainer.world_size > 1:  # the other processes wait for this one
+                    raise FileExistsError(f"the run in {str(folder)!r} was finished by other processes meanwhile.")
+                return run
+            for each in (run.folder, run.checkpoints, run.events):
+                stack.enter_context(held(each))
+            remove_leftovers(run.checkpoints)
+            for path in (run.weights, run.metrics_file, run.result_file, run.recipe_file):
+                for left in run.folder.glob(f".{path.name}.*.tmp"):
+                    left.unlink()
+            if not run.recipe_file.exists():
+                task.save(data, run.folder)
+                write_json(run.recipe_file, _describe(task, data, model))
+            if warmup < recipe.warmup_steps:
+                said = f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}"
+                print(f"{said}, a tenth of the run", file=sys.stderr)
+                history.say(said)
+            if taken is not None:
+                print(taken)
+                history.say(f"starts from {recipe.start_from}")
+        last = run.last
+        if last is not None:
+            _skip_to(batches, _progress(run, last, recipe, batches), recipe)
+        _fit(trainer, module, data, batches, last)
+        if first:
+            _finish(run, data, module, history.rows)
+    return run
+
+
+def _check_folder(run: Run, task: Task[Any, Any], resume: bool) -> None:
+    """Check that a folder can be used for the run of `task`.
+
+    Raises:
+        FileExistsError: if it already contains a run and `resume` is off.
+        ValueError: if it contains a run of another recipe, or links that lead out of it.
+    """
+    run.check_links(task.files)
+    if run.recipe_file.exists() and resume:
+        run.check_plugins()
+    if run.recipe_file.exists() and not resume:
+        raise FileExistsError(
+            f"`folder` must not contain a run, got {str(run.folder)!r}; resume it with --resume, or name another."
+        )
+    run.check_recipe(task.recipe)
+
+
+def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -> L.Trainer:
+    """Build Lightning's trainer of a task."""
+    recipe = task.recipe
+    if recipe.ema_decay is not None:
+        callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
+    plugins: list[Any] = [WholeFileCheckpoints()] if recipe.strategy != "fsdp" else []
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled by `Checkpoints`
+    with _expected_warnings():
+        trainer = L.Trainer(
+            max_epochs=recipe.epochs + recipe.cooldown_epochs,
+            accelerator=recipe.accelerator,
+            devices=recipe.devices,
+            num_nodes=recipe.nodes,
+            strategy=build_strategy(recipe),
+            precision=recipe.precision,
+            gradient_clip_val=recipe.clip_grad,
+            accumulate_grad_batches=recipe.accumulate,
+            sync_batchnorm=task.sync_batchnorm,
+            use_distributed_sampler=False,
+            callbacks=callbacks,
+            logger=False,  # `History` writes the files of TensorBoard
+            plugins=plugins,
+            default_root_dir=run.folder,
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,  # nothing is logged by step
+        )
+    check_trainer(trainer, recipe, task.sync_batchnorm)
+    return trainer
+
+
+def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
+    """Read the progress of a checkpoint.
+
+    Raises:
+        ValueError: if it is damaged; the message names the older ones.
+    """
+    try:
+        rest = read_rest(last)
+        progress = rest["progress"]
+        epochs, steps = recipe.epochs + recipe.cooldown_epochs, batches.steps * progress["accumulate"]
+        if progress["epoch"] > epochs or progress["batches"] > steps:
+            raise ValueError(
+                f"{last} is damaged: `progress` must be within {epochs} epochs of {steps} batches, got epoch "
+                f"{progress['epoch']} and batch {progress['batches']}."
+            )
+        for row in rest["callbacks"]["History"]["rows"]:
+            if missing := {"epoch", "seconds", recipe.metric.column} - row.keys():
+                raise ValueError(f"{last} is damaged: its history lacks {', '.join(sorted(missing))} of an epoch.")
+        return progress
+    except (ValueError, FileNotFoundError) as error:
+        older = [path.name for path in saved_checkpoints(run.checkpoints) if path != last]
+        advice = (
+            f"remove it to resume from an older one, {older[-1]}" if older else "there is no older one to resume from"
+        )
+        more = f" (there are also {', '.join(older[-2::-1])})" if older[1:] else ""
+        reason = str(error).rstrip(".")
+        raise ValueError(f"`run` cannot be resumed from the checkpoint {last}: {reason}; {advice}{more}.") from None
+
+
+def _skip_to(batches: BatchOrder, progress: dict[str, Any], recipe: TrainingRecipe) -> None:
+    """Skip the batches before the checkpoint."""
+    if progress["batches"] and progress["accumulate"] != recipe.accumulate:
+        raise ValueError(
+            f"`accumulate` must be {progress['accumulate']} until the end of the current epoch, got "
+            f"{recipe.accumulate}."
+        )
+    batches.sampler.set_epoch(progress["epoch"])
+    batches.skip(progress["batches"])
+
+
+def _fit(trainer: L.Trainer, module: TrainingModule, data: TaskData, batches: BatchOrder, last: Path | None) -> None:
+    loader = data.train_dataloader(batches)
+    evaluated = data.eval_dataloader(data.size, trainer.global_rank, trainer.world_size)
+    loader.worker_init_fn = evaluated.worker_init_fn = _outlive_signals
+    try:
+        with _expected_warnings():
+            trainer.fit(
+                module,
+                train_dataloaders=loader,
+                val_dataloaders=evaluated,
+                ckpt_path=last,
+                weights_only=True,
+            )
+    except SystemExit:
+        if trainer.state.status != TrainerStatus.INTERRUPTED:
+            raise
+    except (ValueError, OSError) as error:  # of a process that loads images, without its traceback
+        said = str(error).rpartition(f"\n{type(error).__name__}: ")[2].strip()
+        if str(error).startswith("Caught ") and said:
+            raise type(error)(said) from error
+        raise
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):  # it exited unexpectedly, or was killed by a signal
+            raise
+        raise ChildProcessError(
+            f"a process that loads images died ({str(error).splitlines()[0]}); is the memory too small for "
+            "`workers`, or was it killed? The last checkpoint is intact."
+        ) from error
+    finally:  # after an error, live workers would hold the lock of the folder
+        for each in (loader, evaluated):
+            iterator: Any = each._iterator
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
+    if trainer.state.status == TrainerStatus.INTERRUPTED:
+        raise Interrupted(str(trainer.default_root_dir))
+
+
+def _outlive_signals(worker: int) -> None:
+    """Make a worker ignore the signals of a cluster, which the training process handles, and end with that process.
+
+    A cluster sends signals to all processes; without images, the current step could not be completed. And if the
+    training process is killed, a worker must not hold the lock of the folder any longer.
+    """
+    parent = os.getppid()
+    held = {signal.SIGTERM, signal.SIGUSR1} if hasattr(signal, "sigtimedwait") else set()  # macOS hides the sender
+    if held:
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if not held:
+                time.sleep(0.5)
+                continue
+            found = signal.sigtimedwait(held, 0.5)
+            if found is not None and (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+                break
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _expected_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for message in _EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
+def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[str, Any]:
+    recipe = task.recipe
+    plugins = recipe_plugins(recipe, classes_within(model.modules()))
+    return {
+        "recipe": recipe.to_dict(),
+        "metric": dataclasses.asdict(task.metric),
+        **task.describe(data),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        **({"data": data.fingerprint()} if hasattr(data, "fingerprint") else {}),
+        **surroundings(),
+        **({"plugins": plugins} if plugins else {}),
+    }
+
+
+def _finish(run: Run, data: TaskData, module: TrainingModule, history: list[dict[str, float]]) -> None:
+    """Write the best weights to a separate file, and the results."""
+    metric = module.task.metric
+    best = metric.best(history)
+    save_weights(run.model().state_dict(), run.weights)
+    write_json(
+        run.result_file,
+        {
+            f"best_{metric.key}": best[metric.column],
+            "best_epoch": int(best["epoch"]),
+            f"last_{metric.key}": history[-1][metric.column],
+            "epochs": len(history),
+            "seconds": sum(row["seconds"] for row in history),
+            "skipped_images": [str(path) for path in data.skipped],
+            "skipped_steps": module.skipped_steps,
+        },
+    )

@@ -1,0 +1,289 @@
+"""The optimization of a task with Lightning: steps, schedules, sums over an epoch, and the progress of a run."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
+from timm.scheduler import create_scheduler_v2
+from torch import Tensor, nn
+
+from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.training.devices import shard
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.task import Task
+from graticule.lab.training.validation import Sums, exact_dtype
+from graticule.system.files import write_json
+
+#: Most consecutive steps with a non-finite loss that are skipped.
+_MOST_SKIPPED = 50
+
+
+class TrainingModule(L.LightningModule):
+    """A model and its task, trained according to the recipe.
+
+    Args:
+        task: loss and score.
+        model: the model.
+        batches: the examples of each batch of this process.
+    """
+
+    def __init__(self, task: Task[Any, Any], model: nn.Module, batches: BatchOrder) -> None:
+        super().__init__()
+        self.task = task
+        self.model = model
+        self.recipe = task.recipe
+        self.batches = batches
+        self.skipped_steps = 0
+        self._skipped_in_a_row = 0
+        self._skip = False
+        self._before: Any = None  # the state that a skipped step restores
+        self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
+        self._count = 0.0
+        self._held_out = Sums()
+
+    def on_train_epoch_start(self) -> None:
+        """Reset the sums."""
+        self._loss, self._count = 0.0, 0.0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Make dropout and mixing functions of seed, step and process, so that a resumed run draws the same."""
+        if batch_idx % self.recipe.accumulate == 0:
+            # Lightning does this after the forward pass, which then cannot reuse their memory: 2 % of a small step
+            self.trainer.optimizers[0].zero_grad(set_to_none=True)
+        process = [self.global_rank] if self.global_rank else []
+        key = [self.recipe.seed, self.current_epoch, batch_idx, *process]
+        seed = np.random.SeedSequence(key).generate_state(1)[0]
+        random.seed(int(seed))
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed stores a traceback before CUDA starts
+        if self.device.type != "cpu":
+            torch.manual_seed(int(seed))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch."""
+        if self.recipe.nonfinite == "skip" and batch_idx % self.recipe.accumulate == 0:
+            self._remember()
+        loss, count = self.task.loss(self.model, batch, self.current_epoch), len(batch[0])
+        if not self._finite(loss, batch_idx):
+            self._skip = True
+        if self._skip:
+            return self._nothing(loss)
+        self._loss = self._loss + loss.detach() * count
+        self._count += count
+        weight = self.batches.weight(batch_idx)
+        return loss if weight == 1 else loss * weight
+
+    def _finite(self, loss: Tensor, batch_idx: int) -> bool:
+        """Return whether the loss is finite, in all processes.
+
+        Raises:
+            FloatingPointError: if it is not, and may not be skipped (any more); a file then has the examples.
+        """
+        here = torch.isfinite(loss.detach())
+        finite = here
+        if self.batches.world_size > 1:  # all processes skip or stop together, so that none waits for another
+            finite = self.trainer.strategy.reduce((~here).float(), reduce_op="max") == 0
+        if finite:
+            return True
+        kept = self._keep_batch(loss, batch_idx) if not here else None
+        skip = self.recipe.nonfinite == "skip"
+        if skip and self._skipped_in_a_row < _MOST_SKIPPED:
+            return False
+        row = f", in the {self._skipped_in_a_row + 1}. step in a row" if skip else ""
+        found = "the loss of another process is not finite" if kept is None else f"the loss is {loss.item()}"
+        named = "" if kept is None else f", and the {self.task.examples} of the batch are named in {kept}"
+        raise FloatingPointError(
+            f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
+            "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
+            f"is intact{named}."
+        )
+
+    def _keep_batch(self, loss: Tensor, batch_idx: int) -> Path:
+        """Write the examples of the batch to a file."""
+        keys = self.batches.keys(self.current_epoch, batch_idx)
+        name = f"nonfinite-epoch{self.current_epoch + 1}-batch{batch_idx + 1}-process{self.global_rank}.json"
+        values = {
+            "epoch": self.current_epoch + 1,
+            "batch": batch_idx + 1,
+            "step": self.global_step,
+            "process": self.global_rank,
+            "loss": str(loss.item()),
+            self.task.examples: [key[1] for key in keys],
+        }
+        return write_json(Path(self.trainer.default_root_dir) / name, values)
+
+    def _remember(self) -> None:
+        """Store the state that the forward passes of a step change: BatchNorm's statistics, and the epoch's sums."""
+        norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+        self._before = statistics, self._loss, self._count
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """Return a loss with zero gradients for every parameter, since processes wait for each other's gradients."""
+        return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Make a step, or skip it: then only the position in the schedule changes."""
+        if self.recipe.nonfinite != "skip":
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            return
+        result = optimizer_closure()  # forward and backward pass
+        if not self._skip:
+            self._skipped_in_a_row = 0
+            optimizer.step(closure=lambda: result)
+            return
+        optimizer.zero_grad(set_to_none=True)
+        statistics, self._loss, self._count = self._before
+        for buffer, value in statistics:
+            buffer.copy_(value)
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        self._skip = False
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the sums of validation."""
+        self._held_out = Sums()
+        self.task.start_validation()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add the values of a held-out batch."""
+        self._held_out.add(self.task.validate(self.model, batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `train_loss`, `val_loss` and the metric of the task, over all processes, and the highest rate."""
+        loss, trained_on = _total(self._sums())
+        names = list(self._held_out.values)
+        *totals, count = _total(self._gathered(*self._held_out.values.values(), self._held_out.count))
+        sums = dict(zip(names, totals, strict=True))
+        metrics = {"train_loss": loss / max(trained_on, 1.0)}
+        if "loss" in sums:
+            metrics["val_loss"] = sums["loss"] / max(count, 1.0)
+        rates = {"lr": max(group["lr"] for group in self.trainer.optimizers[0].param_groups)}
+        self.log_dict(metrics | {self.task.metric.column: self.task.score(sums, int(count))} | rates)
+
+    def _sums(self) -> list[list[float]]:
+        """Return, per process, the sum of the losses and the number of examples of the epoch so far."""
+        return self._gathered(self._loss, self._count)
+
+    def _gathered(self, *values: Tensor | float) -> list[list[float]]:
+        """Return these values for each process."""
+        here = torch.tensor([float(value) for value in values], dtype=exact_dtype(self.device), device=self.device)
+        if self.trainer.world_size > 1:
+            return self.trainer.strategy.all_gather(here).tolist()
+        return [here.tolist()]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the sums of the current epoch, and the progress of the run."""
+        sums = self._sums()
+        progress: Any = self.trainer.fit_loop.epoch_progress.current
+        within = progress.processed < progress.ready
+        checkpoint["progress"] = {
+            "epoch": progress.processed,
+            "batches": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0,
+            "sums": sums,
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "accumulate": self.recipe.accumulate,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the counts of a checkpoint, per process; if their number differs now, the first process gets all."""
+        progress = checkpoint["progress"]
+        sums = progress["sums"]
+        if len(sums) == self.trainer.world_size:
+            self._loss, self._count = sums[self.global_rank]
+        elif self.global_rank == 0:
+            self._loss, self._count = _total(sums)
+        else:
+            self._loss, self._count = 0.0, 0.0
+        self.skipped_steps = progress["skipped_steps"]
+        self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
+
+    def configure_optimizers(self) -> Any:
+        """Build the optimizer and its schedule by step."""
+        recipe, optimizer = self.recipe, build_optimizer(self.recipe, self.model)
+        steps = self.batches.steps
+        warmup = warmup_of(recipe, steps)
+        scheduler, _ = create_scheduler_v2(
+            optimizer,
+            sched="multistep" if recipe.schedule == "step" else recipe.schedule,
+            # in steps, as the following arguments; timm does not count a warm-up that is a prefix
+            num_epochs=recipe.epochs * steps - (warmup if recipe.warmup_prefix else 0),
+            min_lr=recipe.min_lr,
+            warmup_lr=recipe.warmup_lr,
+            warmup_epochs=warmup,
+            warmup_prefix=recipe.warmup_prefix,
+            k_decay=recipe.k_decay,
+            cooldown_epochs=recipe.cooldown_epochs * steps,
+            decay_milestones=[epoch * steps + 1 for epoch in recipe.decay_epochs],  # timm decays one step earlier
+            decay_rate=recipe.poly_power if recipe.schedule == "poly" else 0.1,
+            step_on_epochs=False,
+            updates_per_epoch=1,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Move timm's schedule to the next step."""
+        scheduler.step_update(self.global_step)
+
+
+def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer:
+    """Build timm's optimizer, without decay for parameters that the model excludes."""
+    eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
+    kept: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
+    groups: Any = param_groups_weight_decay
+    if recipe.layer_decay is not None:
+        groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
+    return create_optimizer_v2(
+        model,
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        momentum=0.9,
+        param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
+        **eps,
+    )
+
+
+class ShardedModule(TrainingModule):
+    """A `TrainingModule` with the parameters of the model sharded across processes, for all tasks."""
+
+    _sharded = False
+
+    def configure_model(self) -> None:
+        """Shard the parameters, once."""
+        if not self._sharded:
+            mesh: Any = self.device_mesh
+            shard(self.model, mesh["data_parallel"])
+            self._sharded = True
+
+    def _nothing(self, loss: Tensor) -> Tensor:
+        """Return 0 times the loss: its backward pass gathers the parameters, and the gradients are dropped."""
+        return loss * 0.0
+
+
+def warmup_of(recipe: TrainingRecipe, steps: int) -> int:
+    """Return the steps of the warm-up for `steps` per epoch: a tenth of the run, if the recipe's do not end within it.
+
+    Raises:
+        ValueError: if the user gave a warm-up that does not.
+    """
+    warm, total = recipe.warmup_steps or recipe.warmup_epochs * steps, recipe.epochs * steps
+    if warm < total:
+        return warm
+    if "warmup_steps" in recipe.given:
+        raise ValueError(
+            f"`warmup_steps` must be fewer than the steps of the run, {total}, got {warm}; give fewer, or train longer."
+        )
+    return total // 10
+
+
+def _total(rows: list[list[float]]) -> list[float]:
+    """Add up the values of all processes."""
+    return [sum(column) for column in zip(*rows, strict=True)]

@@ -1,0 +1,344 @@
+"""The values of a training run that are common to all tasks: model, position, optimizer, devices.
+
+PyTorch is imported only if a value needs it to be checked, so that printing options takes no time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from graticule.lab.training.metric import Metric
+from graticule.registry.checks import known_name
+from graticule.registry.fields import (
+    Count,
+    Epochs,
+    Flag,
+    NotNegative,
+    Positive,
+    Seed,
+    ShareBelowOne,
+    Whole,
+    check_fields,
+    keys_with_hints,
+)
+from graticule.registry.specs import Spec
+
+#: Fields that a resumed run may change, since they do not change its result.
+MACHINE = (
+    *("devices", "nodes", "accumulate", "accelerator", "workers", "eval_batch_size", "compile", "grad_checkpointing"),
+    *("keep", "checkpoint_steps", "data_root"),
+)
+
+#: Optimizers of timm and the joining that need no check.
+USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
+USUAL_JOINING = "default"
+#: Optimizers that need other libraries and GPUs, or second derivatives, and are not proposed.
+_SPECIAL = ("fused", "bnb", "adahessian")
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """The values that determine the result of a training run; they are stored in its folder.
+
+    Rates are per step; epochs count passes over the training data. The recipe class of a task adds its own fields and
+    sets two class variables.
+
+    task: the name of the task.
+    metric: the score of its runs.
+    """
+
+    task: ClassVar[str]
+    metric: ClassVar[Metric]
+    #: Value -> the values that use it, joined by `or` and `and`; it must not be given without them.
+    needs: ClassVar[Mapping[str, str]] = {
+        "min_lr": "schedule=cosine or schedule=poly",
+        "warmup_lr": "warmup_epochs or warmup_steps",
+    }
+    #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
+    given: ClassVar[frozenset[str]] = frozenset()
+
+    model: str
+    """name of the model"""
+    encoding: str | None = None
+    """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's)"""
+    joining: str = USUAL_JOINING
+    """joining of the encoding to the layers, with its options, such as lape(layers=6)"""
+    start_from: Path | None = None
+    """start with the weights of this checkpoint or run, of any size, classes, encoding or joining: weights that fit are
+    loaded, resampled where needed, and the rest is initialized"""
+    position_from: Path | None = None
+    """start with the position parameters of this checkpoint"""
+    model_kwargs: tuple[str, ...] = ()
+    """arguments of the model, such as depth=2"""
+    dataset: str = ""
+    """data set"""
+    data_root: Path | None = None
+    """folder of the data set (default: its usual folder)"""
+    limit_train: Count | None = None
+    """train on only this many examples"""
+    limit_test: Count | None = None
+    """test on only this many examples"""
+    drop_path_rate: ShareBelowOne = 0.0
+    """stochastic depth of the last block"""
+    batch_size: Count = 64
+    """examples per step, over all devices, nodes and micro-batches"""
+    eval_batch_size: Count = 256
+    """examples per batch in evaluation"""
+    epochs: Annotated[Epochs, Field(ge=1)] = 10
+    """passes over the training data, without the cool-down"""
+    optimizer: str = "adamw"
+    """timm's name of the optimizer: adamw, sgd, lamb, ..."""
+    lr: Positive = 1e-3
+    """highest learning rate"""
+    min_lr: NotNegative = 1e-5
+    """learning rate at the end of the schedules cosine and poly"""
+    warmup_lr: NotNegative = 1e-6
+    """learning rate at the start of the warm-up"""
+    warmup_epochs: Epochs = 0
+    """epochs of linear warm-up, counted within `epochs`"""
+    warmup_steps: Whole = 0
+    """steps of linear warm-up, instead of `warmup_epochs`"""
+    warmup_prefix: Flag = False
+    """start the schedule cosine or poly after the warm-up, instead of entering it there; `epochs` counts both"""
+    schedule: Literal["cosine", "step", "poly"] = "cosine"
+    """learning rate after the warm-up: cosine, step (divided by 10 after each of `decay_epochs`) or poly"""
+    decay_epochs: tuple[Count, ...] = ()
+    """epochs after which the schedule step divides the learning rate by 10, such as 8 11 (1x) or 27 33 (3x)"""
+    poly_power: Positive = 1.0
+    """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
+    k_decay: Positive = 1.0
+    """exponent of the share of the steps in the schedules cosine and poly; above 1 the rate falls later"""
+    layer_decay: Annotated[Positive, Field(le=1)] | None = None
+    """factor of the learning rate from each layer of the backbone to the previous one (default: none)"""
+    cooldown_epochs: Epochs = 0
+    """epochs at the last learning rate, beyond `epochs`"""
+    optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
+    """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
+    weight_decay: NotNegative = 0.05
+    """decay of all weights except norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) decay"""
+    decay_position: Flag = False
+    """also decay tables of position and prefix tokens, as in ViT-Adapter's UperNet"""
+    clip_grad: Positive | None = None
+    """largest norm of the gradient (default: no clipping)"""
+    ema_decay: Annotated[Positive, Field(lt=1)] | None = None
+    """decay of the moving average of the weights, which is then evaluated (default: none)"""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
+    """Lightning's precision"""
+    accelerator: str = "auto"
+    """Lightning's accelerator: auto, cpu, gpu, ..."""
+    devices: Count = 1
+    """GPUs (or processes, on CPUs) per node"""
+    nodes: Count = 1
+    """machines; start the same command on each, by torchrun or SLURM"""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """strategy for several devices: ddp (or auto) keeps a whole model on each, fsdp shards it"""
+    accumulate: Count = 1
+    """micro-batches per step on every device, whose gradients are accumulated"""
+    grad_checkpointing: Flag = False
+    """recompute the activations of blocks in the backward pass instead of storing them"""
+    compile: Flag = False
+    """compile the model with torch.compile"""
+    keep: Count = 1
+    """number of last checkpoints that are kept, besides the best"""
+    checkpoint_steps: Count | None = None
+    """also save a checkpoint every this many steps (default: only at the end of each epoch)"""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """on a loss that is not finite: stop the run, or skip the step and count it"""
+    seed: Seed = 0
+    """seed of initialization, order and augmentation"""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parts = self.devices * self.nodes * self.accumulate
+        if left := self.batch_size % parts:
+            lower = self.batch_size - left
+            near = f"{lower} or {lower + parts}" if lower else f"{parts}"
+            raise ValueError(
+                f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
+                f"{self.accumulate}, got {self.batch_size}; the nearest is {near}."
+            )
+        if self.strategy == "fsdp" and self.ema_decay is not None:
+            raise ValueError(
+                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not sharded, got "
+                f"{self.ema_decay}."
+            )
+        self.backbone_arguments()
+        self._check_names()
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Check the values of the learning rate schedule."""
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+            raise ValueError(
+                f"`warmup_epochs` must be fewer than `epochs`, {self.epochs}, got {self.warmup_epochs}; give fewer, or "
+                "0 for none, or `warmup_steps` for a part of an epoch."
+            )
+        if self.warmup_epochs and self.warmup_steps:
+            raise ValueError(
+                f"`warmup_steps` must be 0 with `warmup_epochs`, got {self.warmup_steps}; "
+                f"to count in steps, set `warmup_epochs`, {self.warmup_epochs}, to 0."
+            )
+        if bool(self.decay_epochs) != (self.schedule == "step"):
+            raise ValueError(
+                f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
+                f"{self.schedule}; "
+                + ("set `schedule` to step." if self.decay_epochs else "give epochs, such as 8 11.")
+            )
+        if (
+            list(self.decay_epochs) != sorted(set(self.decay_epochs))
+            or max(self.decay_epochs, default=0) >= self.epochs
+        ):
+            raise ValueError(
+                f"`decay_epochs` must increase and be below `epochs`, {self.epochs}, got {list(self.decay_epochs)}; "
+                "for a shorter training, give earlier ones."
+            )
+        if self.poly_power != 1 and self.schedule != "poly":
+            raise ValueError(f"`poly_power` must be left out with the schedule {self.schedule}, got {self.poly_power}.")
+        if self.k_decay != 1 and self.schedule == "step":
+            raise ValueError(f"`k_decay` must be left out with the schedule step, got {self.k_decay}.")
+        if self.warmup_prefix and (self.schedule == "step" or not (self.warmup_epochs or self.warmup_steps)):
+            raise ValueError(
+                "`warmup_prefix` must be left out without a warm-up and with the schedule step; set `warmup_epochs` or "
+                "`warmup_steps`, and cosine or poly."
+            )
+
+    def _check_names(self) -> None:
+        """Check the names that need PyTorch or timm; the usual ones need neither."""
+        _specs(self.encoding, self.joining)
+        if self.optimizer not in USUAL_OPTIMIZERS:
+            from timm.optim import list_optimizers
+
+            names = [str(name) for name in list_optimizers()]
+            if self.optimizer not in names:
+                known_name("optimizer", self.optimizer, [name for name in names if not name.startswith(_SPECIAL)])
+
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Parse `model_kwargs`: the value after each = is JSON or a word."""
+        found: dict[str, Any] = {}
+        for text in self.model_kwargs:
+            name, equals, value = text.partition("=")
+            if not (name.isidentifier() and equals and value) or name in found:
+                raise ValueError(
+                    f"`model_kwargs` must be different NAME=VALUE, such as windows=[28,14,14,7], got {text!r}."
+                )
+            try:
+                found[name] = json.loads({"True": "true", "False": "false"}.get(value, value), parse_constant=_refused)
+            except ValueError:
+                if not value.isidentifier():
+                    raise ValueError(
+                        f"`model_kwargs` must have JSON or a word after =, such as windows=[28,14,14,7], got {text!r}."
+                    ) from None
+                found[name] = value
+            if found[name] is None:
+                raise ValueError(
+                    f"`model_kwargs` must not have null, which is the default: leave it out, got {text!r}."
+                )
+        return found
+
+    def give(self, names: Iterable[str]) -> None:
+        """Record the values that a user gave, and check that they have an effect.
+
+        Raises:
+            ValueError: naming the first one that has none, and what would use it.
+        """
+        object.__setattr__(self, "given", frozenset(names))
+        for name, needs in self.needs.items():
+            terms = [[self._on(term) for term in both.split(" or ")] for both in needs.split(" and ")]
+            self.check_effect(name, all(map(any, terms)), needs)
+
+    def check_effect(self, name: str, used: bool, needs: str) -> None:
+        """Check that a value is used, if the user gave it.
+
+        Raises:
+            ValueError: if it is not; `needs` are the values or the data that use it.
+        """
+        if name in self.given and not used:
+            raise ValueError(
+                f"`{name}` must be left out without {needs}, since it has no effect, got {self._value(name)}."
+            )
+
+    def _on(self, term: str) -> bool:
+        """Return whether a value, such as mixing.mixup, is on, or has the one in NAME=VALUE."""
+        name, equals, wanted = term.partition("=")
+        return str(self._value(name)) == wanted if equals else bool(self._value(name))
+
+    def _value(self, name: str) -> Any:
+        return operator.attrgetter(name)(self)
+
+    def differences(self, other: TrainingRecipe) -> list[str]:
+        """List the fields that differ and change the result; devices do not, except for the order of sums."""
+        if self.task != other.task:
+            return ["task"]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in MACHINE]
+        return [name for name in names if self._compared(name) != other._compared(name)]
+
+    def _compared(self, name: str) -> Any:
+        """Return a value for comparison: encoding and joining are parsed, so spaces do not matter."""
+        if name == "encoding":
+            return _specs(self.encoding, USUAL_JOINING)
+        return _specs(None, self.joining) if name == "joining" else getattr(self, name)
+
+    def quick(self) -> Self:
+        """Return a recipe with the same code path in a few steps, on the CPU."""
+        return dataclasses.replace(
+            self,
+            epochs=2,
+            warmup_epochs=min(self.warmup_epochs, 1),
+            warmup_steps=min(self.warmup_steps, 2),
+            decay_epochs=self.decay_epochs and (1,),
+            cooldown_epochs=0,
+            batch_size=8,
+            eval_batch_size=16,
+            limit_train=40,
+            limit_test=40,
+            precision="32-true",
+            accelerator="cpu",
+            devices=1,
+            nodes=1,
+            accumulate=1,
+            checkpoint_steps=None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"task": self.task, **json.loads(json.dumps(dataclasses.asdict(self), default=str))}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Rebuild a recipe from the values of `to_dict`.
+
+        Raises:
+            ValueError: for an unknown key, or a value that is invalid for its field.
+        """
+        values = dict(values)
+        if (task := values.pop("task", cls.task)) != cls.task:
+            raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
+        if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
+        return cls(**values)
+
+
+def _specs(encoding: str | None, joining: str) -> tuple[Spec, ...]:
+    """Return checked specs of an encoding, if there is one, and a joining; the defaults need no PyTorch."""
+    found: tuple[Spec, ...] = ()
+    if encoding is not None:
+        from graticule.position.position import ENCODINGS
+
+        found += ENCODINGS.specs(encoding)
+    if joining == USUAL_JOINING:
+        return (*found, Spec(joining, {}))
+    from graticule.position.joining import JOININGS
+
+    return (*found, *JOININGS.specs(joining))
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not a valid number in a recipe.")

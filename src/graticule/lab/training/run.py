@@ -1,0 +1,246 @@
+"""A run folder and its recipe, results and model."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NotRequired
+
+from torch import nn
+from typing_extensions import TypedDict
+
+from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoints
+from graticule.lab.training.devices import load_weights
+from graticule.lab.training.metric import Metric
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run_folder import RunFolder
+from graticule.lab.training.surroundings import changed_surroundings
+from graticule.lab.training.task import Task, read_recipe, task_of
+from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
+from graticule.registry.plugins import missing_plugins, named_again
+from graticule.system.files import locked
+
+log = logging.getLogger(__name__)
+
+
+class _Fingerprint(TypedDict):
+    examples: Whole
+    sha256: str
+
+
+class _Described(TypedDict):
+    """The contents of recipe.json for every task."""
+
+    data: NotRequired[dict[str, _Fingerprint]]
+    recipe: dict[str, Any]
+    versions: NotRequired[dict[str, Any]]
+    machine: NotRequired[dict[str, Any]]
+    plugins: NotRequired[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Run(RunFolder):
+    """A run: its folder, with access to the recipe, the results and the model."""
+
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint from which training is resumed; None before the first."""
+        saved = saved_checkpoints(self.checkpoints)
+        return saved[-1] if saved else None
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint of the best score; None before the end of the first epoch."""
+        return best_checkpoint(self.checkpoints)
+
+    @property
+    def running(self) -> bool:
+        """Return whether a process on this machine trains it now."""
+        with locked(self.folder) as free:
+            return not free
+
+    def recipe(self) -> Any:
+        """Read the recipe, an instance of the recipe class of its task.
+
+        Raises:
+            ValueError: if the file is damaged, or needs a plugin that is not imported.
+        """
+        missing, changed = missing_plugins(self.plugins)
+        if missing:
+            raise ValueError(
+                f"`run` {str(self.folder)!r} needs the plugin {' and '.join(missing)}, which is imported only if "
+                f"named: pass {named_again(missing)}, or call graticule.load_plugin in Python."
+            )
+        for name in changed:
+            warnings.warn(f"the plugin {name} has changed since {self.folder} was trained with it.", stacklevel=2)
+        values = self._described()["recipe"]
+        for name in ("model", "epochs", "task"):  # otherwise the defaults of this version would be used
+            if name not in values:
+                raise ValueError(f"{self.recipe_file} is not a recipe: `{name}` must be given.")
+        try:
+            return read_recipe(values)
+        except ValueError as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{self.recipe_file} is not a recipe that this version can read: {reason}.") from None
+
+    @property
+    def plugins(self) -> dict[str, str]:
+        """The files outside the package that define the run's classes, and their SHA-256."""
+        return self._described().get("plugins", {})
+
+    def check_plugins(self) -> None:
+        """Check that no plugin has changed since the run was started.
+
+        Raises:
+            ValueError: naming the first one that has changed.
+        """
+        for name in missing_plugins(self.plugins)[1]:
+            raise ValueError(
+                f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started; "
+                "restore it, or start a new run in another folder."
+            )
+
+    def check_links(self, further: Sequence[str] = ()) -> None:
+        """Check that no file or folder of the run is a link that leads out of its folder.
+
+        Training replaces, appends to and removes them, and would do the same to unrelated files.
+
+        Args:
+            further: names of files that the task writes.
+
+        Raises:
+            ValueError: naming the first such link.
+        """
+        files = (
+            self.recipe_file,
+            self.metrics_file,
+            self.log_file,
+            self.weights,
+            self.result_file,
+            *(self.folder / name for name in further),
+        )
+        folders = (self.checkpoints, self.events)
+        within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
+        for path in (*files, self.folder / ".lock", *folders, *within):
+            if path.is_symlink() and not path.resolve().is_relative_to(self.folder.resolve()):
+                raise ValueError(
+                    f"`folder` must contain the files of its run itself, got {str(path)!r}, a link out of it; copy "
+                    "its target there, or remove it."
+                )
+
+    def changed_surroundings(self) -> list[str]:
+        """List the versions and numbers of threads that differ from those that the run recorded."""
+        return changed_surroundings(self._described())
+
+    def check_recipe(self, recipe: TrainingRecipe) -> None:
+        """Check that a run in this folder has the recipe `recipe`, except for its devices.
+
+        Raises:
+            ValueError: if its recipe is another.
+        """
+        if self.recipe_file.exists() and (others := self.recipe().differences(recipe)):
+            raise ValueError(
+                f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
+                f"differs: {', '.join(f'`{name}`' for name in others)} would change; name another folder."
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Read the results of a finished run.
+
+        Raises:
+            FileNotFoundError: if it is not finished.
+            ValueError: if the file is damaged.
+        """
+        result: dict[str, Any] = read_typed(self.result_file, _result(self.recipe().metric))
+        return result
+
+    def task(self) -> Task[Any, Any]:
+        """Return the task of the recipe."""
+        return task_of(self.recipe())
+
+    def described(self) -> dict[str, Any]:
+        """Read the description of the data that the task recorded, such as the names of classes.
+
+        Raises:
+            ValueError: if the file is damaged.
+        """
+        described: dict[str, Any] = read_typed(self.recipe_file, self.task().description)
+        return described
+
+    def data(self, recipe: TrainingRecipe | None = None) -> Any:
+        """Build the data of the run, and check that they match the ones that it was trained on.
+
+        Args:
+            recipe: replaces that of the run, for example to resume with data in another folder.
+
+        Raises:
+            ValueError: also if the meaning of the data differs, such as other classes or another order of them.
+        """
+        own = self.recipe()
+        data = task_of(own if recipe is None else recipe).build_data(self)
+        if recipe is None or not own.differences(recipe):
+            self._say_changes(data)
+        return data
+
+    def _say_changes(self, data: Any) -> None:
+        """Log a line if the examples are not those that the run recorded; earlier versions recorded none."""
+        recorded = self._described().get("data")
+        if not recorded or not hasattr(data, "fingerprint"):
+            return
+        found = data.fingerprint()
+        changed = [
+            f"{split} has {found.get(split, {}).get('examples', 0):,} examples, and had {known['examples']:,}"
+            + ("" if found.get(split, {}).get("examples") != known["examples"] else " others")
+            for split, known in recorded.items()
+            if found.get(split) != known
+        ]
+        if changed:
+            log.warning("the data are not those that %s was trained on: %s", self.folder, "; ".join(changed))
+
+    def _described(self) -> _Described:
+        described: _Described = read_typed(self.recipe_file, _Described)
+        return described
+
+    def model(self, data: Any = None, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
+        """Build the model with its best or last weights, in evaluation mode.
+
+        Raises:
+            FileNotFoundError: if nothing was saved yet.
+            ValueError: if the checkpoint cannot be read or does not fit.
+        """
+        task = self.task()
+        described = self.described() if data is None else task.describe(data)
+        path = self.best if checkpoint == "best" else self.last
+        if path is None or not path.exists():
+            raise FileNotFoundError(
+                f"{self.folder} has no {checkpoint} checkpoint yet; its first epoch was not completed."
+            )
+        return load_weights(task.build_model(described), path).eval()
+
+
+def run_of(source: Path) -> Run | None:
+    """Return the run with the folder `source`, or with the checkpoint or file of weights `source` in its folder."""
+    folders = [source, source.parent, *([source.parent.parent] if source.parent.name == "checkpoints" else [])]
+    return next((Run(folder) for folder in folders if Run(folder).recipe_file.is_file()), None)
+
+
+@cache
+def _result(metric: Metric) -> Any:
+    """Return the type of result.json for the score `metric`."""
+    build: Any = TypedDict
+    return build(
+        "Result",
+        {
+            f"best_{metric.key}": Finite,
+            "best_epoch": Count,
+            f"last_{metric.key}": Number,
+            "epochs": Count,
+            "seconds": NotNegative,
+            "skipped_images": list[str],
+            "skipped_steps": Whole,
+        },
+    )

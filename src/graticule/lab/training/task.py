@@ -1,0 +1,299 @@
+"""The interface of a task: its data, model, loss and score. The engine knows tasks by name only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from typing_extensions import TypedDict
+
+from graticule.lab.training.evaluation import Evaluation, HeldOutEvaluation
+from graticule.lab.training.metric import Metric
+from graticule.lab.training.prediction import Found
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.registry.plugins import Definition, plugins_of
+from graticule.registry.registry import Registry, options_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    from graticule.checkpoints.transferred import Transfer
+    from graticule.lab.data.sampling import BatchOrder
+
+
+class TaskData(Protocol):
+    """The data of a task, as reproducible batches, such as `DataModule` and `TextModule`."""
+
+    @property
+    def size(self) -> Any:
+        """The size of the examples in training, at which a run is validated."""
+
+    @property
+    def skipped(self) -> Sequence[Path]:
+        """The broken files that training found and left out."""
+
+    def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
+        """Return the order of the examples in the batches of one of `world_size` processes."""
+
+    def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
+        """Return the training batches in `order`."""
+
+    def eval_dataloader(self, size: Any, rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
+        """Return the batches of the held-out examples at `size`."""
+
+
+class TrainedRun(Protocol):
+    """A run folder, as read by a task; `Run` is one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+
+    def recipe(self) -> Any:
+        """Return its recipe."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the description of the data that the task of the run recorded."""
+
+
+class _NoDescription(TypedDict):
+    """A task whose model needs no facts about the data."""
+
+
+R = TypeVar("R", bound=TrainingRecipe)
+D = TypeVar("D", bound=TaskData)
+
+
+class Task(ABC, Generic[R, D]):
+    """The interface of a task: data, model, loss, metric and evaluation.
+
+    A task is one class, registered by `register_task`, and an instance is the task of one recipe. Its module should not
+    import PyTorch at its top, so that commands that only print do not load it.
+
+    Args:
+        recipe: the values of the run, an instance of `recipe_class`.
+    """
+
+    #: The recipe of the task: its fields are the options of `graticule train`.
+    recipe_class: ClassVar[type[TrainingRecipe]]
+    #: The evaluation of runs: its fields are the task's options of `graticule evaluate`.
+    evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
+    #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
+    description: ClassVar[Any] = _NoDescription
+    #: The word for examples in messages.
+    examples: ClassVar[str] = "examples"
+    #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
+    inputs: ClassVar[str] = "images"
+    #: Names of further files that `save` writes into the run folder.
+    files: ClassVar[tuple[str, ...]] = ()
+
+    recipe: R
+
+    def __init__(self, recipe: R) -> None:
+        self.recipe = recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the task itself: a copy of a model, such as a moving average, has the same task."""
+        return self
+
+    @property
+    def metric(self) -> Metric:
+        """Return the metric of the recipe class."""
+        return self.recipe.metric
+
+    @abstractmethod
+    def build_data(self, run: TrainedRun | None = None) -> D:
+        """Build the data and check them as far as possible without reading all.
+
+        Args:
+            run: an existing run; the data must be those that it was trained on, as far as `describe` tells.
+        """
+
+    def loader(self) -> Definition | None:
+        """Return the registered function that loads the data set of the recipe; recipe.json records its file."""
+        from graticule.lab.data.registry import DATASETS
+
+        return DATASETS.get(self.recipe.dataset)
+
+    def describe(self, data: D) -> dict[str, Any]:
+        """Return the facts about the data that the model depends on, as plain values for recipe.json."""
+        return {}
+
+    @abstractmethod
+    def build_model(self, described: Mapping[str, Any]) -> nn.Module:
+        """Build the untrained model for the facts of `describe`."""
+
+    def save(self, data: D, folder: Path) -> None:
+        """Write the `files` of the task into the folder of a new run."""
+
+    def same_outputs(self, source: TrainedRun, data: D) -> bool:
+        """Return whether the outputs of the run `source` mean the same as ours, so that its head can be loaded.
+
+        Raises:
+            ValueError: if its inputs have another meaning, so that its weights cannot be used.
+        """
+        return True
+
+    def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
+        """Load the weights of a checkpoint that fit into `model`; returns a report.
+
+        Args:
+            model: a new model.
+            source: the path of the checkpoint, or its weights.
+            same: whether the outputs mean the same, so that the head is loaded, too.
+        """
+        from graticule.checkpoints.transfer import transfer
+
+        return transfer(model, source, classifier=same)
+
+    def setup(self, model: nn.Module, data: D, device: torch.device) -> None:
+        """Prepare for the training or validation of `model` on `device`."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean loss of a training batch.
+
+        Args:
+            model: the model, as built by `build_model`.
+            batch: a batch of the training data, with one entry per example in each of its elements.
+            epoch: counted from 0.
+        """
+
+    def start_validation(self) -> None:
+        """Clear the values that `validate` has collected, before the next validation."""
+
+    @abstractmethod
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the values of the examples of a held-out batch, (n,) each: any `loss`, and those for `score`.
+
+        Padding examples are left out. A metric that is not a function of sums, such as the average precision, is
+        computed from values that this method collects in the task.
+        """
+
+    def score(self, sums: Mapping[str, float], count: int) -> float:
+        """Return the metric from the sums of the values of `validate` over `count` examples of all processes.
+
+        All processes call it, so that it can gather their collected values.
+        """
+        return sums[self.metric.key] / count
+
+    def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
+        """Return the predictions of `model`, in evaluation mode, for an image.
+
+        Args:
+            model: the model of a run.
+            image: uint8, (3, height, width), as in its file.
+            number: id of the image in the output.
+            described: the description of the data that the run recorded.
+
+        Raises:
+            ValueError: if the task has no predictions for images.
+        """
+        raise ValueError(f"`run` must be of a task that predicts for images, got one of {self.recipe.task}.")
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit of speed, and the amount per step."""
+        return "ex/s", self.recipe.batch_size
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """Return whether BatchNorm sees the examples of all devices."""
+        return False
+
+    def next_step(self, folder: str) -> str:
+        """Return a line with the next command for a finished run, or an empty string."""
+        return ""
+
+
+T = TypeVar("T", bound="type[Task[Any, Any]]")
+
+
+def _recipe_options(task: type[Task[Any, Any]]) -> Mapping[str, Any]:
+    return options_of(task.recipe_class, frozenset())
+
+
+_TASKS: Registry[type[Task[Any, Any]]] = Registry("task", Task, _recipe_options, "graticule.lab.tasks")
+
+
+def register_task(name: str) -> Callable[[T], T]:
+    """Return a decorator that registers a `Task` as `name`, the `task` of its recipe class.
+
+    Raises:
+        ValueError: if `name` is not an identifier, another class has it, or the recipe class has another `task`.
+        TypeError: if the class is not a subclass of `Task`.
+    """
+    register = _TASKS.register(name)
+
+    def add(cls: T) -> T:
+        recipe = getattr(cls, "recipe_class", None)
+        if isinstance(cls, type) and issubclass(cls, Task) and getattr(recipe, "task", None) != name:
+            raise ValueError(
+                f"`recipe_class` of the task {name!r} must be a TrainingRecipe with task = {name!r}, got {recipe!r}."
+            )
+        register(cls)
+        return cls
+
+    return add
+
+
+def list_tasks() -> Registry[type[Task[Any, Any]]]:
+    """Return the registry of tasks: those of the library, and those that were registered."""
+    return _TASKS
+
+
+def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
+    """Return the task of a recipe.
+
+    Raises:
+        ValueError: if the task of the recipe is not registered, or has another recipe class.
+    """
+    cls = list_tasks()[recipe.task]
+    if not isinstance(recipe, cls.recipe_class):
+        raise ValueError(
+            f"`recipe` of the task {recipe.task} must be a {cls.recipe_class.__name__}, got {type(recipe).__name__}."
+        )
+    return cls(recipe)
+
+
+def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
+    """Rebuild a recipe from the values of its `to_dict`.
+
+    Raises:
+        ValueError: for an unknown task or key.
+    """
+    if "task" not in values:
+        raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
+    return list_tasks()[str(values.get("task"))].recipe_class.from_dict(dict(values))
+
+
+def build_data(recipe: TrainingRecipe) -> Any:
+    """Build and check the data of a recipe."""
+    return task_of(recipe).build_data()
+
+
+def build_model(recipe: TrainingRecipe, **described: Any) -> Any:
+    """Build the untrained model of a recipe; values that the recipe leaves open are the model's defaults.
+
+    Args:
+        recipe: the recipe.
+        described: the facts about the data from `describe`: `num_classes`, `channels`.
+
+    Raises:
+        ValueError: for an argument that the model does not have, or a combination that it refuses.
+    """
+    return task_of(recipe).build_model(described)
+
+
+def recipe_plugins(recipe: TrainingRecipe, further: Iterable[Definition] = ()) -> dict[str, str]:
+    """Return the plugins that define the names in a recipe, or any of `further`, and their SHA-256."""
+    from graticule.backbones.registry import definitions_of
+
+    task = task_of(recipe)
+    loader = task.loader()
+    named = definitions_of(recipe.model, recipe.encoding, recipe.joining)
+    return plugins_of([*named, type(task), *([] if loader is None else [loader]), *further])

@@ -1,0 +1,10 @@
+from .attention import Attention as Attention
+from .attention import CausalAttention as CausalAttention
+from .attention import KeyValueCache as KeyValueCache
+from .block import Block as Block
+from .gating import GatedBlock as GatedBlock
+from .gating import GatingUnit as GatingUnit
+from .gating import mix_tokens as mix_tokens
+from .tokenizers import Patches as Patches
+from .tokenizers import Tokenizer as Tokenizer
+from .tokenizers import patch_grid as patch_grid

@@ -1,0 +1,255 @@
+"""Folded positions, which return constants instead of computing them from parameters and grid."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from graticule.position.bias import LowRank
+from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
+from graticule.position.position import Position
+
+
+class Folded(Position):
+    """A position that returns constants instead of computing them, and keeps the original.
+
+    Its modules, parameters and names are those of the original.
+
+    Args:
+        original: the position that is folded.
+    """
+
+    original: Position
+
+    def __init__(self, original: Position) -> None:
+        super().__init__()
+        # not a submodule, which would change the names of the parameters: the two share their modules
+        self.__dict__["original"] = original
+        self._modules = original._modules
+
+    @abstractmethod
+    def fold(self) -> None:
+        """Compute the constants from the current parameters."""
+
+    def refuse_training(self) -> None:
+        """Check that the position is not in training mode.
+
+        Raises:
+            RuntimeError: if the position is in training mode.
+        """
+        if self.training:
+            raise RuntimeError(
+                "`model` must not be in training mode: the model is folded, so its position information is constant; "
+                "call graticule.unfold(model) to train it, or model.eval() to use it."
+            )
+
+    def published_names(self) -> dict[str, str]:
+        """Return the published names of the original."""
+        return self.original.published_names()
+
+    def layer_lists(self) -> list[str]:
+        """Return the names of the lists of the original."""
+        return self.original.layer_lists()
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Make `value` fit the parameter `name` of the original."""
+        return self.original.fit(name, value, shape)
+
+
+class FoldedPosition(Folded):
+    """Returns constants for one grid instead of computing them from parameters and grid.
+
+    Functions of the tokens (a PEG, Shaw's encoding) are kept. A change of dtype or device, a copy or a pickle may not
+    reach the tensors or modules in such a function (in a closure, for example), so functions are created again after
+    each of these.
+
+    It keeps the original and has its state dict: the constants are computed again when a state dict is loaded. It
+    refuses other grids and training mode.
+    """
+
+    def __init__(self, original: Position, grid: Grid) -> None:
+        super().__init__(original)
+        self.grid = grid
+        self.fold()
+        nn.Module.register_load_state_dict_post_hook(self, _fold_again)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Compute the constants from the current parameters."""
+        self.stale = False  # True if functions must be created again
+        names: dict[int, str] = {}  # a table that several layers share is stored once
+        keep: list[Tensor] = []
+
+        def hold(value: Any, name: str) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) not in names:
+                    names[id(value)] = name
+                    keep.append(value)  # keeps the object alive, so that its id is not reused
+                    self.register_buffer(name, value.detach().clone(), persistent=False)
+                return _Constant(names[id(value)])
+            if not _is_named_tuple(value):
+                return value
+            return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
+
+        training = self.original.training
+        self.original.eval()  # constants are for inference, without the noise of training
+        #: The position of each layer, with a `_Constant` instead of each tensor.
+        self.layout = [hold(position, f"layer{layer}") for layer, position in enumerate(self.original(self.grid))]
+        self.original.train(training)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the constants, if `grid` is the folded one and the model is in evaluation mode."""
+        self.refuse_training()
+        if grid != self.grid:
+            raise ValueError(
+                f"`grid` must be the folded one: the model is folded for a grid of {self.grid.shape} patches "
+                f"with {self.grid.prefix} prefix tokens, got {'a crop' if grid.crop else 'one'} of {grid.shape} with "
+                f"{grid.prefix}; unfold it, or fold it with `img_size` for this size."
+            )
+        if grid.windows != self.grid.windows:
+            raise ValueError(
+                f"`grid` must have the folded windows: the model is folded for windows of {self.grid.windows} "
+                f"patches, got {grid.windows}; call set_input_size with them, or unfold it."
+            )
+        layout = self._with_functions() if self.stale else self.layout
+        if not torch.compiler.is_compiling():  # functions from tracing are not kept
+            self.layout, self.stale = layout, False
+        return [self._unpack(held) for held in layout]
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
+        before = {name: buffer.dtype for name, buffer in self.named_buffers(recurse=False)}
+        nn.Module._apply(self, fn, recurse)
+        # the modules shared with the original have already been changed
+        apply: Callable[..., nn.Module] = self.original._apply
+        apply(fn, recurse=False)
+        self.__dict__.update(self._without_functions())
+        changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
+        if changed and any(isinstance(held.bias, LowRank) for held in self.layout):
+            self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **self._without_functions()}
+
+    def _without_functions(self) -> dict[str, Any]:
+        """Return the state without functions; `forward` creates them again, when all modules are restored."""
+        layout = list(map(_without_functions, self.layout))
+        return {"layout": layout, "stale": self.stale or layout != self.layout}
+
+    @torch.no_grad()
+    def _with_functions(self) -> list[LayerPosition]:
+        """Return the layout with new functions and the same constants."""
+        return list(map(_renewed, self.layout, self.original(self.grid)))
+
+    def _unpack(self, held: Any) -> Any:
+        if isinstance(held, _Constant):
+            return getattr(self, held.name)
+        return type(held)(*map(self._unpack, held)) if _is_named_tuple(held) else held
+
+    def set_grid(self, grid: Grid) -> None:
+        """Fold for `grid` instead of the previous grid."""
+        self.original.set_grid(grid)
+        self.grid = grid
+        self.fold()
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """Refers to the buffer called `name`."""
+
+    name: str
+
+
+def _is_named_tuple(value: object) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _renewed(held: Any, new: Any) -> Any:
+    """Return `held` with its functions replaced by those of `new`; constants stay."""
+    if isinstance(held, _Constant):
+        return held
+    return type(held)(*map(_renewed, held, new)) if _is_named_tuple(held) else new
+
+
+def _without_functions(held: Any) -> Any:
+    """Return `held` with None instead of its functions."""
+    if _is_named_tuple(held):
+        return type(held)(*map(_without_functions, held))
+    return None if callable(held) else held
+
+
+def _fold_again(module: nn.Module, _: Any) -> None:
+    cast("FoldedPosition", module).fold()
+
+
+class FoldedSizes(Folded):
+    """Folds the original for each new grid of an input, and keeps the constants of the last ones.
+
+    It refuses training mode, as a position that is folded for one grid does. Constants are computed again after a
+    change of dtype or device, in a copy, and when a state dict is loaded. Compiled and exported models do not use them:
+    they compute position from the parameters.
+
+    Args:
+        original: the position that is folded.
+        most: maximum number of grids whose constants are kept.
+    """
+
+    def __init__(self, original: Position, most: int) -> None:
+        super().__init__(original)
+        if most < 1:
+            raise ValueError(f"`sizes` must be at least 1, got {most}.")
+        self.most = most
+        self._kept: OrderedDict[Any, FoldedPosition] = OrderedDict()
+        nn.Module.register_load_state_dict_post_hook(self, _forget)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the constants for `grid`, if the model is in evaluation mode."""
+        self.refuse_training()
+        if torch.compiler.is_compiling():
+            return cast("list[LayerPosition]", self.original(grid))
+        key = grid, grid.windows  # equality of grids ignores windows
+        folded = self._kept.pop(key, None)
+        if folded is None:
+            folded = FoldedPosition(self.original, grid)
+            folded.training = False
+        self._kept[key] = folded
+        if len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+        return cast("list[LayerPosition]", folded(grid))
+
+    def fold(self) -> None:
+        """Discard the constants; they are computed again from the current parameters."""
+        self._kept.clear()
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the parameters."""
+        self.original.set_grid(grid)
+        self.fold()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedSizes:
+        nn.Module._apply(self, fn, recurse)
+        # the modules shared with the original have already been changed
+        apply: Callable[..., nn.Module] = self.original._apply
+        apply(fn, recurse=False)
+        self.fold()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": OrderedDict()}
+
+    def extra_repr(self) -> str:
+        return f"sizes={self.most}"
+
+
+def _forget(module: nn.Module, _: Any) -> None:
+    cast("FoldedSizes", module).fold()

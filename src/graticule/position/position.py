@@ -1,0 +1,306 @@
+"""The interfaces of encodings and positions: a position maps a grid to one `LayerPosition` per layer."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
+
+from torch import Tensor, nn
+
+from graticule.position.grid import Grid
+from graticule.position.joining import Joining
+from graticule.position.layer import LayerPosition
+from graticule.registry.registry import Option, Registry, options_of
+from graticule.registry.specs import Spec
+
+
+class Position(nn.Module, ABC):
+    """The interface of a backbone to position: `position(grid)` returns a list with one `LayerPosition` per layer."""
+
+    #: True if the position of every layer is empty.
+    empty: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(_refuse_crops, with_kwargs=True)
+
+    @abstractmethod
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return one `LayerPosition` per layer for `grid`."""
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return the same for one stage of a pyramid, and the table w for the next stage, (N, D).
+
+        Args:
+            grid: the grid of the stage.
+            table: w from the previous stage, merged as the tokens are, (N, D); None if there is none.
+        """
+        return self(grid), None
+
+    @abstractmethod
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the parameters."""
+
+    def components(self) -> dict[str, Position]:
+        """Return the positions that make up this one, by the names of their modules."""
+        found: dict[str, Position] = {}
+        for name, module in self.named_modules():
+            if name and isinstance(module, Position) and not any(name.startswith(f"{at}.") for at in found):
+                found[name] = module
+        return found
+
+    def published_names(self) -> dict[str, str]:
+        """Map names in published checkpoints of a vision transformer to names of parameters here."""
+        parts = self.components().items()
+        return {theirs: f"{at}.{own}" for at, part in parts for theirs, own in part.published_names().items()}
+
+    def layer_lists(self) -> list[str]:
+        """Return the names of the module lists with one entry per layer, under the index of the layer."""
+        return [f"{at}.{name}" for at, part in self.components().items() for name in part.layer_lists()]
+
+    def resampled_encodings(self) -> list[str]:
+        """Return the names of the encodings with values for their grid, which are resampled for another grid."""
+        return sorted({type(module).__name__ for module in self.modules() if getattr(module, "resampled", False)})
+
+    def table_shapes(self) -> dict[str, tuple[int, int]]:
+        """Map every parameter with values for a grid or window to the (H, W) of that grid, in patches."""
+        holders = [(name, module) for name, module in self.named_modules() if _holds_a_grid(module)]
+        return {name: holder.grid.shape for at, holder in holders for name, _ in holder.named_parameters(prefix=at)}
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
+        """Make `value` of a checkpoint fit the parameter `name`; None leaves the parameter unchanged.
+
+        `shape` is the (H, W) of the grid or window that the value is for, if the checkpoint records it. A value that
+        cannot be made to fit is returned unchanged.
+        """
+        for at, part in self.components().items():
+            if name.startswith(f"{at}."):
+                return part.fit(name.removeprefix(f"{at}."), value, shape)
+        return value
+
+
+def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a crop that a part of a position cannot encode.
+
+    Raises:
+        ValueError: naming the part.
+    """
+    grid: Grid = args[0] if args else kwargs["grid"]
+    if grid.crop is None:
+        return
+    if grid.windows:
+        raise ValueError("`crop` must be left out with windows, which begin at the border of the grid.")
+    for module in position.modules():
+        if not getattr(module, "crops", True):
+            kind = type(module)
+            name = (ENCODINGS.name_of(kind) if issubclass(kind, Encoding) else None) or kind.__name__
+            raise ValueError(f"`crop` must be left out with {name}, which cannot encode a part of a larger image.")
+
+
+def _holds_a_grid(module: nn.Module) -> bool:
+    return (
+        getattr(module, "resampled", False) or hasattr(module, "pos_embed") or getattr(module, "held_for_grid", False)
+    )
+
+
+@dataclass(frozen=True)
+class Site:
+    """Describes a backbone, or a stage of a pyramid, to the encoding whose position is built for it.
+
+    grid: the grid of the parameters, with the windows of this stage if it has windows.
+    dim: D.
+    depth: number of layers.
+    num_heads: h, or the number of groups of channels of a gated MLP.
+    causal: whether tokens attend only to those before them.
+    absolute: whether an absolute encoding is built; a pyramid may have one in its first stage only.
+    merged: whether this stage of a pyramid gets the table of the previous stage, merged as its tokens are.
+    """
+
+    grid: Grid
+    dim: int
+    depth: int
+    num_heads: int
+    causal: bool = False
+    absolute: bool = True
+    merged: bool = False
+
+    @property
+    def within(self) -> Grid:
+        """The grid within which tokens interact: a window, or the whole grid."""
+        return self.grid.within
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head, d."""
+        return self.dim // max(self.num_heads, 1)
+
+
+#: Parameters of an encoding's constructor that a `Site` provides; all others are its options.
+FROM_SITE = frozenset({"self", "grid", "dim", "depth", "num_heads", "head_dim", "causal"})
+
+
+class Encoding(nn.Module, ABC):
+    """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
+
+    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` come from the
+    `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
+    """
+
+    #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
+    joined: ClassVar[Literal["table", "bias"] | None] = None
+    #: True if it can be restricted to some layers (option `layers` of the joining or of the encoding).
+    layered: ClassVar[bool] = True
+    #: True if it encodes a crop (`Grid.crop`) as a part of the whole image, by the coordinates of the grid.
+    crops: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Build the position of a backbone at `site`, with as many instances as its layers need.
+
+        The keyword arguments of this method are options, too.
+        """
+
+    @classmethod
+    def option_types(cls) -> dict[str, Option]:
+        """Return the options by name, with their types and defaults."""
+        more = options_of(cls.position, frozenset({"site", "joining"}))
+        return {**options_of(cls.__init__, FROM_SITE), **more}
+
+    @classmethod
+    def has_layers(cls) -> bool:
+        """Return whether its option `layers` is the common one of all encodings, and not one of its own."""
+        return cls.layered and "layers" not in cls.option_types()
+
+    @classmethod
+    def options(cls, **given: Any) -> Spec:
+        """Return the spec of this encoding with options, such as `encoding=ShawBias.options(clip=4)`.
+
+        Raises:
+            ValueError: if the class is not registered, or has no such option.
+        """
+        return ENCODINGS.spec_of(cls, given)
+
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, the grid of the site or of a window of it."""
+        known = {
+            "grid": grid,
+            "dim": site.dim,
+            "depth": site.depth,
+            "num_heads": site.num_heads,
+            "head_dim": site.head_dim,
+            "causal": site.causal,
+        }
+        wanted = _parameters(cls.__init__)
+        return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+#: The option `layers`: the number of the first layers with the encoding, or the indices of any layers.
+LAYERS = Option(int | tuple[int, ...] | None, None)
+#: The classes of encodings by name, including those of plugins.
+ENCODINGS: Registry[type[Encoding]] = Registry(
+    "encoding",
+    Encoding,
+    lambda cls: {**cls.option_types(), **({"layers": LAYERS} if cls.has_layers() else {})},
+    "graticule.encodings",
+)
+register_encoding = ENCODINGS.register
+
+
+@register_encoding("none")
+class NoEncoding(Encoding):
+    """No position information."""
+
+    layered = False
+
+    @classmethod
+    def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
+        """Return a position that is empty for every layer."""
+        return NoPosition(site.depth)
+
+
+class PositionBuilder(Protocol):
+    """Builds the position of a backbone from the sizes of the backbone."""
+
+    def __call__(self, grid: Grid, *, dim: int, depth: int, num_heads: int, **within: Any) -> Position:
+        """Build the position for `depth` layers of `num_heads` heads or groups, and tokens of `dim` channels on `grid`.
+
+        `within` are further fields of `Site`: `absolute=False` for stages without an absolute encoding of their own;
+        `merged=True` for stages that can get the table of the previous stage, merged; `causal=True` where tokens attend
+        only to those before them.
+        """
+
+
+def check_fields(
+    given: Sequence[LayerPosition], takes: Collection[str], needs: Collection[str], family: str, why: str = ""
+) -> None:
+    """Check that the layers of a family can use all fields that they get, and get all fields that they need.
+
+    `why` is a sentence for the message, on why the family takes no other fields.
+
+    Raises:
+        ValueError: naming the first layer and field that violate this.
+    """
+    for layer, position in enumerate(given):
+        for field, value in zip(position._fields, position, strict=True):
+            if value is not None and field not in takes:
+                raise ValueError(
+                    f"`encoding` must be one that {family} can use, which gives its layers {', '.join(sorted(takes))}; "
+                    f"got one that gives layer {layer} `{field}`.{why and ' ' + why}"
+                )
+            if value is None and field in needs:
+                raise ValueError(
+                    f"`encoding` must give every layer of {family} `{field}`, got one that gives layer {layer} none."
+                )
+
+
+class NoPosition(Position):
+    """No position information for any layer."""
+
+    empty = True
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return `depth` empty positions."""
+        return [LayerPosition()] * self.depth
+
+    def set_grid(self, grid: Grid) -> None:
+        """Do nothing: no parameter depends on the grid."""
+
+
+class CombinedPosition(Position):
+    """Several positions at once, merged layer by layer."""
+
+    def __init__(self, parts: Sequence[Position]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Merge the positions of the parts for `grid`, layer by layer."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Merge the positions of the parts; at most one of them has a table for the next stage."""
+        (given, last), *others = [part.stage(grid, table) for part in cast("Iterable[Position]", self.parts)]
+        for other, own in others:
+            given = [a.merge(b) for a, b in zip(given, other, strict=True)]
+            last = own if last is None else last
+        return given, last
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass `grid` on to every part."""
+        for part in cast("Iterable[Position]", self.parts):
+            part.set_grid(grid)

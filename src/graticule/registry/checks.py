@@ -1,0 +1,263 @@
+"""Checks of arguments against their annotated types and the ranges of their names."""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+
+def known_name(argument: str, name: str, known: Collection[str]) -> str:
+    """Return `name` if it is known.
+
+    Raises:
+        ValueError: if it is not, naming the nearest names, and all known ones unless they are many.
+    """
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    quoted = repr if any("," in one for one in known) else str  # a name with a comma would look like two
+    shown = [quoted(one) for one in (known if len(known) <= 30 else near or list(known)[:30])]
+    shown += ["..."] * (len(known) > 30)
+    raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
+
+
+def is_path(given: str) -> bool:
+    """Return whether `given`, a name or a path, is a path: it contains a separator, or is . or ..
+
+    >>> [is_path(given) for given in ("digits", "./digits", "runs/digits", "..")]
+    [False, True, True, True]
+    """
+    return given in (".", "..") or any(separator in given for separator in (os.sep, os.altsep) if separator)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Range:
+    """Range of numbers from `least` to `most`; `open` excludes `least`, and `share` is [0, 1).
+
+    The default limits are those of any number: beyond them, integers and 32-bit floats overflow.
+    """
+
+    least: float = -1e18
+    most: float = 1e18
+    open: bool = False
+    share: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Check that a number is in the range.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        if self.share and not 0 <= value < 1:
+            raise ValueError(f"`{name}` must be in [0, 1), got {shown(value)}.")
+        if value < self.least or (self.open and value <= self.least):
+            rule = "positive" if self.open and not self.least else f"at least {self.least:,}"
+            raise ValueError(f"`{name}` must be {rule}, got {shown(value)}.")
+        if value > self.most:
+            raise ValueError(f"`{name}` must be at most {self.most:,}, got {shown(value)}.")
+
+
+_CHANNELS = Range(1, 2**20)
+_MANY = Range(most=2**20)  # each function checks its own minimum
+_SIDE = Range(1, 2**16)
+_POSITIVE = Range(0, 1e9, open=True)
+_SHARE = Range(share=True)
+#: Name of an argument -> the range of its value. A name means the same everywhere. The upper limits are far beyond any
+#: model; they refuse numbers that no machine can handle.
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim"), _CHANNELS),
+    # of an encoding or a head: some of them are computed for every patch or pair of patches
+    "hidden": Range(1, 2**16),
+    **dict.fromkeys(("channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
+    **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
+    "octave": Range(1, 100),
+    **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
+    **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
+    **dict.fromkeys(("layers", "convs"), Range(most=1000)),
+    **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
+    **dict.fromkeys(("windows", "sr_ratios", "head_dim", "clip", "kernel", "buckets", "max_distance"), _MANY),
+    "num_classes": Range(0, 2**24),
+    "vocab_size": Range(1, 2**28),
+    "context": Range(1, 2**24),
+    **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
+    **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
+    "std": _POSITIVE,
+    **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
+    **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
+}
+
+
+def checked(function: F) -> F:
+    """Decorate a function so that its arguments are checked before it does anything.
+
+    An argument must have its annotated type, as far as that consists of numbers, strings, booleans, sequences of them
+    and classes. A number must be finite and in its range in `RANGES`.
+
+    Raises:
+        TypeError: when it is called with an argument of another type.
+        ValueError: when it is called with a number out of range, or a string that is not one of the choices.
+    """
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not hints:
+            hints.update(typing.get_type_hints(function), **{"return": None})
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # its own error names missing and unexpected arguments
+        for name, value in given.items():
+            if name in hints and signature.parameters[name].kind not in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.VAR_KEYWORD,
+            ):
+                check(name, value, hints[name])
+        return function(*args, **kwargs)
+
+    return typing.cast("F", call)
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Check that the argument `name` has the type `kind` and is in its range.
+
+    Raises:
+        TypeError: if it has another type.
+        ValueError: if it is out of range, or not one of the choices.
+    """
+    if not any(_is(value, one) for one in _alternatives(kind)):
+        choices = [
+            word for one in _alternatives(kind) if typing.get_origin(one) is Literal for word in typing.get_args(one)
+        ]
+        if choices and isinstance(value, str):
+            known_name(name, value, choices)
+        raise TypeError(f"`{name}` must be {type_words(kind)}, got {shown(value)}.")
+    check_numbers(name, value)
+
+
+def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
+    """Check that `value`, or each value of a sequence, is finite and within `limits`, by default those of its name.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    limits = RANGES.get(name, Range()) if limits is None else limits
+    for number in value if isinstance(value, list | tuple | range) else [value]:
+        if isinstance(number, numbers.Real) and not isinstance(number, bool):
+            if not whole(number) and not math.isfinite(number):  # an integer may be too large for a float
+                raise ValueError(f"`{name}` must be finite, got {shown(value)}.")
+            limits.check(name, number)
+
+
+def type_words(kind: Any) -> str:
+    """Return an annotated type in words, such as 'a whole number or None'."""
+    return " or ".join(dict.fromkeys(word for one in _alternatives(_plain(kind)) for word in _words(_plain(one))))
+
+
+def whole(value: Any) -> bool:
+    """Return whether `value` is a whole number: integers of NumPy are, booleans are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """Format a value for a message of one line; one of several lines or thousands of digits is shown as its class."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = type(value).__name__
+    text = type(value).__name__ if "\n" in text else printable(text)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def printable(text: str) -> str:
+    """Escape characters that a terminal or a figure cannot show: line ends, control codes, bytes that are not text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if isinstance(kind, TypeVar) and kind.__bound__ is not None:
+        kind = kind.__bound__
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    return typing.get_args(kind) if union else (kind,)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Return whether a value has an annotated type; True for types that cannot be checked at run time."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if origin is tuple and inner[-1:] != (...,):
+        return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(_is, value, inner))
+    if origin in (tuple, list, collections.abc.Sequence):
+        sequence = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+        return sequence and all(any(_is(one, each) for each in _alternatives(inner[0])) for one in value)
+    if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
+        return callable(value)
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is int:
+        return whole(value)
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    plain = isinstance(origin or kind, type)
+    return not plain or isinstance(value, origin or kind)
+
+
+def _plain(kind: Any) -> Any:
+    """Return an annotated type without its annotations."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _words(kind: Any) -> list[str]:
+    """Describe in words the values that a type allows."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return [f"one of {', '.join(map(str, inner))}"]
+    if origin is tuple and inner[-1:] != (...,):
+        return [f"{len(inner)} {_plural(inner[0]) if len(set(inner)) == 1 else 'values'}"]
+    if origin in (tuple, list, collections.abc.Sequence):
+        return [f"a sequence of {_plural(inner[0])}"]
+    if kind is type(None):
+        return ["None"]
+    if origin in (collections.abc.Callable, type) or getattr(kind, "_is_protocol", False):
+        return ["a callable"]
+    return [_WORDS.get(kind, getattr(origin or kind, "__name__", str(kind)))]
+
+
+def _plural(kind: Any) -> str:
+    word = _WORDS.get(_plain(kind), "a value")
+    return f"{word.removeprefix('a ')}s" if word.startswith("a ") else "booleans"
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}
+
+
+def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
+    """Parse sizes of images, SIDE or HEIGHTxWIDTH in pixels, into (height, width)."""
+    sizes = []
+    for text in given:
+        sides = text.lower().split("x")
+        if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
+            raise ValueError(
+                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, such as 224 or 320x224, got "
+                f"{text[:40]!r}."
+            )
+        sizes.append((int(sides[0]), int(sides[-1])))
+    return sizes

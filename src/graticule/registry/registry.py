@@ -1,0 +1,231 @@
+"""Registries: the names in specs, with their classes and options."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections import UserDict
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from graticule.registry.checks import Range, check_numbers, known_name, shown
+from graticule.registry.plugins import check_complete, check_new_name, register_once
+from graticule.registry.specs import Spec, parse_sum
+
+T = TypeVar("T", bound=type)
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a name: its type and its default (`inspect.Parameter.empty` where it must be given)."""
+
+    kind: Any
+    default: Any
+
+
+class Table(UserDict[str, V]):
+    """Things by name. Every file of its rooms, which register them, is imported when the table is first read.
+
+    Args:
+        rooms: names of packages or modules.
+    """
+
+    def __init__(self, *rooms: str) -> None:
+        super().__init__()
+        self.rooms = rooms
+        self._complete = False
+
+    def discover(self) -> None:
+        """Import the files of the rooms, once; while they are imported, the table has what is registered so far."""
+        if self._complete:
+            return
+        self._complete = True
+        try:
+            for room in self.rooms:
+                package = import_module(room)
+                for file in iter_modules(getattr(package, "__path__", [])):
+                    import_module(f"{room}.{file.name}")
+        except BaseException:
+            self._complete = False
+            raise
+
+    def known(self, name: str, value: V) -> V | None:
+        """Return what has the name that `value` is to be registered as; None if nothing has it."""
+        if not value.__module__.startswith("graticule."):
+            self.discover()  # so that a plugin cannot take a name of the library
+        return self.data.get(name)
+
+    def __getitem__(self, name: str) -> V:
+        if name not in self.data:
+            self.discover()
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.data:
+            self.discover()
+        return name in self.data
+
+    def __iter__(self) -> Iterator[str]:
+        self.discover()
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        self.discover()
+        return len(self.data)
+
+
+class Registry(Generic[T]):
+    """Classes by name, to which users can add: `register` adds one.
+
+    The options of a name are the keyword arguments of its class, with their types and defaults.
+
+    Args:
+        argument: its name in messages, such as 'encoding'.
+        base: the class that a registered class must be a subclass of.
+        options: returns the options of a class.
+        rooms: see `Table`; none if the classes are registered in the file of the registry.
+    """
+
+    def __init__(self, argument: str, base: Any, options: Callable[[Any], Mapping[str, Option]], *rooms: str) -> None:
+        self.argument = argument
+        self.base = base
+        self._options = options
+        self._classes: Table[T] = Table(*rooms)
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that registers a class as `name`.
+
+        Raises:
+            ValueError: if `name` is not an identifier, or another class has it.
+            TypeError: if the class is not a subclass of the base, or does not define its abstract methods.
+        """
+        check_new_name(self.argument, name)
+
+        def add(cls: T) -> T:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                raise TypeError(
+                    f"the {self.argument} {name!r} must be a subclass of {self.base.__name__}, got {cls!r}."
+                )
+            register_once(self.argument, name, cls, self._classes.known(name, cls))
+            check_complete(self.argument, name, cls)
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __getitem__(self, name: str) -> T:
+        return self._classes[known_name(self.argument, name, self._classes)]
+
+    def items(self) -> ItemsView[str, T]:
+        """Return the names and their classes."""
+        return self._classes.items()
+
+    def values(self) -> ValuesView[T]:
+        """Return the classes."""
+        return self._classes.values()
+
+    def name_of(self, cls: type) -> str | None:
+        """Return the first name of a class; None if it is not registered."""
+        return next((name for name, known in self._classes.items() if known is cls), None)
+
+    def spec_of(self, cls: type, options: Mapping[str, object]) -> Spec:
+        """Return the spec of a class with options.
+
+        Raises:
+            ValueError: if the class is not registered, or has no such option.
+        """
+        name = self.name_of(cls)
+        if name is None:
+            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_{self.argument}('name').")
+        return self.specs(Spec(name, options))[0]
+
+    def options(self, name: str) -> Mapping[str, Option]:
+        """Return the options of `name`."""
+        return self._options(self[name])
+
+    def specs(self, given: Any) -> tuple[Spec, ...]:
+        """Read `given`, text as `a(b=1) + c`, a `Spec` or several, and check every name and option.
+
+        Raises:
+            ValueError: for an unknown name or option, listing the known ones, or for a value of another type, or a
+                number that is not finite.
+        """
+        specs = (given,) if isinstance(given, Spec) else given
+        if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
+            specs = parse_sum(given, self.argument)
+        return tuple(self._checked(spec) for spec in specs)
+
+    def _checked(self, spec: Spec) -> Spec:
+        options = self.options(spec.name)
+        values = {}
+        for name, value in spec.options.items():
+            if name not in options:
+                near = difflib.get_close_matches(name, options, n=1)
+                known = f"the options are {', '.join(options)}" if options else "it has no options"
+                hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
+                raise ValueError(f"`{self.argument}` {spec.name} must not have the option {name!r}{hint}.")
+            values[name] = as_kind(options[name].kind, value, f"`{name}` of {self.argument} {spec.name}")
+            check_numbers(name, values[name], Range())
+        missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
+        if missing:
+            raise ValueError(f"`{self.argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")
+        return Spec(spec.name, values)
+
+
+_EMPTY = inspect.Parameter.empty
+
+
+def options_of(function: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
+    """Return the parameters of a function that can be given by name and are not in `context`."""
+    return {name: option for name, option in _parameters(function) if name not in context}
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, Option], ...]:
+    hints = get_type_hints(function, include_extras=True)
+    return tuple(
+        (name, Option(hints.get(name, Any), parameter.default))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    )
+
+
+def as_kind(kind: Any, value: Any, where: str) -> Any:
+    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted.
+
+    Raises:
+        ValueError: beginning with `where`, if it has another type.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # a Python object without a JSON form
+        check: Callable[[], Any] = lambda: _adapter(kind).validate_python(value, strict=True)  # noqa: E731
+    else:
+        check = lambda: _adapter(kind).validate_json(text, strict=True)  # noqa: E731
+    try:
+        return check()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{where} {first['msg'].replace('Input should', 'must')}, got {shown(value)}.") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,120 @@
+"""The memory of the machine, and checks that a model fits into it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from graticule.system.symbolic import holds
+
+Model = TypeVar("Model", bound=nn.Module)
+
+#: Bytes up to which a model is built without checking its size first.
+_SMALL = 2**30
+
+
+def machine_memory() -> int | None:
+    """Return the memory of the machine, or of the container of the process, in bytes; None if it is unknown."""
+    found = []
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else ""
+    if text.isdecimal():
+        found.append(int(text))
+    return min(found, default=None)
+
+
+#: The number of parameters that a model may have.
+_PARAMETERS: ContextVar[float] = ContextVar("parameters", default=math.inf)
+#: Computed once, because it is also used in code that is compiled.
+_MEMORY = machine_memory()
+
+
+def check_memory(argument: str, what: str, size: float) -> None:
+    """Check that `size` bytes fit into the machine's memory.
+
+    Raises:
+        ValueError: if they do not, naming `argument`, which determines the size.
+    """
+    if _MEMORY is not None and holds(size > _MEMORY):
+        raise ValueError(
+            f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got a size of "
+            f"{size / 2**30:,.1f} GiB."
+        )
+
+
+@contextmanager
+def sized_as(weights: Path) -> Iterator[None]:
+    """Refuse models with more parameters than the file of their weights has bytes before they are computed.
+
+    Smaller models are built, so that a file that is truncated is named as such when it is read.
+    """
+    token = _PARAMETERS.set(max(weights.stat().st_size, 2**24))
+    try:
+        yield
+    finally:
+        _PARAMETERS.reset(token)
+
+
+def build_within_memory(build: Callable[[], Model], argument: str = "model") -> Model:
+    """Build a model, if it fits into the machine's memory; `argument` names it in messages.
+
+    A large model is first built on the meta device, without memory, to measure its size.
+
+    Raises:
+        ValueError: if it does not fit.
+    """
+    if torch.get_default_device().type != "cpu":
+        return build()
+    before = torch.get_rng_state()
+    try:
+        with _limited():
+            return build()
+    except (_TooLarge, RuntimeError):  # a RuntimeError if a single tensor does not fit
+        torch.set_rng_state(before)
+    with torch.device("meta"):
+        model = build()
+    tensors = [*model.parameters(), *model.buffers()]
+    count, most = sum(parameter.numel() for parameter in model.parameters()), _PARAMETERS.get()
+    if count > most:
+        raise ValueError(f"`{argument}` must fit its weights, of {most:,} values at most, got {count:,} parameters.")
+    check_memory(argument, "it", sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    return build()
+
+
+class _TooLarge(Exception):
+    """The tensors so far are larger than those of a small model."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise in this thread at the parameter or buffer that makes a model larger than a small one.
+
+    A module registers its parameters before it fills them.
+    """
+    size, parameters, thread = 0, 0, threading.get_ident()
+
+    def count(module: nn.Module, name: str, tensor: Any) -> None:
+        nonlocal size, parameters
+        if isinstance(tensor, Tensor) and threading.get_ident() == thread:
+            size += tensor.numel() * tensor.element_size()
+            parameters += tensor.numel() * isinstance(tensor, nn.Parameter)
+            if size > _SMALL or parameters > _PARAMETERS.get():
+                raise _TooLarge
+
+    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
+        yield

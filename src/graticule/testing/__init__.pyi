@@ -1,0 +1,5 @@
+from .methods import check_backbone as check_backbone
+from .methods import check_encoding as check_encoding
+from .methods import check_joining as check_joining
+from .methods import check_model as check_model
+from .methods import check_resampler as check_resampler

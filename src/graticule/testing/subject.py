@@ -1,0 +1,332 @@
+"""The subject of the checks: a copy of a model with random weights, its patches, position tables and other sizes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.base import Backbone
+from graticule.external.recorder import Recording, record
+
+Size = tuple[int, int]
+_TABLE = re.compile(r"pos")
+_NO_TABLE = re.compile(r"rel|bias|index|coord|freq|rope|rot|band|period|norm")
+
+
+class NotApplicable(Exception):
+    """A check does not apply to this model; the message says why."""
+
+
+class Failed(Exception):
+    """A law does not hold; the message names the law and the failure."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An absolute position table: a parameter or buffer with one row per patch, and possibly rows of prefix tokens.
+
+    axes: the dimension of its patches, or the two dimensions of its rows and columns.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model at one image size.
+
+    model: a copy in float64 and evaluation mode; it is not changed.
+    image, patch: (height, width) in pixels.
+    """
+
+    model: nn.Module
+    image: Size
+    patch: Size
+    channels: int
+
+    @classmethod
+    def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
+        """Build a subject from a copy of `model`, with the weights of the model.
+
+        Raises:
+            ValueError: if its image or patch size is not given and cannot be inferred.
+        """
+        image, patch, channels = _sizes(model, img_size, patch_size)
+        return cls(copy.deepcopy(model).double().eval(), image, patch, channels)
+
+    @property
+    def grid(self) -> Size:
+        """(H, W), in patches."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+    @property
+    def patches(self) -> int:
+        """H * W."""
+        return self.grid[0] * self.grid[1]
+
+    def drawn(self) -> Subject:
+        """Return a subject with new random values of every trainable parameter, so that each one has an effect."""
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    noise = torch.randn_like(parameter)
+                    if parameter.ndim < 2:
+                        parameter.copy_(noise * 0.2 + 0.5)
+                    elif re.search(r"pos|token|rel|bias|freq", name) and "mlp" not in name:
+                        parameter.copy_(noise * 0.5)
+                    else:
+                        parameter.copy_(noise * parameter[0].numel() ** -0.5)
+        return replace(self, model=model)
+
+    def images(self, batch: int) -> Tensor:
+        """Return random images, (batch, C, height, width)."""
+        return torch.randn(batch, self.channels, *self.image, dtype=torch.float64)
+
+    def constant(self, level: float = 1.0) -> Tensor:
+        """Return two images whose pixels are all the same, so that patches differ only in their position.
+
+        There are two, since a tensor of shape (1, ...) in a model may not be a batch.
+        """
+        color = torch.linspace(0.3, 1.0, self.channels, dtype=torch.float64) * level
+        return color[None, :, None, None].expand(2, -1, *self.image).contiguous()
+
+    def at(self, grid: Size) -> Subject:
+        """Return the model for another grid of patches: by `set_input_size` if it has it, else unchanged.
+
+        Raises:
+            NotApplicable: if the model refuses it.
+        """
+        image = grid[0] * self.patch[0], grid[1] * self.patch[1]
+        if image == self.image:
+            return self
+        model = copy.deepcopy(self.model)
+        other = replace(self, model=model, image=image)
+        try:
+            if hasattr(model, "set_input_size"):
+                set_size(model, image)
+            with torch.no_grad():
+                model(other.images(1))
+            if self._windows(image) != other._windows(image):
+                raise ValueError("the model changes its windows")
+        except Exception as error:  # any error of another library means that it refuses the size
+            said = str(error).strip().partition("\n")[0]
+            raise NotApplicable(
+                f"a grid of {grid[0]} x {grid[1]} is refused: {type(error).__name__}: {said}"
+            ) from error
+        return other
+
+    def _windows(self, image: Size) -> list[Any]:
+        """Return the windows of all modules, in order, None where a window is the whole grid.
+
+        For a model of this library these are the windows of each block on an image of that size, and their shifts; in
+        Swin they are set for the size that it is built for.
+        """
+        if isinstance(self.model, Backbone):
+            grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
+            each = [(stage, index, at) for stage, at in grids for index in range(self.model.depths[stage])]
+            return [(at.within.shape, self.model.where(stage, index, at)) for stage, index, at in each]
+        sides = [getattr(one, "window_size", None) for one in self.model.modules()]
+        return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
+
+    def small(self) -> Subject:
+        """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
+        if self.grid[0] != self.grid[1] and self.patches <= 512:
+            return self
+        for factor in (1, 2, 4, 8):
+            try:
+                return self.at((3 * factor, 5 * factor))
+            except NotApplicable:
+                continue
+        return self
+
+    @cached_property
+    def base(self) -> Recording:
+        """The recording of a constant image, up to the first attention."""
+        return self.seen()
+
+    def seen(self, earlier: int = 0) -> Recording:
+        """Return the recording of a constant image up to the attention after `earlier` others."""
+        if earlier not in self._seen:
+            self._seen[earlier] = record(self.model, self.constant(), earlier)
+        return self._seen[earlier]
+
+    @cached_property
+    def _seen(self) -> dict[int, Recording]:
+        return {}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int], Tensor]:
+        return {}
+
+    def rows(self, at: int | None = None, earlier: int = 0) -> Tensor:
+        """Return the row of each patch in the recorded input `at` (default: the tokens), (H * W,), row by row.
+
+        It is found from the content: each patch is changed separately.
+
+        Raises:
+            NotApplicable: if it cannot be found.
+        """
+        try:
+            base = self.seen(earlier)
+            at = base.tokens if at is None else at
+        except LookupError as error:
+            raise NotApplicable(f"{error}") from error
+        if (at, earlier) in self._rows:
+            return self._rows[at, earlier]
+        rows = None if earlier else self._rows_by_digits(at)  # after an attention a row depends on all patches
+        if rows is None:
+            each = torch.eye(self.patches, dtype=torch.bool).split(64)
+            rows = torch.cat([self._changes(at, patches, earlier).argmax(-1) for patches in each])
+        if len(rows.unique()) < len(rows):
+            raise NotApplicable("the tokens of the patches were not found")
+        self._rows[at, earlier] = rows
+        return rows
+
+    def _rows_by_digits(self, at: int) -> Tensor | None:
+        """Find the row of each patch with few images; None if a row depends on several patches.
+
+        For each binary digit of the patches' numbers, one image changes the patches with a one, another those with a
+        zero. A row of a single patch changes with one image of each pair, a row of several with both of some pair.
+        """
+        numbers, digits = torch.arange(self.patches), torch.arange(max(1, (self.patches - 1).bit_length()))
+        ones = (numbers >> digits[:, None] & 1).bool()  # (digits, N)
+        changes = self._changes(at, torch.cat([ones, ~ones]))
+        with_one, with_zero = (changes > 1e-9 * changes.max()).chunk(2)  # (digits, rows) each
+        single = (with_one != with_zero).all(0)
+        rows = single.nonzero().flatten()
+        if (single != (with_one | with_zero).any(0)).any() or len(rows) != self.patches:
+            return None
+        return rows[(with_one[:, rows].long() << digits[:, None]).sum(0).argsort()]
+
+    def _changes(self, at: int, patches: Tensor, earlier: int = 0) -> Tensor:
+        """Return the change of each row of the input `at` if the pixels of some patches change.
+
+        Args:
+            patches: a mask of the changed patches of each image, (B, N).
+
+        Returns:
+            (B, rows).
+        """
+        h, w = self.patch
+        images = self.constant()[:1].repeat(max(len(patches), 2), 1, 1, 1)
+        change = torch.linspace(-1, 2, h * w, dtype=torch.float64).view(h, w).tile(self.grid)
+        pixels = patches.view(-1, 1, *self.grid).repeat_interleave(h, 2).repeat_interleave(w, 3)
+        images[: len(patches)] += change * pixels
+        after = record(self.model, images, earlier).inputs[at]
+        changes: Tensor = (after - self.seen(earlier).inputs[at][0]).norm(dim=-1)
+        return changes[: len(patches)]
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Absolute position tables, found by name and shape."""
+        found = []
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        try:
+            extra = self.base.inputs[self.base.tokens].shape[1] - self.patches
+        except LookupError:
+            extra = 0
+        for name, tensor in tensors:
+            kind = name.lower().removeprefix("position.")  # the prefix of all position parameters of this library
+            if not tensor.is_floating_point() or not _TABLE.search(kind) or _NO_TABLE.search(kind):
+                continue
+            wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
+            sides = [tensor.shape[axis] for axis in wide]
+            if len(wide) == 2 and self.patches <= sides[0] <= self.patches + max(extra, 0):
+                found.append(Table(name, (wide[0],)))
+            elif len(wide) == 3 and tuple(sides[:2]) == self.grid:
+                found.append(Table(name, (wide[0], wide[1])))
+            elif len(wide) == 3 and tuple(sides[1:]) == self.grid:
+                found.append(Table(name, (wide[1], wide[2])))
+        return found
+
+    def with_tables(self, values: dict[str, Tensor]) -> Subject:
+        """Return a subject whose tables have other values, (rows, D) each."""
+        model = copy.deepcopy(self.model)
+        held = dict([*model.named_parameters(), *model.named_buffers()])
+        with torch.no_grad():
+            for table in self.tables:
+                held[table.name].copy_(from_rows(held[table.name], table, values[table.name]))
+        return replace(self, model=model)
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the values of the tables, (rows, D) each."""
+        held = dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        return {table.name: to_rows(held[table.name].detach(), table) for table in self.tables}
+
+    @cached_property
+    def without_tables(self) -> Subject:
+        """A subject whose tables are zero."""
+        return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
+
+
+def set_size(model: Any, image: Size) -> None:
+    """Call `set_input_size` of a model, with its current windows if it would change them."""
+    windows = {}
+    if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
+        sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
+        windows = {"window_size": sides[0]} if sides else {}
+    model.set_input_size(image, **windows)
+
+
+def to_rows(value: Tensor, table: Table) -> Tensor:
+    """Return a table as (rows, D)."""
+    moved = value.movedim(table.axes, tuple(range(len(table.axes))))
+    return moved.reshape(value.numel() // _channels(value, table), -1).clone()
+
+
+def from_rows(like: Tensor, table: Table, rows: Tensor) -> Tensor:
+    """Return (rows, D) in the shape of a table."""
+    moved = like.movedim(table.axes, tuple(range(len(table.axes))))
+    return rows.reshape(moved.shape).movedim(tuple(range(len(table.axes))), table.axes)
+
+
+def _channels(value: Tensor, table: Table) -> int:
+    rows = 1
+    for axis in table.axes:
+        rows *= value.shape[axis]
+    return value.numel() // rows
+
+
+def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
+    """Find the image size, the patch size and the number of channels of a model."""
+    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+    configured = getattr(model, "default_cfg", None) or {}
+    convolution = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
+    image = image or _pair(tuple(configured.get("input_size", ()))[1:])
+    patch = patch_size
+    if (
+        patch is None and image is not None and isinstance(model, Backbone)
+    ):  # a tokenizer may pool after its convolutions
+        grid = model.grid_at(image)
+        patch = image[0] // grid.height, image[1] // grid.width
+    patch = patch or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))
+    if patch is None and convolution is not None and convolution.stride == convolution.kernel_size:
+        patch = _pair(convolution.stride)
+    if image is None:
+        raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
+    if patch is None:
+        raise ValueError("`patch_size` must be given for a model without an attribute patch_size, got none.")
+    if image[0] % patch[0] or image[1] % patch[1]:
+        raise ValueError(
+            f"`img_size` must be a multiple of the patch size, {patch[0]} x {patch[1]}, got {image[0]} x {image[1]}."
+        )
+    channels = getattr(model, "in_chans", None) or (convolution.in_channels if convolution is not None else 3)
+    return image, patch, channels
+
+
+def _pair(given: object) -> Size | None:
+    if isinstance(given, int):
+        return given, given
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return int(given[0]), int(given[1])
+    return None

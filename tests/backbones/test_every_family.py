@@ -1,0 +1,737 @@
+"""Every public function on every family: a correct result, or a refusal that is listed in one table."""
+
+import copy
+import dataclasses
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models import get_notrace_functions, get_notrace_modules
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+import graticule
+from graticule import external
+from graticule.analysis.attention import attention_maps
+from graticule.analysis.bias import bias_maps
+from graticule.analysis.coefficients import norm_coefficients
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.equivariance import translation_error, whole_patches
+from graticule.analysis.larger_image import check_larger, logits_of_passes
+from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
+from graticule.analysis.similarity import Correlations
+from graticule.checkpoints.load import load_position
+from graticule.checkpoints.read import read_checkpoint, save_weights
+from graticule.encodings.forms.mixing import MixingEncoding
+from graticule.encodings.learnable import Learnable
+from graticule.external.attention_map import save_attention
+from graticule.lab import figures, pages
+from graticule.lab.figures.attention_sheet import attention_sheet
+from graticule.lab.figures.bias_map_sheet import bias_map_sheet
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet
+from graticule.lab.figures.plots import correlation_sheet, locality_plot, translation_plot
+from graticule.lab.pages.explorer import explored
+from graticule.lab.studies.matrix import SMALL, build
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.parts.image_scores import set_windows
+from graticule.lab.training import cost
+from graticule.lab.training.task import build_model, read_recipe
+from graticule.layers.gating import mix_tokens
+from in_turn import in_turn
+from tiny import count, draw, having
+
+GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
+PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *GATED)
+CLASSES = 5
+
+#: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
+OF_ATTENTION = [
+    (None, "default"),
+    ("none", "default"),
+    ("sinusoidal_2d", "lape"),
+    ("bucketed_bias", "default"),
+    ("learnable+relative_bias", "shared"),
+    ("rope+shaw", "default"),
+    ("peg+learnable", "unshared"),
+]
+#: The same for families that differ from the first only in their stem, head or block.
+OF_RELATIVES = [
+    (None, "default"),
+    ("sinusoidal_2d", "lape"),
+    ("learnable+relative_bias", "shared"),
+    ("rope+shaw", "default"),
+]
+OF_GATES = [
+    (None, "default"),
+    ("learnable+lrpe_m", "shared"),
+    ("peg+sgu", "default"),
+    ("sinusoidal_2d+gqpe", "default"),
+]
+OF_PVT = [(None, "default"), ("none", "default"), ("sinusoidal_2d", "lape"), ("peg+learnable", "unshared")]
+CHOICES = dict.fromkeys(SMALL, OF_RELATIVES) | dict.fromkeys(GATED, OF_GATES)
+CHOICES |= {
+    "PVT": OF_PVT,
+    "Twins-SVT": [(None, "default"), ("sinusoidal_2d", "lape")],
+    "ViT, DeiT": OF_ATTENTION,
+    "Swin": OF_ATTENTION,
+    "CeiT": OF_ATTENTION,
+}
+CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
+family_alone = pytest.mark.parametrize("family", SMALL)
+
+
+def every(test: Any) -> Any:
+    """Test every family with its encodings and joinings."""
+    return family_alone(in_turn(("encoding", "joining"), lambda family: CHOICES[family])(test))
+
+
+#: (function, families or encodings) -> text of the refusal. Everything else must give a result.
+REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
+    ("attention_maps", GATED): "`model` must have attention, got|`without_position` must be False",
+    ("mixing_maps", tuple(set(SMALL) - set(GATED))): "`model` must mix its tokens by position",
+    ("mixing_maps of its own", ("MLP-Mixer",)): "`model` must mix its tokens by weights",
+    ("position_correlations", ("bucketed_bias", "rope+shaw", "peg+sgu")): "`model` must have an absolute encoding",
+    # families whose default encoding is not a table
+    (
+        "position_correlations of its own",
+        ("CPVT, GAP", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *(f for f in GATED if f != "GFNet")),
+    ): "`model` must have an absolute encoding",
+    ("set_windows", tuple(set(SMALL) - {"PosMLP"})): "`windows` must be left out",
+}
+
+
+#: Public functions that take numbers or names and no model, and those of other kinds of model.
+WITHOUT_A_MODEL = {
+    "load_published",
+    *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
+    *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
+    *(
+        "list_decompositions",
+        "list_models",
+        "list_language_models",
+        "create_model",
+    ),
+    *("load_plugin", "register_backbone", "register_dataset", "register_recipe", "register_task"),
+    *("register_text", "score_plot"),
+    *("register_names", "own_state", "read_state", "renamed_state_dict"),
+    *("audit_page", "write_explorer", "attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
+    *("convert", "to_timm"),  # tests/external/test_convert_names.py has all models of each family
+    *("open_attached", "save_pretrained"),
+}
+
+
+def test_every_public_function_of_a_model_is_called_here():
+    modules = (graticule, graticule.analysis, graticule.checkpoints, graticule.surgery, figures, pages, external)
+    public = {name for module in modules for name in module.__all__ if inspect.isfunction(getattr(module, name))}
+    here = Path(__file__)
+    files = (here.read_text("utf-8").partition("def refusal")[2], (here.parent / "test_families_whole.py").read_text())
+    called = {word for text in files for word in re.findall(r"\w+", text)}
+    assert public - WITHOUT_A_MODEL <= called, public - WITHOUT_A_MODEL - called
+    assert public >= WITHOUT_A_MODEL, WITHOUT_A_MODEL - public
+
+
+def refusal(function: str, *who: str | None) -> str | None:
+    """Return the listed refusal of a function on a family, or with an encoding."""
+    return next((why for (name, whom), why in REFUSED.items() if name == function and set(who) & set(whom)), None)
+
+
+def result(refused: str | None, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that must give a result, or refuse with `refused`; returns None after a refusal."""
+    if refused is None:
+        return function(*args, **kwargs)
+    with pytest.raises(ValueError, match=refused.replace("(", r"\(")):
+        function(*args, **kwargs)
+    return None
+
+
+@cache
+def held(family: str, encoding: str | None, joining: str) -> Any:
+    """Return the shared model of a case, in float64, which tests must not change."""
+    return draw(build(family, encoding, joining)).double().eval()
+
+
+def model_of(family: str, encoding: str | None = None, joining: str = "default") -> Any:
+    """Return a new model of a case, which the test may change."""
+    return copy.deepcopy(held(family, encoding, joining))
+
+
+def images(model: Any, batch: int = 2, taller: int = 1, wider: int = 1) -> Tensor:
+    height, width = model.img_size
+    return torch.randn(batch, 3, taller * height, wider * width, dtype=torch.float64)
+
+
+def layers(model: Any) -> int:
+    return sum(getattr(model, "depths", ())) or len(model.blocks)
+
+
+def own(family: str, encoding: str | None) -> str | None:
+    """Return the reason that a case has no position correlations, or None."""
+    if encoding is None:
+        return refusal("position_correlations of its own", family)
+    return refusal("position_correlations", encoding)
+
+
+def unmixed(family: str, encoding: str | None) -> str | None:
+    """Return the reason that a case has no weights that mix tokens, or None."""
+    own_refusal = refusal("mixing_maps of its own", family) if encoding is None else None
+    return own_refusal or refusal("mixing_maps", family)
+
+
+@every
+@torch.no_grad()
+def test_an_image_of_another_shape_is_classified_whatever_stands_beside_it(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, taller=2)
+    logits = model(x)
+    assert logits.shape == (2, CLASSES) and logits.isfinite().all()
+    torch.testing.assert_close(model(x[1:]), logits[1:], rtol=0, atol=1e-10)
+
+
+@every
+@torch.no_grad()
+def test_no_images_have_no_logits(family, encoding, joining):
+    model = held(family, encoding, joining)
+    assert model(images(model, batch=0)).shape == (0, CLASSES)
+
+
+@every
+@torch.no_grad()
+def test_the_intermediates_are_those_that_the_model_goes_through(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, wider=2)
+    final, maps = model.forward_intermediates(x)
+    torch.testing.assert_close(final, model.forward_features(x))
+    through = list(model.each_layer(x))
+    assert len(through) == layers(model) and len(maps) == len(model.feature_info)
+    tokens, grid = through[-1]
+    torch.testing.assert_close(maps[-1], grid.to_map(tokens))
+    for found, info in zip(maps, model.feature_info, strict=True):
+        assert found.shape[:2] == (2, info["num_chs"]) and found.isfinite().all()
+
+
+@family_alone
+@torch.no_grad()
+def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
+    model, x = held(family, None, "default"), images(held(family, None, "default"))
+    maps = model.forward_intermediates(x, intermediates_only=True)
+    tokens = model.forward_intermediates(x, output_fmt="NLC", intermediates_only=True)
+    torch.testing.assert_close(tokens, [m.flatten(2).mT for m in maps], rtol=0, atol=0)
+    paired = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
+    named = model.forward_intermediates(x, return_prefix_tokens=True, output_dict=True)
+    assert set(named) == {"image_intermediates", "image_features"} | (
+        {"image_intermediates_prefix"} if model.map_prefix_tokens else set()
+    )
+    torch.testing.assert_close(named["image_intermediates"], maps, rtol=0, atol=0)
+    torch.testing.assert_close(named["image_features"], model.forward_features(x), rtol=0, atol=0)
+    if model.map_prefix_tokens:
+        torch.testing.assert_close([m for m, _ in paired], maps, rtol=0, atol=0)
+        assert paired[-1][1].shape == (2, model.num_prefix_tokens, model.num_features)
+        last = [tokens for tokens, _ in model.each_layer(x)][-1]
+        torch.testing.assert_close(paired[-1][1], last[:, : model.num_prefix_tokens], rtol=0, atol=0)
+
+
+@family_alone
+@torch.no_grad()
+def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(family):
+    model = model_of(family)
+    x = images(model)
+    first = model.forward_intermediates(x, indices=[0], intermediates_only=True)
+    early = model.forward_intermediates(x, indices=[0], stop_early=True, intermediates_only=True)
+    torch.testing.assert_close(early, first, rtol=0, atol=0)
+    assert model.prune_intermediate_layers([0]) == [0] and len(model.feature_info) == 1
+    final, after = model.forward_intermediates(x)
+    torch.testing.assert_close(after, first, rtol=0, atol=0)
+    channels = model.num_features if family == "SAM" else first[0].shape[1]  # its neck is unchanged
+    assert final.shape[-1] == channels and count(model) < count(held(family, None, "default"))
+
+
+@family_alone
+@torch.no_grad()
+def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
+    model = held(family, None, "default")
+    tracer = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
+    names = get_graph_node_names(model, {**tracer, "param_shapes_constant": True})[1]
+    block = model.feature_info[-1]["module"]
+    wanted = {block: "block", names[-1]: "logits"}
+    traced = create_feature_extractor(model, wanted, tracer_kwargs={**tracer, "param_shapes_constant": True})
+    for x in (images(model), images(model, taller=2)):
+        found = traced(x)
+        torch.testing.assert_close(found["logits"], model(x), rtol=0, atol=0)
+        if not any(given.after for given in model.position(model.grid)):
+            last = [tokens for tokens, _ in model.each_layer(x)][-1]
+            torch.testing.assert_close(found["block"], last, rtol=0, atol=0)
+
+
+@family_alone
+@torch.no_grad()
+def test_timm_makes_a_backbone_of_features(family):
+    name, sizes = SMALL[family]
+    torch.manual_seed(1)
+    features = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(-1,), **sizes).double().eval()
+    torch.manual_seed(1)
+    model = timm.create_model(f"graticule_{name}", **sizes).double().eval()
+    x = images(model)
+    (found,) = features(x)
+    assert found.shape[1] == features.feature_info.channels()[0] == model.feature_info[-1]["num_chs"]
+    torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
+
+
+@every
+@torch.no_grad()
+def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding, joining):
+    model = model_of(family, encoding, joining)
+    x = images(model, taller=2)
+    passing = model(x)
+    model.set_input_size(x.shape[-2:])
+    assert model.img_size == tuple(x.shape[-2:])
+    if family in ("Swin", "Swin V2"):  # a stage that had one window and now has several shifts them, as in timm
+        assert model(x).shape == passing.shape and model(x).isfinite().all()
+    else:
+        torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("family", "encoding", "joining"), [case for case in CASES if case[0] in ("Swin", "PosMLP")])
+@pytest.mark.parametrize("folded", [False, True])
+@torch.no_grad()
+def test_windows_are_changed_and_changed_back(family, encoding, joining, folded):
+    model = model_of(family, encoding, joining)
+    x = images(model, taller=2)
+    model.set_input_size(x.shape[-2:])
+    before = model(x)
+    if folded:
+        graticule.fold(model)
+    other, back = (
+        ({"windows": (4, 2)}, {"windows": (2, 2)}) if family == "PosMLP" else ({"window_size": 2}, {"window_size": 4})
+    )
+    model.set_input_size(**other)
+    changed = model(x)
+    assert changed.shape == before.shape and changed.isfinite().all() and not torch.equal(changed, before)
+    model.set_input_size(**back)
+    assert model(x).isfinite().all()
+    if family == "Swin" and not model.position.resampled_encodings():  # a formula is exact
+        torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["Swin", "PosMLP"])
+def test_another_size_and_windows_change_nothing_of_the_blocks(family):
+    model = model_of(family)
+    layers = {name: module for name, module in model.named_modules() if name and not name.startswith("position")}
+    before = {name: dict(vars(layer)) for name, layer in layers.items()}
+    windows = {"windows": (4, 2)} if family == "PosMLP" else {"window_size": 2}
+    model.set_input_size((2 * model.img_size[0], 3 * model.img_size[1]), **windows)
+    for name, layer in layers.items():
+        assert vars(layer).keys() == before[name].keys()
+        assert [field for field, value in vars(layer).items() if value is not before[name][field]] == [], name
+
+
+@family_alone
+@torch.no_grad()
+def test_windows_by_stage_are_set_where_there_are_some(family):
+    model = model_of(family)
+    refused = refusal("set_windows", family)
+    result(refused, set_windows, model, (4, 2))
+    if refused is None:
+        assert model.windows == (4, 2) and model(images(model)).isfinite().all()
+
+
+@every
+@torch.no_grad()
+def test_a_folded_model_says_the_same_and_refuses_another_grid_and_training(family, encoding, joining):
+    model = model_of(family, encoding, joining)
+    x = images(model, wider=2)
+    expected = model(x)
+    graticule.fold(model, (x.shape[-2], x.shape[-1]))
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="is folded for a grid"):
+        model(images(model, taller=3))
+    with pytest.raises(RuntimeError, match="is folded"):
+        model.train()(x)
+    torch.testing.assert_close(graticule.unfold(model).eval()(x), expected, rtol=0, atol=0)
+
+
+@every
+def test_position_correlations_are_cosines_of_every_layer(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    refused = own(family, encoding)
+    height, width = model.img_size
+    for stage in range(len(getattr(model, "depths", (1,)))):
+        found = result(refused, position_correlations, model, (2 * height, width), stage)
+        if found is None:
+            continue
+        assert found.similarity.shape == (len(found.sources), found.grid.patches, found.grid.patches)
+        known = found.similarity[[source is not None for source in found.sources]]
+        np.testing.assert_allclose(known, known.transpose(0, 2, 1), atol=1e-12)
+        np.testing.assert_allclose(np.diagonal(known, axis1=1, axis2=2), 1.0)
+        assert len(known) == (0 if encoding == "none" else len(found.similarity))
+        read = Correlations.load(found.save(tmp_path / "correlations.npz"))
+        np.testing.assert_array_equal(read.similarity, found.similarity)
+
+
+@every
+def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, batch=1, taller=2)
+    refused = refusal("attention_maps", family)
+    found = result(refused, attention_maps, model, x)
+    without = result(refused, attention_maps, model, x, without_position=True)
+    if found is None:
+        return
+    assert [one.layer for one in found] == list(range(layers(model)))
+    for one in found:
+        assert one.weights.shape[2:] == (one.queries.tokens, one.keys.tokens)
+        np.testing.assert_allclose(one.weights.sum(-1), 1.0)
+        assert all(0 <= one.distance(head) <= np.hypot(*one.queries.shape) for head in range(one.num_heads))
+    same = [np.array_equal(a.weights, b.weights) for a, b in zip(found, without, strict=True)]
+    assert all(same) if encoding == "none" else not any(same[1:])
+    with np.load(save_attention(found, tmp_path / "attention.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer1"], found[0].weights)
+
+
+@every
+@torch.no_grad()
+def test_bias_maps_are_the_biases_of_the_patches_where_layers_have_some(family, encoding, joining):
+    model = held(family, encoding, joining)
+    positions = iter(model.position(model.grid))
+    biased = "_bias" in str(encoding) or (family, encoding) in (("Swin", None), ("Swin V2", None))
+    biased = biased and family != "MViTv2"  # whose keys are pooled in all layers here
+    for stage, depth in enumerate(getattr(model, "depths", (layers(model),))):
+        given = [next(positions).bias for _ in range(depth)]
+        found = bias_maps(model, stage=stage)
+        assert (found is not None) == biased
+        if found is None:
+            continue
+        shown = [layer for layer in range(depth) if family != "SAM" or layer in model.global_layers]
+        assert sorted(layer for group in found.layers for layer in group) == shown
+        for group, maps in zip(found.layers, found.bias, strict=True):
+            for layer in group:
+                patches = given[layer][:, -found.grid.patches :, -found.grid.patches :]
+                np.testing.assert_array_equal(maps, patches)
+
+
+@every
+def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    found = result(unmixed(family, encoding), mixing_maps, model)
+    if found is None:
+        return
+    assert [one.layer for one in found] == list(range(layers(model)))
+    for one, position in zip(found, model.position(model.grid), strict=True):
+        query = one.query[0] * one.grid.width + one.query[1]
+        # mixing a one at each position separately shows its weight for the query
+        taken = mix_tokens(torch.eye(one.grid.patches).double()[..., None].expand(-1, -1, one.groups), position.mixing)
+        np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
+    with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
+        np.testing.assert_array_equal(saved["layer1_weights"], found[0].weights)
+
+
+@every
+def test_the_parts_of_a_mixing_sum_up_to_its_maps(family, encoding, joining):
+    model = held(family, encoding, joining)
+    parts = result(unmixed(family, encoding), mixing_parts, model)
+    if parts is None:
+        return
+    assert len(parts) == (layers(model) if "lrpe_m" in str(encoding) else 0)
+    for one, whole in zip(parts, mixing_maps(model) if parts else [], strict=True):
+        query = whole.query[0] * whole.grid.width + whole.query[1]
+        np.testing.assert_allclose(one.total[:, query], whole.weights.reshape(whole.groups, -1), atol=1e-12)
+    if parts:
+        assert parts_sheet(parts).axes
+    else:
+        with pytest.raises(ValueError, match="`parts`"):
+            parts_sheet(parts)
+
+
+@every
+def test_the_translation_error_is_measured_in_every_layer(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model, taller=2, wider=2)
+    found = translation_error(model, x)
+    assert len(found.grids) == layers(model)
+    assert whole_patches(model, (x.shape[-2], x.shape[-1])).shape == found.grids[-1].shape
+    with pytest.raises(ValueError, match="must be a multiple of the coarsest patch"):
+        translation_error(model, x[..., 1:])
+    assert np.isfinite(found.all_patches).all() and (found.all_patches >= 0).all()
+    assert np.isfinite(found.logits) and 0 <= found.flips <= 1
+    assert np.isfinite(found.prefix).all() == all(grid.prefix for grid in found.grids)
+
+
+@every
+@torch.no_grad()
+def test_a_larger_image_is_taken_apart_in_a_model_of_one_stage(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x, larger = images(model), images(model, taller=2)
+    refused = "`model` must be a backbone of one stage with a head" if len(model.depths) > 1 else None
+    grids = result(refused, check_larger, model, x.shape[-2:], larger.shape[-2:])
+    found = result(refused, logits_of_passes, model, x, larger)
+    if found is None:
+        return
+    assert grids == (model.grid, model.grid_at(tuple(larger.shape[-2:])))
+    assert all(logits.shape == (2, CLASSES) and logits.isfinite().all() for logits in found.values())
+    torch.testing.assert_close(found["trained"], model(x))
+    torch.testing.assert_close(found["values"], model(larger))
+
+
+@every
+@torch.no_grad()
+def test_coefficients_of_the_norms_are_those_of_a_table_that_is_added_once_and_alone(family, encoding, joining):
+    model = held(family, encoding, joining)
+    with_a_table = ("ViT, DeiT", "DeiT, distilled", "ViT-Lite", "CVT", "CCT", "T2T-ViT", "CeiT", "CaiT")
+    refused = "`model` must be a backbone of one stage|`model` must add one table to the embedded tokens"
+    allowed = encoding is None and family in with_a_table
+    found = result(None if allowed else refused, norm_coefficients, model, images(model))
+    if found is not None:
+        for values in (found.tokens, found.position, found.shift):
+            assert values.shape[0] == layers(model) and values.isfinite().all()
+
+
+@every
+@torch.no_grad()
+def test_weights_go_out_under_published_names_and_come_back(tmp_path, family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model)
+    path = tmp_path / "weights.safetensors"
+    state = graticule.published_state_dict(model)
+    save_weights(state, path)
+    assert read_checkpoint(path).keys() == state.keys()
+    fresh = build(family, encoding, joining).double().eval()
+    torch.testing.assert_close(graticule.load_checkpoint(fresh, path)(x), model(x), rtol=0, atol=0)
+    draw(fresh)
+    if any(True for _ in fresh.position.parameters()):
+        load_position(fresh, path)
+        for name, value in model.position.state_dict().items():
+            torch.testing.assert_close(fresh.position.state_dict()[name], value)
+    else:
+        with pytest.raises(ValueError, match=r"the position parameters of .* neither has any"):
+            load_position(fresh, path)
+
+
+@every
+@torch.no_grad()
+def test_a_transfer_takes_all_of_the_same_model_and_the_blocks_of_one_for_another_size(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model)
+    same = build(family, encoding, joining).double().eval()
+    taken = graticule.transfer(same, model.state_dict())
+    assert {row.status for row in taken.rows} == {"loaded"}
+    torch.testing.assert_close(same(x), model(x), rtol=0, atol=0)
+    larger = model_of(family, encoding, joining)
+    larger.set_input_size((2 * model.img_size[0], model.img_size[1]))
+    larger.reset_classifier(3)
+    taken = graticule.transfer(draw(larger), model.state_dict())
+    assert {row.name for row in taken.rows if row.status == "new"} >= {"head.weight", "head.bias"}
+    assert larger(images(larger)).shape == (2, 3) and larger(images(larger)).isfinite().all()
+
+
+@every
+def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, encoding, joining):
+    model = held(family, encoding, joining)
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay())
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    mixing = {id(p) for part in model.position.modules() if isinstance(part, MixingEncoding) for p in part.parameters()}
+    assert not decayed & {id(p) for p in model.position.parameters()} - mixing
+
+
+@family_alone
+def test_checkpointing_changes_no_gradient(family):
+    gradients = []
+    for checkpointing in (False, True):
+        model = model_of(family)
+        model.set_grad_checkpointing(checkpointing)
+        torch.manual_seed(0)
+        model(images(model)).square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@family_alone
+@torch.no_grad()
+def test_the_classifier_is_replaced_and_taken_away(family):
+    model = model_of(family)
+    x = images(model)
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 3)
+    features = model.forward_head(model.forward_features(x), pre_logits=True)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(x), features)
+    assert features.shape == (2, model.num_features)
+
+
+@family_alone
+def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
+    monkeypatch.setattr(cost, "_SECONDS", 0.0)
+    model = held(family, None, "default")
+    found = cost.inference_cost(model, images(model))
+    assert found.batch == 2 and 0 < found.images_per_second < float("inf") and found.memory > 0
+
+
+@family_alone
+def test_what_was_found_is_drawn(family):
+    model = held(family, None, "default")
+    figures: list[Any] = [translation_plot({family: translation_error(model, images(model, taller=2, wider=2))})]
+    if unmixed(family, None) is None:
+        maps = mixing_maps(model)
+        figures += [mixing_sheet(maps), non_locality_plot({family: maps})]
+        if family != "GFNet":  # whose filters have no bias
+            figures.append(bias_sheet(maps))
+    elif family not in GATED:
+        figures.append(attention_sheet({family: attention_maps(model, images(model, batch=1))}))
+    if (biases := bias_maps(model)) is not None:
+        figures.append(bias_map_sheet(biases, family))
+    if own(family, None) is None:
+        found = position_correlations(model)
+        figures += [correlation_sheet(found, family), locality_plot({family: found})]
+    assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
+
+
+@family_alone
+def test_the_explorer_shows_every_layer(family):
+    model = held(family, None, "default")
+    given = ([images(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
+    if family == "MLP-Mixer":
+        with pytest.raises(ValueError, match="must have maps of position or attention"):
+            explored(model, *given)
+        return
+    (found,) = explored(model, *given).sizes
+    assert {one.layer for one in found.maps} == set(range(layers(model)))
+    for one in found.maps:  # the queries are the tokens of the layer, or those of a window
+        assert all(side <= whole for side, whole in zip(one.queries, found.grids[one.layer], strict=True))
+
+
+# Options of every family by name
+
+
+def tables(model: Any) -> list[Tensor]:
+    """Return the learnable tables of a model."""
+    return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
+
+
+@family_alone
+@pytest.mark.parametrize("joining", ["default", "unshared"])
+def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joining):
+    encoding = "learnable+sgu" if family in GATED else "learnable"
+    drawn = []
+    for std in (0.01, 0.04):
+        torch.manual_seed(2)
+        drawn.append(tables(build(family, having(encoding, learnable={"std": std}), joining)))
+    assert len(drawn[0]) == len(drawn[1]) > 0
+    for small, large in zip(*drawn, strict=True):
+        torch.testing.assert_close(4 * small, large)
+    (default, *_) = tables(build(family, encoding, joining))
+    expected = 0.2 if family in ("ViT-Lite", "CVT", "CCT") else 0.02
+    assert default.std().item() == pytest.approx(expected, rel=0.25)  # estimated from a few hundred numbers
+
+
+def test_a_language_model_draws_its_table_of_the_chosen_deviation():
+    torch.manual_seed(2)
+    model = graticule.create_language_model("lm_nano", 11, context=64, encoding="learnable(std=0.5)")
+    assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)
+
+
+@family_alone
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("encodings", "encoding"), ("image_size", "img_size"), ("join", "joining"), ("num_class", "num_classes")],
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(family, misspelt, meant):
+    name, sizes = SMALL[family]
+    for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
+        with pytest.raises(ValueError, match=f"`{misspelt}` is not an argument of {name}; did you mean .*`{meant}`"):
+            create(known, **sizes, **{misspelt: 1})
+
+
+def test_a_misspelt_argument_of_a_language_model_is_refused_too():
+    with pytest.raises(ValueError, match=r"`contexts` is not an argument of lm_nano; did you mean `context`\?"):
+        graticule.create_language_model("lm_nano", 11, contexts=8)
+
+
+def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
+    with pytest.raises(
+        ValueError, match=r"`xyz` is not an argument of vit_nano_patch4_28\. The arguments are act_layer, "
+    ):
+        graticule.create_model("vit_nano_patch4_28", xyz=1)
+
+
+# Language models, which are not backbones for images
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda model, x: attention_maps(model, x), "`model` must take images, got LanguageModel"),
+        (lambda model, x: mixing_maps(model), "`model` must mix its tokens by position"),
+        (lambda model, x: translation_error(model, x), "`model` must take images, got LanguageModel"),
+        (lambda model, x: position_correlations(model, 32), "`img_size` must be left out with a language model"),
+        (lambda model, x: graticule.fold(model, 32), "`img_size` must be left out with a language model"),
+    ],
+)
+def test_a_language_model_is_refused_where_images_are_looked_at(function, why):
+    model = graticule.create_language_model("lm_nano", 11, context=8, depth=2)
+    with pytest.raises(ValueError, match=why):
+        function(model, torch.zeros(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"), [("learnable", "lape"), ("sinusoidal_1d", "default"), ("rope_1d", "default")]
+)
+@torch.no_grad()
+def test_what_acts_on_weights_takes_a_language_model(tmp_path, encoding, joining):
+    def create(context: int = 8) -> Any:
+        options = {"context": context, "depth": 2, "encoding": encoding, "joining": joining}
+        return draw(graticule.create_language_model("lm_nano", 11, **options)).double().eval()
+
+    model, tokens = create(), torch.randint(0, 11, (2, 8))
+    expected = model(tokens)
+    torch.testing.assert_close(graticule.unfold(graticule.fold(model))(tokens), expected)
+    save_weights(graticule.published_state_dict(model), tmp_path / "weights.safetensors")
+    torch.testing.assert_close(graticule.load_checkpoint(create(), tmp_path / "weights.safetensors")(tokens), expected)
+    same = create()
+    assert {row.status for row in graticule.transfer(same, model.state_dict()).rows} == {"loaded"}
+    torch.testing.assert_close(same(tokens), expected)
+    longer = create(16)
+    graticule.transfer(longer, model.state_dict())
+    assert longer(torch.randint(0, 11, (2, 16))).isfinite().all()
+    refused = refusal("position_correlations", "bucketed_bias") if encoding == "rope_1d" else None
+    found = result(refused, position_correlations, model)
+    assert found is None or found.similarity.shape == (2, 8, 8)
+    assert next(graticule.generate(model, tokens[:, :3], 2)).shape == (2,)
+
+
+def test_a_module_that_is_no_backbone_is_refused_by_name():
+    x = torch.zeros(2, 3, 32, 32)
+    for function in (
+        lambda model: attention_maps(model, x),
+        lambda model: translation_error(model, x),
+        mixing_maps,
+        position_correlations,
+        graticule.fold,
+        lambda model: graticule.transfer(model, {}),
+        lambda model: graticule.load_checkpoint(model, "weights.safetensors"),
+        graticule.published_state_dict,
+    ):
+        with pytest.raises(ValueError, match=r"`model` must .*got Linear"):
+            function(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_classes"),
+    [
+        (Recipe(model="vit_nano_patch4_28", encoding="learnable(std=0.5)"), 10),
+        (TextRecipe(model="lm_nano", encoding="learnable(std=0.5)"), 65),
+    ],
+)
+def test_a_recipe_passes_the_standard_deviation_of_the_table_on(recipe, num_classes):
+    assert tables(build_model(recipe, num_classes=num_classes))[0].std().item() == pytest.approx(0.5, rel=0.1)
+    assert recipe.differences(dataclasses.replace(recipe, encoding="learnable")) == ["encoding"]
+    assert read_recipe(recipe.to_dict()) == recipe

@@ -1,0 +1,266 @@
+"""Public functions that take a whole model, on every family: a correct result, or a refusal listed in one table."""
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import graticule
+from graticule import testing
+from graticule.analysis.audit import audit, audit_json
+from graticule.analysis.probe import Probe
+from graticule.analysis.rotary_similarity import rotary_similarity
+from graticule.checkpoints.load import load_own
+from graticule.checkpoints.read import save_weights
+from graticule.external.open_view import view_of
+from graticule.lab.data.module import DataModule
+from graticule.lab.studies.matrix import SMALL, build
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.parts.image_causes import size_causes
+from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.training.loop import train
+from graticule.surgery.change import change_position
+from tiny import draw, shallow
+
+MIXERS = ("MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
+GATED = ("gMLP", "PosMLP", *MIXERS)
+PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", "Swin-MLP", "PosMLP")
+#: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
+WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
+#: Measurements that an audit cannot make.
+UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
+UNAVAILABLE["MViTv2"] = {"position shuffled"}  # of pooled queries and keys
+every_family = pytest.mark.parametrize("family", SMALL)
+pytestmark = pytest.mark.usefixtures("_without_gradients")
+
+
+@pytest.fixture
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@cache
+def held(family: str, encoding: str | None = None, joining: str = "default") -> Any:
+    """Return the shared model of a case, which tests must not change."""
+    torch.manual_seed(0)
+    return draw(build(family, encoding, joining)).eval().requires_grad_(False)
+
+
+def model_of(family: str, encoding: str | None = None) -> Any:
+    return copy.deepcopy(held(family, encoding))
+
+
+def images(model: Any, batch: int = 2, taller: int = 1) -> Tensor:
+    height, width = model.img_size
+    return torch.randn(batch, model.in_chans, taller * height, width)
+
+
+def refused(why: str) -> Any:
+    return pytest.raises(ValueError, match=why)
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Check that two state dicts are equal bit for bit."""
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@cache
+def digits(size: tuple[int, int]) -> DataModule:
+    data = DataModule("digits", size=size, limit_train=20, limit_test=4, eval_batch_size=4)
+    data.setup()
+    return data
+
+
+def classifier_of_digits(family: str) -> Any:
+    """Return a shallow model of gray images and ten classes."""
+    name, sizes = SMALL[family]
+    return draw(graticule.create_model(name, in_chans=1, num_classes=10, **{**sizes, **shallow(family)})).eval()
+
+
+@every_family
+def test_a_resized_model_computes_what_the_forward_pass_computed(family):
+    model = model_of(family)
+    x = images(model, taller=2)
+    passing = model(x)
+    assert graticule.resize(model, model.img_size) is model
+    assert_same(model.state_dict(), held(family).state_dict())
+    graticule.resize(model, (x.shape[-2], x.shape[-1]))
+    assert model.img_size == tuple(x.shape[-2:])
+    if family in ("Swin", "Swin V2"):  # a stage that had one window and now has several shifts them, as in timm
+        assert model(x).shape == passing.shape and model(x).isfinite().all()
+    else:
+        torch.testing.assert_close(model(x), passing)
+
+
+@every_family
+def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_changes(family):
+    mixed = {"lrpe_m", "sinusoidal_2d + sgu"}
+    for encoding in ("none", "learnable", "rope", "lrpe_m", "sinusoidal_2d + sgu"):
+        model = model_of(family)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        x = images(model)
+        expected = model(x)
+        if (encoding in mixed) != (family in GATED) or (encoding == "rope" and family in WITHOUT_PAIRS):
+            with refused("`(encoding|grid)` must"):
+                change_position(model, encoding)
+            torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+            continue
+        change_position(model, encoding, images=x)
+        assert model(x).isfinite().all()
+        assert [one.layer for one in model.certificate.drift] == list(range(sum(model.depths)))
+        others = [{k: v for k, v in state.items() if k[:8] != "position"} for state in (before, model.state_dict())]
+        assert_same(*others)
+
+
+@every_family
+def test_weights_are_exported_and_loaded_under_published_and_under_own_names(tmp_path, family):
+    model = model_of(family)
+    x = images(model)
+    exported = graticule.export(model, tmp_path / "model.safetensors")
+    assert exported.error == 0 and exported.format == "safetensors"
+    fresh = graticule.load_checkpoint(build(family), exported.path).eval()
+    torch.testing.assert_close(fresh(x), model(x))
+    other = load_own(build(family), save_weights(model.state_dict(), tmp_path / "own.safetensors"))
+    assert_same(other.state_dict(), model.state_dict())
+
+
+@every_family
+def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family):
+    model = model_of(family)
+    again = graticule.from_pretrained(model.save_pretrained(tmp_path / "saved"))
+    x = images(model)
+    assert type(again) is type(model) and again.img_size == model.img_size and not again.training
+    torch.testing.assert_close(again(x), model(x))
+    assert_same(again.state_dict(), model.state_dict())
+
+
+@every_family
+def test_nothing_is_attached_to_a_model_that_has_a_position(family):
+    model = model_of(family)
+    x = images(model)
+    expected = model(x)
+    with refused("`module` must have no position of this library"):
+        graticule.attach(model)
+    with refused("`module` must have an attached position"):
+        graticule.detach(model)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+@every_family
+def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
+    model = model_of(family)
+    height, width = model.img_size
+    given = {(height, width): images(model, 5), (2 * height, width): images(model, 5, taller=2)}
+    found = audit(model, given, timed=False, progress=False)
+    assert len(found.probes) == len(found.grids) == sum(model.depths) and not found.unknown
+    for probe, grid in zip(found.probes, found.grids, strict=True):
+        assert isinstance(probe, Probe) and probe.examples == 5 * grid.patches
+        assert probe.r2.shape == (5, 2) and np.isfinite(probe.mean[[side > 1 for side in grid.shape]]).all()
+    effects = {effect.name for effect in found.effects}
+    assert effects >= {"position zeroed", "position shuffled", "probe's directions removed"} - set(found.unavailable)
+    assert set(found.unavailable) - {"position maps"} == UNAVAILABLE.get(family, set()), found.unavailable
+    assert audit_json(found, {})
+
+
+@every_family
+def test_a_view_has_the_grid_of_every_layer(family):
+    model = held(family)
+    view = view_of(model)
+    grids = view.grids(view.img_size)
+    assert view.img_size == model.img_size and len(grids) == sum(model.depths)
+    assert [at.patches for at in grids] == [at.patches for _, at in model.each_layer(images(model))]
+
+
+@every_family
+def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(family):
+    assert rotary_similarity(held(family)) is None
+    if family in WITHOUT_PAIRS:
+        return
+    model = held(family, "rope")
+    for stage, depth in enumerate(model.depths):
+        found = rotary_similarity(model, stage=stage)
+        if family == "MViTv2":  # whose queries or keys are pooled in all layers here
+            assert found is None
+            continue
+        assert len(found.similarity) == depth
+        for source, one in zip(found.sources, found.similarity, strict=True):
+            if source is None:  # no rotation, or windows in a layer where another one has the whole grid
+                assert np.isnan(one).all()
+            else:
+                np.testing.assert_allclose(one, one.T, atol=1e-6)
+                np.testing.assert_allclose(np.diagonal(one), 1.0, atol=1e-6)
+        assert any(found.sources)
+
+
+@every_family
+def test_the_position_code_passes_every_check(family):
+    model = draw(build(family, **shallow(family))).eval()
+    found = testing.check_model(model, skip=("export", "autocast", "caches", "crop"))
+    assert {one.outcome for one in found} <= {"passed", "not applicable"}
+    assert "batch" in {one.check for one in found if one.outcome == "passed"}
+
+
+@every_family
+def test_segmentation_gives_a_class_per_pixel(family):
+    model = graticule.create_segmenter(model_of(family), 3, decoder="segmenter_linear").eval()
+    x = images(held(family), taller=2)
+    assert model(x).shape == (2, 3, *x.shape[-2:])
+
+
+@every_family
+def test_detection_gives_boxes_within_the_image(family):
+    model = graticule.create_detector(model_of(family), 3, head="fcos(score=0.0)").eval()
+    x = images(held(family), batch=1, taller=2)
+    with torch.no_grad():
+        (found,) = model(list(x))
+    height, width = x.shape[-2:]
+    assert found["boxes"].shape == (len(found["labels"]), 4) and found["boxes"].isfinite().all()
+    assert (found["boxes"] <= torch.tensor([width, height, width, height])).all() and (found["boxes"] >= 0).all()
+
+
+@every_family
+def test_scores_at_two_sizes_differ_by_the_sum_of_their_causes(family):
+    model = classifier_of_digits(family)
+    size = model.img_size
+    taller = (2 * size[0], size[1])
+    small, large = evaluate(model, digits(size), [size, taller], progress=False, measure_cost=False)
+    assert small.size == size and large.size == taller and 0 < small.loss < float("inf")
+    if family in PYRAMIDS:
+        with refused("`model` must be a backbone of one stage"):
+            size_causes(model, digits(size), taller, progress=False)
+        return
+    found = size_causes(model, digits(size), taller, progress=False)
+    assert found.top1 == pytest.approx((small.top1, large.top1))
+    assert sum(part.loss for part in found.parts.values()) == pytest.approx(large.loss - small.loss, abs=1e-4)
+
+
+@every_family
+def test_a_run_trains_every_parameter_and_is_opened(tmp_path, family):
+    name, sizes = SMALL[family]
+    given = {**sizes, **shallow(family)}
+    side, encoding = given.pop("img_size"), given.pop("encoding", None)
+    small: Any = {"limit_train": 10, "limit_test": 10, "batch_size": 10, "epochs": 1, "accelerator": "cpu"}
+    words = tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
+    chosen = {} if encoding is None else {"encoding": encoding}
+    recipe = Recipe(model=name, model_kwargs=words, img_size=(side, side), **chosen, **small)
+    run = train(recipe, tmp_path / "run", progress=False)
+    model = run.model()
+    start = graticule.lab.training.build_model(recipe, num_classes=10)
+    assert run.finished and model(torch.zeros(1, model.in_chans, side, side)).shape == (1, 10)
+    assert start.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("family", ["Swin", "SAM"])
+def test_a_table_is_measured_against_a_rotation_only_where_layers_see_the_whole_grid(family):
+    model = copy.deepcopy(held(family, "learnable"))
+    change_position(model, "rope")
+    whole = model.global_layers if family == "SAM" else ()
+    known = {share.layer for share in model.certificate.shares if share.term == "table in the logits"}
+    assert known == set(whole)

@@ -1,0 +1,404 @@
+"""Names are built into modules: valid pairs, numbers of parameters, and refusals."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid, LayerPosition, build_position, encodings
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
+from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.encodings.shaw import ShawBias
+from graticule.encodings.sinusoidal import Sinusoidal2d
+from graticule.position.displacement import TokenMlp
+from graticule.position.joining import JOININGS, Lape, Unshared
+from graticule.position.position import ENCODINGS, NoPosition
+from in_turn import in_turn
+from tiny import DEPTH, DIM, TOKENS, count, images, spec, takes, tiny
+
+GRID = Grid(4, 4, prefix=1)
+
+TABLE = TOKENS * DIM
+
+
+def build(encoding="learnable", joining="default", **kwargs):
+    return build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=joining, **kwargs)
+
+
+@in_turn("encoding", ENCODINGS)
+def test_a_pair_is_built_or_refused_with_a_reason(encoding):
+    flat = Grid(4, 4)
+    mixes = issubclass(ENCODINGS[encoding], TokenMixing)
+    for joining in JOININGS:
+        if mixes and joining == "default":
+            given = build_position(flat, dim=24, depth=3, num_heads=3, encoding=encoding)(flat)
+            for one in given:
+                if isinstance(one.mixing, TokenMlp):
+                    assert one.mixing.first.shape[1] == one.mixing.second.shape[0] == 16
+                else:
+                    weights = one.mixing if isinstance(one.mixing, torch.Tensor) else one.mixing.weights
+                    assert weights.shape[1:] == (16, 16)
+            assert len(given) == DEPTH
+            with pytest.raises(ValueError, match="`grid` must have no prefix tokens"):  # they have no position
+                build(encoding)
+        elif takes(joining, encoding):
+            assert len(build(encoding, joining)(GRID)) == DEPTH, joining
+        else:
+            with pytest.raises(ValueError, match=rf"`joining` must (be .*|not be )'.*{joining}"):
+                build(encoding, joining)
+
+
+def test_every_file_of_the_folder_is_imported_and_its_classes_are_public():
+    files = {path.stem for path in Path(encodings.__file__).parent.glob("[!_]*.py")}
+    imported = {name.removeprefix("graticule.encodings.") for name in sys.modules if name.startswith("graticule.enc")}
+    assert files <= imported
+    ours = [kind for kind in ENCODINGS.values() if kind.__module__.startswith("graticule.")]
+    assert ours and all(getattr(encodings, kind.__name__) is kind for kind in ours)
+    assert {kind.__name__ for kind in ours} <= set(encodings.__all__)
+    assert graticule.list_encodings() == list(ENCODINGS) and graticule.list_joinings() == list(JOININGS)
+    assert graticule.list_decompositions()[0] == "w"
+    assert graticule.list_decompositions()[-1] == "layer_norm"
+
+
+def test_names_become_the_classes_of_their_names():
+    position = build("sinusoidal_2d", "lape")
+    assert isinstance(position.encodings[0], Sinusoidal2d)
+    assert type(position.joining) is Lape
+    assert isinstance(build("none"), NoPosition)
+    assert [type(bias) for bias in build("relative_bias").encodings] == [RelativeBias] * DEPTH
+    assert [type(bias) for bias in build("relative_bias", "lape").encodings] == [NormalizedBias] * DEPTH
+    assert [type(bias) for bias in build("shaw").encodings] == [ShawBias] * DEPTH
+    assert [type(peg) for peg in build("peg").pegs.values()] == [Peg]
+    assert [type(peg) for peg in build("peg(acts_on='queries_keys')").inputs.values()] == [QueryKeyPeg]
+    assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining", "extra"),
+    [
+        ("none", "default", -TABLE),
+        ("learnable", "shared", 0),
+        ("learnable", "unshared", (DEPTH - 1) * TABLE),
+        ("learnable", "lape_sharing", 2 * DIM * DEPTH),
+        ("learnable", "lape", 2 * DIM * DEPTH),
+        ("sinusoidal_1d", "default", 0),
+        ("sinusoidal_2d", "lape", 2 * DIM * DEPTH),
+        ("relative_bias", "default", -TABLE + DEPTH * 7 * 7 * 3),
+        ("shared_relative_bias", "default", -TABLE + 7 * 7 * 3),
+        ("learnable+shared_relative_bias", "lape", 2 * DIM * DEPTH + 7 * 7 * 3),
+        ("relative_bias", "lape", -TABLE + DEPTH * (7 * 7 * 3 + 2 * 16)),
+        ("learnable+relative_bias", "lape", 2 * DIM * DEPTH + DEPTH * 7 * 7 * 3),
+        ("shaw", "default", -TABLE + DEPTH * 2 * 17 * 8),
+        ("peg", "default", -TABLE + DIM * 10),
+        ("peg+learnable", "lape", 2 * DIM * DEPTH + DIM * 10),
+        ("convolutional_projection", "default", -TABLE + 3 * DIM * 10),
+        ("peg+convolutional_projection+shaw", "default", -TABLE + 4 * DIM * 10 + DEPTH * 2 * 17 * 8),
+    ],
+)
+def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
+    assert count(tiny(encoding, joining)) - count(tiny("learnable", "default")) == extra
+
+
+@pytest.mark.parametrize("eta", range(1, DEPTH + 1))
+@pytest.mark.parametrize(
+    ("encoding", "joining", "each", "less"),
+    [
+        ("learnable", "shared", 0, 0),
+        ("learnable", "unshared", TABLE, TABLE),
+        ("learnable", "lape", 2 * DIM, 0),
+        ("learnable", "lape_sharing", 2 * DIM, 0),
+        ("relative_bias", "default", 147, TABLE),
+        ("shaw", "default", 2 * 17 * 8, TABLE),
+    ],
+)
+def test_eta_joined_layers_have_eta_times_the_parameters_of_one(encoding, joining, each, less, eta):
+    default = count(tiny("learnable", "default"))
+    assert count(tiny(encoding, spec(joining, layers=eta))) - default == each * eta - less
+
+
+@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
+def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
+    default = count(tiny("learnable", "default"))
+    counts = [
+        count(tiny("learnable", spec(joining, decomposition=name))) - default
+        for name in graticule.list_decompositions()
+    ]
+    assert counts == [DEPTH * own for own in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
+
+
+@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
+def test_the_decomposition_layer_norm_is_lape(joining):
+    named, default = (
+        tiny("learnable", spec(joining, decomposition="layer_norm")).eval(),
+        tiny("learnable", joining).eval(),
+    )
+    default.load_state_dict(named.state_dict(), strict=True)
+    x = images()
+    assert torch.equal(named(x), default(x))
+
+
+def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():
+    positions = build("learnable+relative_bias", "lape")(GRID)
+    for position in positions:
+        assert position.pre is None
+        assert position.inner.shape == (TOKENS, DIM)
+        assert position.bias.shape == (3, TOKENS, TOKENS)
+        assert position.bias.abs().max() < 0.2  # as drawn: not normalized
+
+
+def test_the_order_of_the_names_does_not_matter():
+    a, b = build("learnable+relative_bias", "lape"), build("relative_bias+learnable", "lape")
+    assert count(a) == count(b)
+    assert [[field is None for field in layer] for layer in a(GRID)] == [
+        [field is None for field in layer] for layer in b(GRID)
+    ]
+
+
+def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
+    positions = build("relative_bias", "default(layers=1)")(GRID)
+    assert positions[0].bias is not None
+    assert positions[1:] == [LayerPosition()] * 2
+
+
+REFUSED = [
+    ({"encoding": "learnabel"}, r"`encoding` must be one of .*got 'learnabel'; did you mean 'learnable'"),
+    ({"encoding": "sinusoidal"}, r"got 'sinusoidal'; did you mean 'sinusoidal_\dd' or 'sinusoidal_\dd'"),
+    ({"encoding": "learnable+relatve_bias"}, r"got 'relatve_bias'; did you mean 'relative_bias'"),
+    ({"encoding": ""}, r"`encoding` must be a name, .*got ''"),
+    ({"joining": "lap"}, r"`joining` must be one of .*got 'lap'; did you mean 'lape'"),
+    ({"joining": "LaPE!?"}, r"`joining` must be a name, .*got 'LaPE!\?'"),
+    ({"joining": "lape+default"}, r"`joining` must be one joining, got lape\+default"),
+    (
+        {"joining": "lape(decomposition='layernorm')"},
+        r"`decomposition` of joining lape must be .*'layer_norm'.*got 'layernorm'",
+    ),
+    ({"joining": "default(decomposition='norm')"}, r"`joining` default must not have the option 'decomposition'"),
+    ({"joining": "shared(decomposition='norm')"}, r"the options are layers"),
+    (
+        {"encoding": "relative_bias", "joining": "lape(decomposition='norm')"},
+        r"`decomposition` must go with an absolute encoding",
+    ),
+    ({"joining": "lape(over='heads')"}, r"`over` must be left out unless a relative bias is joined"),
+    ({"joining": "default(layers=2)"}, r"`layers` must be left out with joining 'default'"),
+    ({"joining": "lape(layers=0)"}, r"`layers` must be from 1 to .*3, got 0"),
+    ({"joining": "lape(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
+    ({"encoding": "relative_bias", "joining": "default(layers=4)"}, r"`layers` must be from 1 to .*3, got 4"),
+    ({"encoding": "none", "joining": "lape"}, r"`joining` must be 'default' with encoding 'none'.*got 'lape'"),
+    ({"encoding": "none+learnable"}, r"`encoding` must name each encoding once per layer, and 'none' alone"),
+    ({"encoding": "learnable+learnable"}, r"`encoding` must name each encoding once"),
+    ({"encoding": "learnable+sinusoidal_1d"}, r"one absolute encoding at most, got learnable and sinusoidal_1d"),
+    ({"encoding": "sinusoidal_1d", "joining": "unshared"}, r"`joining` must not be 'unshared' .*'sinusoidal_1d'"),
+    ({"encoding": "sinusoidal_2d", "joining": "unshared"}, r"`joining` must not be 'unshared' .*'sinusoidal_2d'"),
+    ({"encoding": "relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*got 'shared'"),
+    ({"encoding": "pge"}, r"`encoding` must be one of .*got 'pge'; did you mean .*'peg'"),
+    ({"encoding": "learnable+shaww"}, r"got 'shaww'; did you mean 'shaw'\?"),
+    ({"encoding": "peg+peg"}, r"`encoding` must name each encoding once"),
+    ({"encoding": "none+peg"}, r"`encoding` must name each encoding once per layer, and 'none' alone"),
+    ({"encoding": "peg", "joining": "lape"}, r"`joining` must be 'default' with encoding 'peg'.*got 'lape'"),
+    ({"encoding": "peg", "joining": "shared"}, r"`joining` must be 'default' with encoding 'peg'.*got 'shared'"),
+    (
+        {"encoding": "peg+convolutional_projection", "joining": "lape"},
+        r"`joining` must be 'default' with encoding 'peg \+ convolutional_projection'.*got 'lape'",
+    ),
+    (
+        {"encoding": "peg+shaw", "joining": "lape"},
+        r"`joining` must be 'default' with encoding 'peg \+ shaw'.*got 'lape'",
+    ),
+    ({"encoding": "peg+relative_bias", "joining": "shared"}, r"`joining` must be 'default' or 'lape'.*'shared'"),
+    ({"encoding": "peg", "joining": "default(layers=1)"}, r"`layers` of the joining must be left out .*'peg'"),
+    ({"encoding": "none", "joining": "default(layers=2)"}, r"`layers` of the joining must be left out .*'none'"),
+    ({"encoding": "peg", "joining": "lape(decomposition='norm')"}, r"there is nothing to join, got 'lape'"),
+    (
+        {"encoding": "peg+learnable", "joining": "default(layers=2)"},
+        r"`layers` must be left out with joining 'defa",
+    ),
+    ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
+    ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
+    ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),
+    ({"encoding": "shaw(clip=1.5)"}, r"`clip` of encoding shaw .*got 1.5"),
+    ({"encoding": "sinusoidal_2d(std=1.0)"}, r"must not have the option 'std': the options are temperature"),
+    ({"encoding": "learnable(std=0.0)"}, r"`std` must be positive, got 0.0"),
+    ({"encoding": "learnable(std=1e999)"}, r"`std` must be finite, got inf"),
+    ({"encoding": "learnable(std='1')"}, r"`std` of encoding learnable .*got '1'"),
+    ({"encoding": "shaw", "joining": "default(layers=0)"}, r"`layers` must be from 1 to .*3, got 0"),
+]
+
+
+def test_what_cannot_be_is_refused_by_name():
+    for kwargs, message in REFUSED:
+        try:
+            build(**kwargs)
+        except ValueError as error:
+            assert re.search(message, str(error)), (kwargs, str(error))
+        else:
+            raise AssertionError(f"{kwargs} must be refused")
+
+
+@pytest.mark.parametrize(("encoding", "dim"), [("sinusoidal_1d", 25), ("sinusoidal_2d", 26)])
+def test_a_dim_that_the_formula_cannot_fill_is_refused(encoding, dim):
+    with pytest.raises(ValueError, match=f"`dim` must be a multiple of .*got {dim}"):
+        build_position(GRID, dim=dim, depth=3, num_heads=3, encoding=encoding)
+
+
+def test_as_many_encodings_as_the_joining_takes():
+    with pytest.raises(ValueError, match="`encodings` must be as many as Unshared takes, 3, got 1"):
+        JoinedPosition([Learnable(GRID, 24)], Unshared(3))
+    with pytest.raises(ValueError, match="`biases` must be from 1 to 3, one per layer, got 4"):
+        BiasPosition([RelativeBias(GRID, 3) for _ in range(4)], 3)
+
+
+def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
+    position = build("peg")
+    assert isinstance(position, BetweenBlocks)
+    assert list(position.pegs) == ["0"]
+    convolution = position.pegs["0"].proj[0]
+    assert (convolution.kernel_size, convolution.groups, convolution.padding_mode) == ((3, 3), DIM, "zeros")
+    assert convolution.bias is not None
+    assert len(position.pegs["0"].proj) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [
+        ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
+        ({"kernel": 7}, lambda p: p.pegs["0"].proj[0].kernel_size == (7, 7)),
+        ({"convolution": "separable"}, lambda p: [c.kernel_size for c in p.pegs["0"].proj] == [(3, 3), (1, 1)]),
+        ({"convolution": "dense"}, lambda p: p.pegs["0"].proj[0].groups == 1),
+        ({"layers": 2}, lambda p: len(p.pegs["0"].proj) == 6),
+        ({"padding": "circular"}, lambda p: p.pegs["0"].proj[0].padding_mode == "circular"),
+        ({"padding": "none"}, lambda p: p.pegs["0"].margin == 1),
+        ({"bias": False}, lambda p: p.pegs["0"].proj[0].bias is None),
+        ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
+        ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "effect",
+)
+def test_every_option_of_a_peg_has_its_effect(form, found):
+    plain = build("peg")
+    assert found(build(spec("peg", **form)))
+    assert found(build(Peg.options(**form)))  # the text and the Python object are equivalent
+    assert not found(plain)
+
+
+def test_the_options_of_a_convolutional_projection_have_their_effect():
+    form = {"places": (-1, 1), "kernel": 5, "padding": "circular", "bias": False, "frozen": True}
+    position = build(spec("convolutional_projection", **form))
+    assert isinstance(position, BeforeProjections)
+    assert list(position.inputs) == ["0", "2"]
+    convolution = position.inputs["2"].k
+    assert (convolution.kernel_size, convolution.padding_mode, convolution.bias) == ((5, 5), "circular", None)
+    assert not any(parameter.requires_grad for parameter in position.parameters())
+
+
+@pytest.mark.parametrize(
+    "form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}], ids=str
+)
+def test_options_that_a_convolutional_projection_has_not_are_refused(form):
+    known = "he options are kernel, padding, bias, places, frozen"
+    with pytest.raises(ValueError, match=f"`encoding` convolutional_projection must not have the option .*{known}"):
+        build(spec("convolutional_projection", **form))
+
+
+def test_a_place_may_be_given_as_a_number_or_as_a_sequence():
+    assert list(build("peg(places=2)").pegs) == list(build("peg(places=[2])").pegs) == ["2"]
+    assert list(build("peg(places=(0, -1))").pegs) == ["first", "0"]
+
+
+def test_the_order_of_places_does_not_matter():
+    a, b = build("peg(places=[2, -1, 0])"), build("peg(places=[-1, 0, 2])")
+    assert list(a.state_dict()) == list(b.state_dict())
+
+
+@pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1)], ids=repr)
+def test_places_that_are_no_different_layers_are_refused(places):
+    with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"):
+        build(spec("peg", places=places))
+
+
+@pytest.mark.parametrize("places", [("0",), "12", (0.5,), None, True], ids=repr)
+def test_places_that_are_no_whole_numbers_are_refused(places):
+    with pytest.raises(ValueError, match="`places` of encoding peg must be"):
+        build(spec("peg", places=places))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
+        ({"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
+        ({"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
+        ({"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
+        ({"kernel": 4}, r"`kernel` must be odd, so that it has a center, got 4"),
+        ({"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
+        ({"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
+        ({"layers": 0}, r"`layers` must be at least 1, got 0"),
+        ({"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
+        ({"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
+        ({"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
+    ],
+    ids=str,
+)
+def test_options_of_a_peg_that_cannot_be_are_refused_by_name(form, message):
+    with pytest.raises(ValueError, match=message):
+        build(spec("peg", **form))
+
+
+@pytest.mark.parametrize("place", [2, -2])
+def test_a_place_without_a_layer_after_it_is_refused_for_a_convolutional_projection(place):
+    with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
+        build(spec("convolutional_projection", places=place))
+
+
+def test_a_convolutional_projection_without_padding_is_refused():
+    with pytest.raises(ValueError, match="`padding` must keep the grid's size to convolve queries, got 'none'"):
+        build("convolutional_projection(padding='none')")
+
+
+def test_two_makers_of_the_inputs_of_one_layer_are_refused():
+    """A PEG of queries and keys at the insert position of a convolutional projection."""
+    both = build("peg(acts_on='queries_keys')+convolutional_projection")
+    with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most"):
+        both(GRID)
+    build("peg(acts_on='queries_keys', places=1)+convolutional_projection")(GRID)
+
+
+@pytest.mark.parametrize("joining", graticule.list_joinings())
+@pytest.mark.parametrize("conditional", ["peg", "convolutional_projection", "shaw"])
+def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(conditional, joining):
+    alone, table = build(conditional)(GRID), build("learnable", joining)(GRID)
+    both = build(f"{conditional}+learnable", joining)(GRID)
+    for layer, (mine, own, joined) in enumerate(zip(both, alone, table, strict=True)):
+        for field, value in zip(mine._fields, mine, strict=True):
+            told = getattr(own, field) is not None or getattr(joined, field) is not None
+            assert (value is not None) == told, (layer, field)
+
+
+def test_joined_layers_are_those_of_the_table_beside_a_peg():
+    positions = build("peg(places=[0, 1, 2])+learnable", "lape(layers=1)")(GRID)
+    assert [position.inner is not None for position in positions] == [True, False, False]
+    assert [position.after is not None for position in positions] == [True] * 3
+
+
+def test_lape_normalises_a_relative_bias_beside_a_peg():
+    parts = build("peg+relative_bias", "lape").parts
+    assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH
+
+
+def test_eta_leaves_the_later_layers_without_shaws_bias():
+    positions = build("shaw", "default(layers=2)")(GRID)
+    assert [position.bias is not None for position in positions] == [True, True, False]
+    assert callable(positions[0].bias)
+
+
+def test_shaw_shares_the_channels_of_a_head():
+    encoding = build("shaw(clip=3)").encodings[0]
+    assert encoding.relative_position_x.shape == (7, DIM // 3)
+    assert encoding.clip == 3

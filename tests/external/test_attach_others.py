@@ -1,0 +1,422 @@
+"""Attaching a position to models of transformers and torchvision, and to user-defined modules."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torchvision.models import VisionTransformer
+
+import graticule
+from graticule import attach, detach
+from graticule.surgery.attach_attention import find_ways
+from graticule.surgery.attach_survey import find_blocks, survey
+from graticule.surgery.change import change_position
+from tiny import DIM, draw, images, tiny
+
+SMALL = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "layer_norm_eps": 1e-6,
+}
+VIT = {"blocks": "layers.*", "norm": "layernorm_before"}
+DINOV2 = {"blocks": "encoder.layer.*"}
+TORCHVISION = {"blocks": "encoder.layers.*", "norm": "ln_1"}
+
+
+def huggingface_vit():
+    """Return a ViT of transformers."""
+    config = transformers.ViTConfig(**SMALL, hidden_act="gelu", attn_implementation="sdpa")
+    return transformers.ViTModel(config, add_pooling_layer=False)
+
+
+def huggingface_dinov2():
+    """Return a DINOv2 of transformers."""
+    config = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**config))
+
+
+def torchvision_vit():
+    """Return torchvision's ViT."""
+    return VisionTransformer(32, 8, 3, 3, DIM, 96, num_classes=5)
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Return small models of other libraries in float64 with random parameters, and the arguments of `attach`."""
+    torch.manual_seed(0)
+    made = {
+        "vit": (huggingface_vit, VIT),
+        "dinov2": (huggingface_dinov2, DINOV2),
+        "torchvision": (torchvision_vit, TORCHVISION),
+    }
+    return {name: (draw(build()).double().eval(), how) for name, (build, how) in made.items()}
+
+
+def tokens(model, x, **options):
+    """Return the tokens after the final norm, (B, N, D), of any of the models."""
+    if isinstance(model, VisionTransformer):
+        x = model._process_input(x)
+        return model.encoder(torch.cat([model.class_token.expand(len(x), -1, -1), x], 1))
+    out = model.forward_features(x) if hasattr(model, "forward_features") else model(x, **options)
+    return out if isinstance(out, torch.Tensor) else out.last_hidden_state
+
+
+def same(found, expected, atol=1e-10):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def as_ours(model):
+    """Return the weights of a model under our names, without its position."""
+    renamed = [
+        *[("embeddings.cls_token", "cls_token"), ("class_token", "cls_token"), ("heads.head", "head")],
+        *[("layernorm.", "norm."), ("encoder.ln.", "norm."), ("self_attention.in_proj_", "attn.qkv.")],
+        *[("embeddings.patch_embeddings.projection", "patch_embed.proj"), ("conv_proj", "patch_embed.proj")],
+        *[("encoder.layers.encoder_layer_", "blocks."), ("encoder.layer.", "blocks."), ("layers.", "blocks.")],
+        *[("layernorm_before", "norm1"), ("layernorm_after", "norm2"), ("ln_1", "norm1"), ("ln_2", "norm2")],
+        *[("self_attention.out_proj", "attn.proj"), ("attention.o_proj", "attn.proj")],
+        *[("mlp.0.", "mlp.fc1."), ("mlp.3.", "mlp.fc2.")],
+    ]  # fmt: skip
+    found = {}
+    for name, value in model.state_dict().items():
+        for theirs, own in renamed:
+            name = name.replace(theirs, own)
+        found[name] = value
+    for name in [name for name in found if "attention.q_proj" in name]:
+        parts = [found.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        found[name.replace("attention.q_proj", "attn.qkv")] = torch.cat(parts)
+    return {name: value for name, value in found.items() if "position" not in name and "pos_embedding" not in name}
+
+
+JOININGS = [
+    *[("learnable", name) for name in graticule.list_joinings()],
+    ("relative_bias", "default"),
+    ("peg(places=[-1, 1]) + learnable", "lape"),
+]
+
+
+def test_models_of_others_compute_what_the_built_in_model_computes(models):
+    x = images(dtype=torch.float64)
+    for name in ("vit", "torchvision"):
+        stock, how = models[name]
+        for encoding, joining in JOININGS:
+            if (name, joining) == ("torchvision", "tupe"):
+                continue
+            built_in = draw(tiny(encoding, joining, num_classes=0 if name == "vit" else 5)).double().eval()
+            left = built_in.load_state_dict(as_ours(stock), strict=False)
+            assert not left.unexpected_keys and all(key.startswith("position.") for key in left.missing_keys)
+            model = attach(copy.deepcopy(stock), encoding, joining, start="new", **how)
+            model.graticule.position.load_state_dict(built_in.position.state_dict())
+            with torch.no_grad():
+                same(tokens(model, x), built_in.forward_features(x))
+
+
+def test_models_of_others_start_as_the_built_in_model_whose_position_is_changed(models):
+    for name, own in (("vit", "embeddings.position_embeddings"), ("torchvision", "encoder.pos_embedding")):
+        stock, how = models[name]
+        for encoding, joining in (("learnable", "lape"), ("relative_bias", "default")):
+            built_in = tiny(num_classes=0 if name == "vit" else 5).double().eval()
+            built_in.load_state_dict(as_ours(stock), strict=False)
+            table = built_in.position.encodings[0].pos_embed
+            with torch.no_grad():
+                table.copy_(stock.get_parameter(own))
+            change_position(built_in, encoding, joining)
+            model = attach(copy.deepcopy(stock), encoding, joining, **how)
+            for key, value in built_in.position.state_dict().items():
+                same(model.graticule.position.state_dict()[key], value)
+
+
+def test_torchvision_refuses_tupe_because_its_queries_cannot_be_reached(models):
+    stock, how = models["torchvision"]
+    message = "`query_scale`: MultiheadAttention gives no access to its queries between projection and logits"
+    with pytest.raises(ValueError, match=message):
+        attach(stock, "learnable", "tupe", **how)
+
+
+def test_every_model_is_copied_loaded_trained_and_detached_as_it_was(models):
+    x = images(dtype=torch.float64)
+    for name, (stock, how) in models.items():
+        for encoding, joining in (("learnable + peg", "lape"), ("learnable", "queries_keys")):
+            before = tokens(stock, x)
+            model = attach(copy.deepcopy(stock), encoding, joining, **how)
+            draw(model.graticule)
+            found = tokens(model, x)
+            assert not torch.allclose(found, before)
+            other = attach(copy.deepcopy(stock), encoding, joining, **how)
+            other.load_state_dict(model.state_dict())
+            assert torch.equal(tokens(other, x), found) and torch.equal(tokens(copy.deepcopy(model), x), found), name
+            tokens(model, x).pow(3).sum().backward()
+            assert all(p.grad is not None and p.grad.any() for p in model.graticule.parameters()), name
+            names = list(stock.state_dict())
+            assert list(detach(model).state_dict()) == names and torch.equal(tokens(model, x), before), name
+
+
+def test_the_position_follows_the_size_of_each_image(models):
+    x = images(24, 40, dtype=torch.float64)
+    for name, options in (("vit", {"interpolate_pos_encoding": True}), ("dinov2", {})):
+        stock, how = models[name]
+        model = attach(copy.deepcopy(stock), "learnable", "default", **how)
+        grid = graticule.Grid(3, 5, prefix=1)
+        table = model.graticule.position(grid)[0].pre
+        assert table.shape == (16, DIM)
+        entered = []
+        model.get_submodule(how["blocks"].replace("*", "0")).register_forward_pre_hook(
+            lambda block, args, entered=entered: entered.append(args[0])
+        )
+        tokens(model, x, **options)
+        nn.init.zeros_(model.graticule.position.encodings[0].pos_embed)
+        tokens(model, x, **options)
+        same(entered[0] - entered[1], table.expand(2, -1, -1))
+
+
+def test_a_model_of_transformers_compiles_as_one_graph(models):
+    stock, how = models["vit"]
+    model = copy.deepcopy(stock)
+    del model.layers[1:]
+    attach(model, "learnable", "lape", **how)
+    x = images(dtype=torch.float64)
+    same(torch.compile(model, fullgraph=True, backend="eager")(x).last_hidden_state, tokens(model, x))
+
+
+class Own(nn.Module):
+    """A user-defined transformer: patches by a linear layer, blocks that are called by keyword."""
+
+    def __init__(self, parallel: bool = False) -> None:
+        super().__init__()
+        self.patches = nn.Linear(3 * 8 * 8, DIM)
+        self.layers = nn.ModuleList(Unpacked(parallel) for _ in range(2))
+
+    def embed(self, x):
+        return self.patches(x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(tokens=x)
+        return x
+
+
+class OwnBlock(nn.Module):
+    """Attention of one head, with an MLP after it or parallel to it."""
+
+    def __init__(self, parallel: bool = False) -> None:
+        super().__init__()
+        self.parallel = parallel
+        self.before = nn.LayerNorm(DIM)
+        self.q, self.k, self.v = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.ffn = nn.Linear(DIM, DIM)
+
+    def forward(self, tokens):
+        y = self.before(tokens)
+        attended = nn.functional.scaled_dot_product_attention(self.q(y), self.k(y), self.v(y))
+        return tokens + attended + self.ffn(y if self.parallel else attended), "more"
+
+
+class Unpacked(OwnBlock):
+    """Returns only its tokens."""
+
+    def forward(self, tokens):
+        return super().forward(tokens)[0]
+
+
+def own(parallel=False, kind=Own):
+    """Return a user-defined module, with the same parameters each time."""
+    torch.manual_seed(5)
+    return draw(kind(parallel)).double().eval()
+
+
+OWN = {
+    "blocks": "layers.*",
+    "norm": "before",
+    "patch_grid": (4, 4),
+    "example": torch.zeros(2, 3, 32, 32, dtype=torch.float64),
+}
+
+
+def test_a_module_of_ones_own_gets_the_sum_of_its_tokens_and_the_table():
+    x = images(dtype=torch.float64)
+    module = own()
+    with torch.no_grad():
+        table = attach(own(), **OWN).graticule.position.encodings[0].pos_embed.normal_().clone()
+        y = module.embed(x) + table
+        for layer in module.layers:
+            y = layer(y)
+        attached = attach(own(), **OWN)
+        attached.graticule.position.encodings[0].pos_embed.copy_(table)
+        same(attached(x), y)
+
+
+def test_tokens_may_come_before_samples():
+    class EncoderFirst(nn.Module):
+        """PyTorch's own layers, pre-norm, with tokens (N, B, D) or (B, N, D)."""
+
+        def __init__(self, batch_first: bool) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, DIM, 8, 8)
+            self.pos_embed = nn.Parameter(torch.zeros(1, 16, DIM))
+            layer = nn.TransformerEncoderLayer(DIM, 3, 48, dropout=0.0, norm_first=True, batch_first=batch_first)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.batch_first = batch_first
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).transpose(1, 2) + self.pos_embed
+            return self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+
+    state = draw(EncoderFirst(True)).double().state_dict()
+    x = images(dtype=torch.float64, batch=3)
+    for encoding, joining in (("learnable", "lape"), ("learnable + relative_bias", "queries_keys"), ("peg", "default")):
+        found = []
+        for batch_first in (True, False):
+            module = EncoderFirst(batch_first).double().eval()
+            module.load_state_dict(state)
+            attach(module, encoding, joining, blocks="encoder.layers.*", remove="pos_embed", example=x)
+            assert module.graticule.sequence_first != batch_first and module.graticule.grid.prefix == 0
+            with torch.no_grad():
+                found.append(module(x))
+                torch.manual_seed(7)
+                draw(module.graticule)
+                found.append(module(x))
+        same(found[0], found[2])
+        same(found[1], found[3])
+        with torch.no_grad():
+            assert not torch.allclose(detach(module)(x), found[1])
+
+
+def test_a_sequential_calls_what_is_attached_to_it_without_effect():
+    class Patches(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).flatten(2).transpose(1, 2)
+
+    class Blocks(nn.Sequential):
+        pass
+
+    torch.manual_seed(0)
+    module = nn.Sequential(Patches(3, DIM, 8, 8), Blocks(Unpacked(), Unpacked())).double()
+    x = images(dtype=torch.float64)
+    options = {"blocks": "1.*", "norm": "before", "example": x, "patch_grid": (4, 4)}
+    with torch.no_grad():
+        before = module(x)
+        attach(module, "none", **options)
+        assert torch.equal(module(x), before)
+        detach(attach_again := module)
+        assert attach_again is module and torch.equal(module(x), before) and len(module) == 2
+
+
+def test_a_block_that_returns_more_than_tokens_keeps_it():
+    module = nn.Module()
+    module.layers = nn.ModuleList([draw(OwnBlock()).double()])
+    module.forward = lambda x: module.layers[0](x)
+    x = torch.randn(2, 16, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        attach(module, "peg", blocks="layers.*", norm="before", patch_grid=(4, 4), example=x)
+        expected = module.graticule.position.pegs["0"](module.layers[0].forward(x)[0], graticule.Grid(4, 4))
+        found, more = module(x)
+    same(found, expected)
+    assert more == "more"
+
+
+def test_modules_of_ones_own_that_do_not_fit_are_refused_with_the_reason():
+    class Pyramid(Own):
+        def forward(self, x):
+            return self.layers[1](self.layers[0](self.patches(x))[:, ::2])
+
+    class Unused(Own):
+        def forward(self, x):
+            return self.layers[0](self.patches(x))
+
+    rows = torch.zeros(2, 16, 192)
+    several = r"on one grid .*got tokens of \(2, 16, 24\) and \(2, 8, 24\); attach does not support pyramids"
+    for module, options, message in (
+        (own(), {"patch_grid": None}, "`patch_grid` must be given: no convolution before the blocks"),
+        (own(), {"example": None}, "`example` must be given for Own, which does not say the shape of its inputs"),
+        (own(parallel=True), {"joining": "lape"}, "gives layers `inner`: the normalized tokens go to ffn, too"),
+        (own(), {"joining": "tupe"}, "`bias`: Linear has no argument `attn_mask`"),
+        (own(), {"encoding": "relative_bias"}, "`bias`: Linear has no argument `attn_mask`"),
+        (own(kind=Pyramid).float(), {"example": rows}, several),
+        (own(kind=Unused).float(), {"example": rows}, "in the order of their names; layers.1 was not called"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attach(module, **{**OWN, **options})
+        assert not hasattr(module, "graticule")
+    taken = own()
+    taken.graticule = nn.Identity()
+    with pytest.raises(ValueError, match="`module` must have no attribute 'graticule'"):
+        attach(taken, **OWN)
+
+
+def test_several_embeddings_have_to_be_named():
+    module = own()
+    module.pos_embed, module.decoder = nn.Parameter(torch.ones(1, 16, DIM)), nn.Module()
+    module.decoder.pos_embed = nn.Parameter(torch.ones(1, 16, DIM))
+    with pytest.raises(ValueError, match=r"`remove` must name .* of pos_embed, decoder.pos_embed; \(\) keeps all"):
+        attach(module, **OWN)
+    attach(module, **OWN, remove="decoder.pos_embed")
+    assert module.pos_embed.any() and not module.decoder.pos_embed.any()
+
+
+def test_a_mask_that_attention_already_has_is_kept():
+    class Masked(nn.Module):
+        """One block whose attention is called with a mask."""
+
+        def __init__(self, mask):
+            super().__init__()
+            self.mask = mask
+            self.blocks = nn.ModuleList([nn.Module()])
+            self.blocks[0].norm1 = nn.LayerNorm(DIM)
+            self.blocks[0].attn = nn.MultiheadAttention(DIM, 3, batch_first=True)
+            self.blocks[0].forward = lambda x: self.attend(x)
+
+        def attend(self, x):
+            y = self.blocks[0].norm1(x)
+            return self.blocks[0].attn(y, y, y, attn_mask=self.mask, need_weights=False)[0]
+
+        def forward(self, x):
+            return self.blocks[0](x)
+
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+    added = torch.zeros(4, 4, dtype=torch.float64).masked_fill(~seen, float("-inf"))
+    x = torch.randn(2, 4, DIM, dtype=torch.float64)
+    found = []
+    for mask in (~seen, added):
+        torch.manual_seed(2)
+        module = draw(Masked(mask)).double()
+        attach(module, "relative_bias", patch_grid=(2, 2), example=x)
+        draw(module.graticule)
+        with torch.no_grad():
+            found.append(module(x))
+            first = module(x)[:, 0]
+            changed = module(torch.cat([x[:, :1], torch.randn_like(x[:, 1:])], 1))[:, 0]
+        same(first, changed)  # the first token sees only itself
+    same(*found)
+
+
+def test_attention_of_transformers_that_takes_no_bias_is_refused(models):
+    stock, _ = models["vit"]
+    model = copy.deepcopy(stock)
+    names = find_blocks(model, "layers.*", "layernorm_before")
+    found = survey(model, names, "layernorm_before", images(dtype=torch.float64))
+    assert not find_ways(model.layers[0], found).why
+    model.config._attn_implementation = "flash_attention_2"
+    why = find_ways(model.layers[0], found).why
+    assert why == {
+        "bias": "attention 'flash_attention_2' of ViTAttention adds nothing to its logits; load the model with 'sdpa' "
+        "or 'eager'"
+    }
+
+
+def test_the_size_of_images_that_a_module_does_not_say_follows_from_its_patches():
+    module = nn.Module()
+    module.patches = nn.Conv2d(3, DIM, 8, 8)
+    module.layers = nn.ModuleList([Unpacked()])
+    module.forward = lambda x: module.layers[0](module.patches(x).flatten(2).transpose(1, 2))
+    with pytest.raises(
+        ValueError, match="`example` must be given for Module, which does not say the size of its images"
+    ):
+        attach(module, blocks="layers.*", norm="before")
+    attach(module, blocks="layers.*", norm="before", patch_grid=(4, 6))
+    assert module.graticule.grid_at((32, 48)) == graticule.Grid(4, 6)

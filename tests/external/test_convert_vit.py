@@ -1,0 +1,298 @@
+"""Plain transformers of timm are converted to ours and back, with equal outputs at any size and equal bits."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from timm_models import assert_same_bits, build, difference, in_float64
+
+import graticule
+from graticule.backbones.sam import SamVisionTransformer
+from graticule.encodings.build import build_position
+from graticule.external.convert.parts import read
+from graticule.position.position import ENCODINGS
+from tiny import without_memory
+
+#: A model of timm for each part that no other one has: name -> its encoding.
+MODELS = {
+    # ViT, AugReg, DeiT
+    "vit_tiny_patch16_224": "learnable",
+    "vit_base_patch16_gap_224": "learnable",
+    "deit_tiny_distilled_patch16_224": "learnable",
+    "deit3_small_patch16_224": "learnable",
+    "flexivit_small": "learnable",
+    "vit_medium_patch16_reg4_gap_256": "learnable",
+    "vit_so150m_patch16_reg4_map_256": "learnable",
+    # other blocks
+    "vit_small_patch16_18x2_224": "learnable",
+    "vit_base_patch16_xp_224": "learnable",
+    "vit_base_patch16_rpn_224": "learnable",
+    # CLIP, SigLIP, AIMv2, BEiT-3
+    "vit_base_patch32_clip_quickgelu_224": "learnable",
+    "vit_base_patch16_siglip_224": "learnable",
+    "vit_base_patch16_siglip_gap_224": "learnable",
+    "aimv2_large_patch14_224": "learnable",
+    "beit3_base_patch16_224": "learnable",
+    # DINOv2 and v3
+    "vit_small_patch14_dinov2": "learnable",
+    "vit_small_patch14_reg4_dinov2": "learnable",
+    "vit_giant_patch14_dinov2": "learnable",
+    "vit_small_patch16_dinov3": "rope",
+    "vit_7b_patch16_dinov3": "rope",
+    # EVA, EVA-02, Perception Encoder, rope-vit
+    "eva_giant_patch14_224": "learnable",
+    "eva02_tiny_patch14_224": "learnable + rope",
+    "eva02_base_patch14_224": "learnable + rope",
+    "eva02_base_patch16_clip_224": "learnable + rope",
+    "eva02_enormous_patch14_clip_224": "learnable",
+    "vit_pe_core_tiny_patch16_384": "learnable + rope",
+    "vit_pe_spatial_base_patch16_512": "learnable + rope",
+    "vit_small_patch16_rope_224": "rope",
+    "vit_small_patch16_rope_ape_224": "learnable + rope",
+    "vit_small_patch16_rope_mixed_224": "rope_mixed",
+    "vit_small_patch16_rope_mixed_ape_224": "learnable + rope_mixed",
+    "vit_medium_patch16_rope_reg1_gap_256": "rope",
+    # relative biases
+    "beit_base_patch16_224": "relative_bias",
+    "beitv2_large_patch16_224": "relative_bias",
+    "vit_relpos_small_patch16_224": "mlp_bias",
+    "vit_relpos_base_patch16_clsgap_224": "mlp_bias",
+    "vit_relpos_base_patch16_rpn_224": "mlp_bias",
+    "vit_srelpos_small_patch16_224": "shared_mlp_bias",
+}
+#: Segment Anything: arguments of timm, and the encoding.
+SAM = [
+    ({"window_size": 3, "global_attn_indexes": (1,)}, "learnable + decomposed"),
+    ({"window_size": 3, "global_attn_indexes": (0, 2), "use_abs_pos": False, "neck_chans": None}, "decomposed"),
+    ({"window_size": 2, "global_attn_indexes": (), "use_rel_pos": False, "num_classes": 0}, "learnable"),
+]
+#: Further arguments, for parts that no named model has: BEiT's shared table, tables in timm's `vit_relpos`.
+VARIANTS = [
+    *((name, {}) for name in MODELS),
+    ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
+    ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
+    ("vit_relpos_small_patch16_224", {"rel_pos_type": "bias", "class_token": True}),
+    ("vit_tiny_patch16_224", {"pos_embed": "none", "qk_norm": True, "init_values": 0.1, "final_norm": False}),
+]
+IDS = [f"{name}{'-' + '-'.join(given) if given else ''}" for name, given in VARIANTS]
+
+
+# of timm's resampling of BEiT's tables
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence", "ignore:torch.searchsorted")
+@pytest.mark.parametrize(("name", "given"), VARIANTS, ids=IDS)
+def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, given):
+    with in_float64():
+        theirs = build(name, **given)
+        ours = graticule.convert(theirs)
+        assert difference(ours, theirs, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), theirs)
+        if hasattr(theirs, "set_input_size"):  # of timm 1.0.26, BEiT and vit_relpos have none
+            theirs.set_input_size((56, 40))
+            assert difference(ours, theirs, 56, 40) < 1e-12
+            ours.set_input_size((56, 40))
+            back = graticule.to_timm(ours)
+            assert difference(back, theirs, 56, 40) < 1e-12
+
+
+def test_a_bias_of_swin_v2_in_a_vit_stays_relative_to_the_size_that_it_was_built_for():
+    with in_float64():
+        theirs = build("vit_relpos_small_patch16_224", rel_pos_type="mlp-swin", rel_pos_dim=8)
+        assert read(theirs).encoding == "continuous_bias(hidden=8)"
+        ours = graticule.convert(theirs)
+        assert difference(ours, theirs, 32, 48) < 1e-12
+        assert_same_bits(graticule.to_timm(ours), theirs)
+        ours.set_input_size((56, 40))
+        assert difference(ours, graticule.to_timm(ours), 56, 40) < 1e-12
+
+
+@pytest.mark.parametrize(("given", "encoding"), SAM)
+def test_the_encoder_of_segment_anything_computes_the_same_at_any_size(given, encoding):
+    with in_float64():
+        theirs = build("samvit_base_patch16", **given)
+        assert read(theirs).encoding == encoding
+        ours = graticule.convert(theirs)
+        for size in ((32, 48), (56, 40), (16, 8)):
+            x = torch.randn(2, 3, *size)
+            features, maps = theirs.forward_intermediates(x, norm=True)
+            own_features, own_maps = ours.forward_intermediates(x, norm=True)
+            torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
+            torch.testing.assert_close(own_features, features.flatten(2).mT, rtol=0, atol=1e-12)
+            for own, expected in zip(own_maps, maps, strict=True):
+                torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+        assert_same_bits(graticule.to_timm(ours), theirs)
+
+
+def test_windows_have_tables_of_their_own_size_and_global_layers_those_of_the_grid():
+    ours = graticule.convert(build("samvit_base_patch16", **SAM[0][0]))
+    tables = {name: len(p) for name, p in ours.position.named_parameters() if "rel_pos" in name}
+    assert tables == {
+        "whole.parts.1.encodings.1.rel_pos_h": 7,
+        "whole.parts.1.encodings.1.rel_pos_w": 11,
+        **{f"windowed.encodings.{layer}.rel_pos_{axis}": 5 for layer in (0, 2) for axis in "hw"},
+    }
+    ours.set_input_size((56, 40))
+    assert len(ours.position.get_parameter("whole.parts.1.encodings.1.rel_pos_h")) == 13
+    rotated = graticule.convert(build("samvit_base_patch16", **SAM[0][0]), "rope")
+    assert rotated(torch.randn(1, 3, 32, 48)).shape == (1, 5)
+    with pytest.raises(ValueError, match="`class_token` must be False where layers attend within windows"):
+        SamVisionTransformer(build_position, class_token=True)
+
+
+def test_the_encoders_of_segment_anything_are_known_by_name():
+    for name in ("samvit_base_patch16", "samvit_base_patch16_224"):
+        with without_memory():
+            ours, theirs = (create(name, depth=4) for create in (graticule.create_model, timm.create_model))
+        state = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
+        found = {key: tuple(value.shape) for key, value in graticule.published_state_dict(ours).items()}
+        assert found == state
+    small = {"img_size": (32, 48), "embed_dim": 8, "depth": 2, "num_heads": 2, "window_size": 2, "global_layers": (1,)}
+    model = graticule.create_model("samvit_base_patch16", encoding="rope", patch_size=8, num_classes=3, **small)
+    assert model(torch.randn(1, 3, 64, 24)).shape == (1, 3)
+
+
+def test_weights_of_segment_anything_load_as_they_are_published():
+    theirs = build("samvit_base_patch16", **SAM[0][0])
+    ours = graticule.convert(theirs)
+    fresh = graticule.convert(build("samvit_base_patch16", **SAM[0][0]))
+    fresh.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        assert torch.equal(fresh(x), ours(x))
+    assert {row.status for row in graticule.transfer(fresh, theirs.state_dict()).rows} == {"loaded"}
+
+
+def test_the_encoding_is_read_from_the_model():
+    for name, encoding in MODELS.items():
+        specs = ENCODINGS.specs(read(build(name)).encoding)
+        assert " + ".join(spec.name for spec in specs) == encoding, name
+
+
+@pytest.mark.parametrize("name", list(MODELS)[::3])
+def test_the_float32_outputs_are_the_same_to_five_digits(name):
+    theirs = build(name)
+    assert difference(graticule.convert(theirs), theirs, 32, 48) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_rope_224"])
+def test_timms_dynamic_sizes_are_ours(name):
+    with in_float64():
+        theirs = build(name, dynamic_img_size=True)
+        ours = graticule.convert(theirs)
+        for size in ((32, 48), (24, 24), (64, 16)):
+            assert difference(ours, theirs, *size) < 1e-12
+
+
+def test_transforms_resolve_as_those_of_timm():
+    theirs = build("vit_base_patch32_clip_quickgelu_224")
+    ours = graticule.convert(theirs)
+    expected = timm.data.resolve_model_data_config(theirs)
+    assert timm.data.resolve_model_data_config(ours) == {**expected, "input_size": (3, 32, 48)}
+
+
+def test_what_is_trained_and_the_mode_are_kept():
+    theirs = build("deit3_small_patch16_224").train()
+    theirs.blocks[0].requires_grad_(False)
+    ours = graticule.convert(theirs)
+    back = graticule.to_timm(ours)
+    assert ours.training
+    assert back.training
+    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in ours.named_parameters() if name.startswith("blocks.0.")}
+    assert [p.requires_grad for p in back.parameters()] == [p.requires_grad for p in theirs.parameters()]
+
+
+def test_gradients_of_a_converted_model_are_timms():
+    with in_float64():
+        theirs = build("eva02_base_patch14_224")
+        ours = graticule.convert(theirs)
+        x = torch.randn(2, 3, 32, 48)
+        for model in (ours, theirs):
+            model(x).square().sum().backward()
+        own = dict(ours.named_parameters())
+        for name, parameter in theirs.named_parameters():
+            (place,) = ours.timm_source.names[name]
+            torch.testing.assert_close(own[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "samvit_base_patch16"])
+@pytest.mark.parametrize(("before", "after"), [(5, 3), (0, 3), (5, 0)])
+def test_another_classifier_goes_back_to_timm(name, before, after):
+    ours = graticule.convert(build(name, num_classes=before))
+    ours.reset_classifier(after)
+    back = graticule.to_timm(ours)
+    x = torch.randn(1, 3, 32, 48)
+    assert back.num_classes == after
+    torch.testing.assert_close(back(x), ours(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "vit_small_patch16_dinov3", "beit_base_patch16_224"])
+@pytest.mark.parametrize(("encoding", "joining"), [("learnable", "lape"), ("rope + relative_bias", "default")])
+def test_with_another_position_all_other_weights_stay(name, encoding, joining):
+    theirs = build(name)
+    ours = graticule.convert(theirs, encoding=encoding, joining=joining)
+    plain = graticule.convert(theirs).state_dict()
+    state = ours.state_dict()
+    kept = [own for own in plain if not own.startswith("position.")]
+    assert all(torch.equal(state[own], plain[own]) for own in kept)
+    assert ours(torch.randn(1, 3, 32, 48)).isfinite().all()
+
+
+def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
+    for name in ("beit_base_patch16_224", "eva02_base_patch14_224"):
+        theirs, fresh = build(name), graticule.convert(build(name))
+        fresh.load_state_dict(theirs.state_dict())
+        assert difference(fresh, theirs, 32, 48) < 1e-5
+
+
+#: Parts without a counterpart: name and argument, and text of the error.
+REFUSED = [
+    ("vit_dwee_patch16_reg1_gap_256", {}, "`attn` of Block must be Attention to be converted, got DiffAttention"),
+    ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "`patch_drop` of VisionTransformer must be left out"),
+    ("vit_tiny_patch16_224", {"dynamic_img_pad": True}, "`dynamic_img_pad` of PatchEmbed must be False"),
+    (
+        "vit_small_patch16_rope_mixed_224",
+        {"rope_grid_indexing": "ij"},
+        "`grid_indexing` of RotaryEmbeddingMixed must be 'xy'",
+    ),
+    (
+        "vit_srelpos_small_patch16_224",
+        {"rel_pos_type": "mlp-swin", "shared_rel_pos": True},
+        "`mode` of RelPosMlp must be 'cr' if shared",
+    ),
+]
+
+
+def test_what_cannot_be_converted_is_refused_with_the_part_and_its_value():
+    for name, given, message in REFUSED:
+        with pytest.raises(ValueError) as refusal:
+            graticule.convert(build(name, **given))
+        assert message in str(refusal.value), name
+    for model, said in (
+        (timm.create_model("test_resnet"), "got ResNet of timm.models.resnet"),
+        (
+            torchvision.models.VisionTransformer(32, 8, 1, 3, 24, 48),
+            r"Transformer of torchvision\..*; graticule.attach",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"must be of one of timm's classes .*VisionTransformer.*, .*{said}"):
+            graticule.convert(model)
+
+
+def test_changed_parts_are_refused():
+    other_norm = build("vit_tiny_patch16_224")
+    other_norm.blocks[1].norm2.eps = 1e-3
+    with pytest.raises(ValueError, match=r"`norm2` of Block must be layernorm\(eps=1e-06\) as the other norms"):
+        graticule.convert(other_norm)
+    other_act = build("vit_tiny_patch16_224")
+    other_act.blocks[1].mlp.act = torch.nn.SiLU()
+    with pytest.raises(ValueError, match=r"`blocks\.1` of VisionTransformer must have act_layer='gelu'"):
+        graticule.convert(other_act)
+    more = build("vit_tiny_patch16_224")
+    more.extra = torch.nn.Linear(2, 2)
+    lost = r"no tensor without a counterpart here, got VisionTransformer with extra\.weight"
+    with pytest.raises(ValueError, match=lost):
+        graticule.convert(more)
+    with pytest.raises(ValueError, match="which is one of ours already"):
+        graticule.convert(graticule.convert(build("vit_tiny_patch16_224")))
+    with pytest.raises(ValueError, match="`model` must come from `convert`"):
+        graticule.to_timm(graticule.create_model("vit_nano_patch4_28"))

@@ -1,0 +1,276 @@
+"""Models in folders and on the hub: written models can be opened, and no code in a file is executed."""
+
+import json
+import pickle
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors.torch import load_file, save_file
+
+import graticule
+from graticule.backbones.swin import SwinTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.hub.card import Card
+from graticule.hub.files import can_connect
+from tiny import draw, images, tiny
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    encoding = "learnable(std=0.5, resampler='bilinear') + relative_bias(layers=[0, 2])"
+    return draw(tiny(encoding, "lape(layers=2)", img_size=(24, 40), global_pool="avg", class_token=False)).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    return model.save_pretrained(tmp_path_factory.mktemp("published") / "tiny", preprocessing={"mean": [0.1, 0.2, 0.3]})
+
+
+@pytest.fixture
+def changed(folder, tmp_path):
+    """Return a copy of the folder, and a function that changes its config.json."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+
+    def change(**values):
+        config = json.loads((folder / "config.json").read_text())
+        for key, value in values.items():
+            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+        (copy / "config.json").write_text(json.dumps(config))
+        return copy
+
+    return change
+
+
+@torch.no_grad()
+def assert_same(one, other):
+    x = images(24, 40)
+    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+
+
+# Round trips
+
+
+def test_a_saved_model_comes_back_with_its_position_and_its_sizes(model, folder):
+    again = graticule.from_pretrained(folder)
+    assert_same(again, model)
+    assert not again.training and again.img_size == (24, 40) and again.num_classes == 5
+    assert type(VisionTransformer.from_pretrained(folder)) is VisionTransformer
+    config = json.loads((folder / "config.json").read_text())
+    assert config["graticule"]["encoding"] == "learnable(std=0.5, resampler='bilinear') + relative_bias(layers=(0, 2))"
+    assert config["graticule"]["joining"] == "lape(layers=2)"
+    assert config["graticule"]["resamplers"] == ["bicubic", "bilinear"]
+    assert config["pretrained_cfg"]["mean"] == [0.1, 0.2, 0.3] and config["pretrained_cfg"]["input_size"] == [3, 24, 40]
+
+
+def test_timm_opens_the_folder(model, folder):
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert_same(again, model)
+    assert timm.data.resolve_model_data_config(again)["mean"] == [0.1, 0.2, 0.3]
+    other = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7)
+    assert other.head.weight.shape[0] == 7
+    torch.testing.assert_close(other.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
+
+
+def test_what_was_changed_after_building_is_saved(tmp_path):
+    model = tiny("learnable", depth=1)
+    model.set_input_size((16, 48))
+    model.reset_classifier(3)
+    graticule.fold(graticule.surgery.change_position(model, "rope(base=10)"))
+    again = graticule.from_pretrained(model.save_pretrained(tmp_path / "changed"))
+    x = images(16, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model.eval()(x))
+    assert again.created["arguments"]["encoding"] == "rope(base=10.0)"
+
+
+def test_models_with_stages_and_windows_come_back(tmp_path):
+    sizes = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, "num_classes": 2}
+    model = graticule.create_model("swin_tiny_patch4_window7_224", **sizes).eval()
+    model.set_input_size((32, 64), window_size=2)
+    again = SwinTransformer.from_pretrained(model.save_pretrained(tmp_path / "swin"))
+    x = images(32, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    assert again.windows == model.windows
+
+
+def test_the_card_says_what_was_measured_and_cannot_be_broken_by_names(model, tmp_path):
+    card = Card("digits", [("top-1 (%)", "97.5"), ("a|b", "<script>")], "Measured here.", [("sheet.png", "A sheet")])
+    text = (model.save_pretrained(tmp_path / "named", card=card) / "README.md").read_text()
+    assert "# named" in text and "| top-1 (%) | 97.5 |" in text and "![A sheet](sheet.png)" in text
+    assert "<script>" not in text and "| a/b |" in text
+    assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in text
+    assert text.startswith("---\nlibrary_name: graticule\n")
+
+
+# On the hub
+
+
+class Hub:
+    """Replaces the used functions of huggingface_hub, with folders as repositories."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def download(self, repo_id, name, *, library_name, revision, token, cache_dir, local_files_only):
+        path = self.root / repo_id / name
+        if not path.is_file():
+            raise EntryNotFoundError(f"no {name}")
+        return str(path)
+
+    def api(self, token, library_name):
+        return self
+
+    def create_repo(self, repo_id, private, exist_ok):
+        assert exist_ok
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def upload_folder(self, repo_id, folder_path, revision, commit_message):
+        shutil.copytree(folder_path, self.root / repo_id)
+        return f"https://huggingface.co/{repo_id}/commit/1"
+
+
+def test_a_pushed_model_is_opened_by_its_name(model, tmp_path, monkeypatch):
+    hub = Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi", hub.api)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
+    monkeypatch.setattr("graticule.hub.files.can_connect", lambda address: True)
+    assert model.push_to_hub("me/tiny", private=True).endswith("me/tiny/commit/1")
+    assert "# tiny" in (tmp_path / "me" / "tiny" / "README.md").read_text()
+    assert_same(graticule.from_pretrained("me/tiny"), model)
+    with pytest.raises(FileNotFoundError, match=r"me/other on the hub has no config\.json"):
+        graticule.from_pretrained("me/other")
+    with pytest.raises(ValueError, match=r"`repo_id` must be OWNER/NAME, got 'a/\.\.'"):
+        model.push_to_hub("a/..")
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(tmp_path, monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it does not listen
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        start = time.monotonic()
+        with pytest.raises(FileNotFoundError, match=r"me/tiny is not a folder, .*accepts no connection within 3 s"):
+            graticule.from_pretrained("me/tiny", cache_dir=tmp_path)
+        with pytest.raises(ConnectionError, match="the file is not in the cache"):
+            graticule.create_model("deit_tiny_patch16_224", pretrained=True, depth=1, cache_dir=tmp_path)
+        assert time.monotonic() - start < 5
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert can_connect(address)
+        monkeypatch.setenv("https_proxy", address)
+        assert can_connect("https://hub.invalid")
+    monkeypatch.setenv("no_proxy", "hub.invalid")
+    assert not can_connect("https://hub.invalid")
+
+
+# Refusals
+
+
+def test_what_a_config_must_not_say_is_refused(changed):
+    cases = [
+        ("class", {"architecture": "vit_tiny_patch16_224"}, "`architecture` must be one of graticule_"),
+        ("encoding", {"model_args": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
+        (
+            "code",
+            {"model_args": {"encoding": "learnable(std=__import__('os'))"}},
+            "describes no model that can be built",
+        ),
+        ("path", {"model_args": {"checkpoint_path": "../../x.pth"}}, "`model_args` must not set `checkpoint_path`"),
+        ("function", {"model_args": {"norm_layer": "os.system"}}, "os.system is not a name"),
+        ("module", {"model_args": {"embed_layer": "os.system"}}, "`model_args` must not set `embed_layer`"),
+        ("kind", {"graticule": {"kind": "pickle"}}, "`kind` must be one of"),
+        ("value", {"model_args": {"depth": {"a": 1}}}, "`model_args` must hold plain values, got depth"),
+        ("argument", {"model_args": {"detph": 3}}, "did you mean `depth`"),
+        ("type", {"model_args": {"depth": "3"}}, "describes no model that can be built"),
+        ("size", {"model_args": {"embed_dim": 1 << 24, "depth": 1000}}, "describes no model that can be built"),
+        ("weights", {"model_args": {"num_classes": 2**24}}, "must fit its weights, of 16,777,216 values at most, got"),
+        (
+            "option",
+            {"model_args": {"encoding": "learnable + sandwich(channels=1000000000)"}},
+            "`channels` must be at most 65,536",
+        ),
+        ("digits", {"model_args": {"patch_size": [4, 10**400]}}, "`patch_size` must be at most 65,536, got 10000"),
+        ("words", {"graticule": 1}, "is damaged: `graticule` must be a valid dictionary"),
+        ("plugin", {"graticule": {"plugins": {"mine.py": "0" * 64}}}, "pass plugin='mine.py', or --plugin mine.py"),
+    ]
+    for name, values, message in cases:
+        with pytest.raises(ValueError) as caught:
+            graticule.from_pretrained(changed(**values))
+        assert message in str(caught.value), name
+
+
+class Hostile:
+    def __reduce__(self):
+        return Path("executed").touch, ()
+
+
+def test_a_pickle_is_not_read(changed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = changed()
+    (copy / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
+    graticule.from_pretrained(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"no model.safetensors; pytorch_model.bin, which can hold code, is not"
+    ):
+        graticule.from_pretrained(copy)
+    (copy / "model.safetensors").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a checkpoint"):
+        graticule.from_pretrained(copy)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_of_another_shape_are_refused(changed):
+    copy = changed()
+    weights = load_file(copy / "model.safetensors")
+    save_file({**weights, "head.weight": torch.zeros(5, 23)}, copy / "model.safetensors")
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        graticule.from_pretrained(copy)
+
+
+def test_links_to_files_elsewhere_are_followed(model, changed, tmp_path):
+    copy = changed()
+    shutil.move(copy / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    (copy / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    assert_same(graticule.from_pretrained(copy), model)
+
+
+def test_what_is_no_model_is_refused(model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for source, message in [
+        (tmp_path / "empty", "no config.json"),
+        (tmp_path / "nothing" / "there", "which does not exist"),
+        ("../up", "which does not exist"),
+    ]:
+        with pytest.raises(FileNotFoundError, match=message):
+            graticule.from_pretrained(source)
+    direct = VisionTransformer(lambda grid, **site: graticule.build_position(grid, **site), img_size=32, patch_size=8)
+    with pytest.raises(ValueError, match="`model` must be built by create_model"):
+        direct.save_pretrained(tmp_path / "direct")
+    with pytest.raises(ValueError, match="`folder` must be a folder"):
+        (tmp_path / "file").touch()
+        model.save_pretrained(tmp_path / "file")
+
+
+def test_a_pruned_model_is_not_published_as_the_whole_one(tmp_path):
+    model = graticule.create_model("vit_nano_patch4_28", depth=2)
+    model.prune_intermediate_layers([0])
+    with pytest.raises(ValueError, match="`model` must be built by create_model"):
+        model.save_pretrained(tmp_path / "pruned")
+    assert not (tmp_path / "pruned").exists()

@@ -1,0 +1,501 @@
+"""The command line: files and output of the commands, and their error messages."""
+
+import json
+import os
+import resource
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from commands import run_command
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Run:
+    recipe = Recipe(joining="lape", limit_train=100, limit_test=40, batch_size=20, epochs=2, accelerator="cpu")
+    return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
+
+
+@pytest.fixture(scope="module")
+def pegged(tmp_path_factory) -> Run:
+    recipe = Recipe(
+        encoding="peg", global_pool="avg", limit_train=40, limit_test=40, batch_size=20, epochs=1, accelerator="cpu"
+    )
+    return train(recipe, tmp_path_factory.mktemp("runs") / "pegged", progress=False)
+
+
+def write_image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), images: int = 4) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    for split in ("train", "val"):
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for i in range(images):
+                pixels = torch.randint(0, 256, (40, 56, 3), generator=generator, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(root / split / name / f"{i}.JPEG")
+    return root
+
+
+# Output of the commands
+
+
+def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained):
+    described = json.loads(trained.recipe_file.read_text())
+    assert described["recipe"]["joining"] == "lape" and described["recipe"]["seed"] == 0
+    assert torch.__version__.startswith(described["versions"]["torch"]) and described["parameters"] > 0
+    lines = trained.metrics_file.read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith("epoch,") and "val_top1" in lines[0]
+    assert trained.best.is_file() and trained.last.is_file() and trained.weights.is_file()
+    assert list((trained.folder / "tensorboard").glob("events*"))
+
+
+def test_train_prints_its_results_and_where_they_are(capsys, tmp_path):
+    code, out, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
+    assert code == 0 and "top-1" in out and str(tmp_path / "run") in out
+    first, *_, last = err.splitlines()  # no terminal: one line per epoch, and no bar
+    assert first.startswith("epoch 1/") and "loss" in first and last.endswith("about 0 s left") and "\r" not in err
+    assert Run.open(tmp_path / "run").finished
+
+
+def test_train_prints_the_bits_per_byte_of_a_run_on_text_and_how_to_read_a_sample(capsys, tmp_path):
+    folder = tmp_path / "run"
+    tokens = ("--tokenizer", "bpe", "--vocab-size", 300)
+    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens)
+    result = Run.open(folder).result()
+    assert code == 0
+    said, wrote, hint = out.splitlines()[-3:]
+    assert said.startswith(
+        f"bits per byte {result['last_bpb']:.3f} after the last epoch, {result['best_bpb']:.3f} in the best "
+        f"(epoch {result['best_epoch']} of 2), "
+    )
+    assert wrote.startswith(f"wrote {folder}: recipe.json, tokenizer.json, metrics.csv, ")
+    assert hint == f'to generate text: graticule generate {folder} --prompt "..."'
+    code, out, _ = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *tokens, "--auto-resume")
+    assert code == 0 and out.splitlines()[-4:] == ["this run is already finished.", said, wrote, hint]
+
+
+def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "28", "24x36", "--output", tmp_path)
+    assert code == 0 and "28x28 *" in out and "24x36" in out and "+0.00" in out
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["size"] for record in records] == [[20, 20], [28, 28], [24, 36]]
+    assert records[1]["images"] == 40
+    assert records[1]["top1"] == pytest.approx(trained.result()["best_top1"], abs=1e-4)
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
+    assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
+    assert len([line for line in out.splitlines() if " inner " in line]) == 6
+    assert "locality over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
+
+
+@pytest.mark.parametrize(("encoding", "tables"), [("relative_bias", False), ("learnable+relative_bias", True)])
+def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
+    capsys, tmp_path, encoding, tables, quick_pictures
+):
+    recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
+    run = train(recipe, tmp_path / "run", progress=False)
+    code, out, _ = run_command(capsys, "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
+    assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
+    assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
+    assert (tmp_path / "correlations.png").is_file() is tables
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
+        (["correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
+        (["attention", "RUN", "--layers", 2], {"trained"}),
+        (["translation", "RUN", "--images", 8], {"trained"}),
+        (["plot", "RUN"], {"run", "epochs", "val_top1"}),
+        (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, quick_pictures, arguments, keys):
+    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    files = {"plot": ["--output", tmp_path / "a.png"], "models": []}.get(arguments[0], ["--output", tmp_path])
+    code, out, err = run_command(capsys, *given, *files, "--json")
+    found = json.loads(out)
+    assert code == 0 and keys <= set(found[0] if isinstance(found, list) else found)
+    assert err.startswith("wrote ") if files else err == ""
+
+
+def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(
+    capsys, tmp_path, trained, pegged, quick_pictures
+):
+    sizes = ("--sizes", "28", "56")
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, pegged.folder, *sizes, "--output", tmp_path)
+    assert code == 0 and "images/s" in out and "MB/image" in out
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["run"] for record in records] == [str(trained.folder)] * 2 + [str(pegged.folder)] * 2
+    assert all(record["images_per_second"] > 0 and record["memory"] > 0 for record in records)
+    assert records[1]["memory"] > 2 * records[0]["memory"]
+
+
+def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained, quick_pictures):
+    code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
+    assert code == 0
+    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
+    assert f"{record['top1'] - trained.result()['best_top1']:+.2f}" in out
+
+
+def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
+    code, out, _ = run_command(
+        capsys,
+        "translation",
+        trained.folder,
+        pegged.folder,
+        "--images",
+        8,
+        "--shifts",
+        "1x0",
+        "-1x2",
+        "--output",
+        tmp_path,
+    )
+    assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
+    code, out, _ = run_command(capsys, "translation", pegged.folder, "--images", 8, "--img-size", "20x36")
+    assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
+
+
+def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, trained, pegged):
+    chosen = ("--layers", 2, 3, "--heads", 1, "--image", 5, "--without-position", "--output", tmp_path)
+    code, out, _ = run_command(capsys, "attention", trained.folder, pegged.folder, *chosen)
+    assert code == 0 and out.count("without position") == 2 and "distance" in out
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"attention.png", "attention-image.png", *(f"attention-{n}.npz" for n in range(1, 5))}
+    code, *_ = run_command(
+        *(capsys, "attention", trained.folder, "--query", "0x6", "--format", "pdf", "--scale", 0, 0.1),
+        *("--output", tmp_path),
+    )
+    assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["translation", "RUN", "--shifts", "down"], "`shifts`"),
+        (["translation", "RUN", "--shifts", "7x0"], "must move the image"),
+        (["translation", "RUN", "--images", 1], "`images`"),
+        (["translation", "RUN", "--images", 41], "number of test images, 40"),
+        (["translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
+        (["translation", "RUN", "RUN"], "`models` must differ"),
+        (["translation"], "`models`"),
+        (["attention", "RUN", "--layers", 7], "from 1 to 6, got 7"),
+        (["attention", "RUN", "--layers", 0], "count from 1"),
+        (["attention", "RUN", "--heads", 5], "`heads`"),
+        (["attention", "RUN", "--image", 40], "`image`"),
+        (["attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
+        (["attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
+        (["attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
+        (["correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
+        (["attention", "./nowhere"], "does not exist"),
+        (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--part", "3/2"], "`part` must be K/N"),
+        (["compare", "digits_quick", "--choices", "encoding=peg", "--part", "a"], "`part` must be K/N"),
+        (["compare", "digits_quick", "--choices", "encoding=pge"], "did you mean 'peg'"),
+        (["compare", "digits_quick", "--choices", "encoding=peg + learnabel"], "did you mean 'learnable'"),
+        (["train", "digits_quick", "--encoding", "peg(kernel=4)"], "`kernel` must be odd"),
+        (["train", "digits_quick", "--encoding", "learnable(kernel=5)"], "must not have the option 'kernel'"),
+    ],
+)
+def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, trained, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    given = [trained.folder if argument == "RUN" else argument for argument in arguments]
+    before = sorted(trained.folder.iterdir())
+    code, _, err = run_command(capsys, *given)
+    assert code == 1 and said in err
+    assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
+
+
+def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pictures):
+    options = ("--quick", "--seeds", 0, "--sizes", 20, "28x36", "--output", tmp_path)
+    choices = ("encoding=learnable", "encoding=peg(places=[0, 1], bias=False),global_pool=avg")
+    code, out, err = run_command(capsys, "compare", "digits_quick", "--choices", *choices, *options)
+    assert code == 0, err
+    assert "28x36" in out and "peg(places=[0, 1], bias=False)" in out
+    assert out.count("no test: too few seeds") == 2  # of the training size, and of these sizes
+    assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegged):
+    frozen = ("--encoding", "peg(frozen=True)", "--global-pool", "avg", "--position-from", pegged.weights)
+    code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
+    assert code == 0, err
+    learned = pegged.model().position.state_dict()
+    again = Run.open(tmp_path / "run").model(checkpoint="last").position.state_dict()
+    assert learned.keys() == again.keys() and all(torch.equal(learned[name], again[name]) for name in learned)
+    code, _, err = run_command(
+        capsys, "train", "digits_quick", "--quick", "--position-from", pegged.weights, "--output", tmp_path / "other"
+    )
+    assert code == 1 and "position parameters" in err and not (tmp_path / "other" / "recipe.json").exists()
+
+
+def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, tmp_path, quick_pictures):
+    command = ["compare", "digits_quick", "--choices", "joining=default", "joining=lape(layers=3)"]
+    command += ["--seeds", "0", "1", "--quick", "--output", tmp_path]
+    code, out, _ = run_command(capsys, *command, "--list")
+    assert code == 0 and out.splitlines()[-1].endswith("0 of 4 finished    unknown") and not list(tmp_path.iterdir())
+    code, out, _ = run_command(capsys, *command, "--part", "2/2")
+    assert code == 0 and out.splitlines()[-1].startswith("part 2/2 is finished; 2 runs of other parts are not")
+    assert not (tmp_path / "comparison.json").exists()
+    code, out, _ = run_command(capsys, *command)
+    assert code == 0 and "joining=lape(layers=3)" in out
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert [len(scores) for scores in found["top1"].values()] == [2, 2]
+    assert found["parameters"]["joining=lape(layers=3)"] - found["parameters"]["joining=default"] == 3 * 2 * 64
+    assert found["command"].startswith(
+        "graticule compare digits_quick --choices joining=default 'joining=lape(layers=3)'"
+    )
+    assert {f"comparison.{kind}" for kind in ("md", "csv", "tex", "png")} <= {path.name for path in tmp_path.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")}
+    assert len(before) == 4
+    code, again, err = run_command(capsys, *command, "--json")
+    assert json.loads(again)["comparison"]["top1"] == found["top1"] and err.startswith("wrote ")
+    code, again, _ = run_command(capsys, *command)
+    assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
+    assert again.splitlines()[-6:] == out.splitlines()[-6:]
+    fewer = [argument for argument in command if argument != "joining=default"]
+    code, _, err = run_command(capsys, *fewer)
+    assert code == 1 and "which also has joining=default" in err and "--replace" in err
+
+
+def test_a_quick_comparison_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for quick, name in (([], "compare-digits_quick"), (["--quick"], "compare-digits_quick-quick")):
+        _, out, _ = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", "--list", *quick)
+        assert str(Path("runs") / name / "joining=lape" / "seed-0") in out
+
+
+def test_models_lists_all_that_can_be_chosen(capsys):
+    code, out, _ = run_command(capsys, "models", "deit_tiny*")
+    assert code == 0 and "deit_tiny_distilled_patch16_224" in out and "vit_base" not in out
+    assert all(name in out for name in ("sinusoidal_2d", "lape_sharing", "channel_norm", "cifar100", "digits_quick"))
+
+
+def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
+    code, out, _ = run_command(capsys, "models", "lm_*")
+    head, _, *rows = (line.split("  ") for line in out.split("\n\n")[0].splitlines())
+    assert code == 0 and [cell.strip() for cell in head if cell] == [
+        *("language model", "parameters", "dim", "layers", "tokens", "context")
+    ]
+    expected = []
+    for name, dim, layers in (("nano", 64, 4), ("tiny", 128, 6), ("small", 384, 8), ("base", 768, 12)):
+        # embedding and table; qkv, projection and MLP of every block with their biases and norms; the last norm
+        count = (257 + 128) * dim + layers * (12 * dim**2 + 13 * dim) + 2 * dim
+        expected.append([f"lm_{name}", f"{count / 1e6:.2f} M", str(dim), str(layers), "257", "128"])
+    assert [[cell.strip() for cell in row if cell] for row in rows] == expected
+    assert "patches" not in out and "pydoc, text_folder" in out and "bytes, bpe" in out
+
+
+def test_a_pattern_that_no_model_has_is_answered_with_all_of_both_kinds(capsys):
+    code, out, err = run_command(capsys, "models", "gpt*")
+    assert code == 1 and out == "" and "'gpt*'" in err and "deit_tiny_patch16_224" in err and "lm_nano" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train digits_quick", "train pydoc_quick", "train", "evaluate", "correlations", "compare", "models", "demo"],
+)
+def test_every_command_explains_itself(capsys, command):
+    code, out, _ = run_command(capsys, *command.split(), "--help")
+    assert code == 0 and "usage" in out
+
+
+# Recipes
+
+
+def test_the_deit_recipe_runs_on_an_image_folder_and_names_a_broken_image(capsys, tmp_path):
+    root = write_image_folder(tmp_path / "data")
+    (root / "train" / "cat" / "1.JPEG").write_bytes(b"no image")
+    command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
+    code, out, _ = run_command(capsys, *command, "--epochs", "1", "--warmup-epochs", "0", "--aug-repeats", "1")
+    assert code == 0 and "1 broken images were left out" in out and "1.JPEG" in out
+    recipe = Run.open(tmp_path / "run").recipe()
+    assert recipe.mixing.mixup == 0.8 and recipe.augmentation.rand_augment and recipe.img_size == (224, 224)
+
+
+def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from graticule.lab.tasks import Recipe\n\ndef recipe():\n    return Recipe(joining='shared')\n")
+    code, *_ = run_command(capsys, "train", file, "--quick", "--output", tmp_path / "run")
+    assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
+    file.write_text("recipe = 3\n")
+    code, _, err = run_command(capsys, "train", file)
+    assert code == 1 and "recipe()" in err
+
+
+def test_a_run_is_repeated_from_its_folder_with_what_is_to_differ(capsys, tmp_path, trained):
+    code, *_ = run_command(capsys, "train", trained.folder, "--seed", "7", "--output", tmp_path / "again")
+    again, first = Run.open(tmp_path / "again").recipe(), trained.recipe()
+    assert code == 0 and again.seed == 7 and again.joining == first.joining and again.limit_train == first.limit_train
+
+
+def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, tmp_path, trained):
+    code, _, err = run_command(capsys, "train", trained.folder, "--output", tmp_path / "same", "--epochs", "1")
+    assert code == 0 and "warning" not in err
+    shutil.copytree(trained.folder, tmp_path / "first")
+    file = tmp_path / "first" / "recipe.json"
+    described = json.loads(file.read_text())
+    described["machine"]["threads"] = 999
+    described["versions"]["torch"] = "1.0"
+    file.write_text(json.dumps(described))
+    code, _, err = run_command(capsys, "train", tmp_path / "first", "--output", tmp_path / "again", "--epochs", "1")
+    assert code == 0
+    assert f"threads {torch.get_num_threads()} where the run had 999" in err
+    assert f"torch {version('torch')} where the run had 1.0" in err
+
+
+# Errors are named before any work
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--img-size 30 28", ["`img_size`", "30", "28", "32"]),
+        ("--joining lape(layers=9)", ["`layers`", "6", "9"]),
+        ("--joining lape(layers=0)", ["`layers`", "0"]),
+        ("--joining unshared --encoding sinusoidal_1d", ["unshared", "sinusoidal_1d"]),
+        ("--encoding learnabel", ["'learnabel'", "did you mean 'learnable'"]),
+        ("--joining laep", ["'laep'", "did you mean 'lape'"]),
+        ("--model vit_nano_patch4_82", ["did you mean 'vit_nano_patch4_28'"]),
+        ("--dataset digit", ["did you mean 'digits'"]),
+        ("--epocs 3", ["--epocs", "did you mean --epochs", "graticule train digits_quick --help-all"]),
+        ("--augmentation.erase 0.5", ["--augmentation.erasing"]),
+        ("--epochs 0", ["`epochs`", "0"]),
+        ("--optimizer adamww", ["optimizer", "adamww"]),
+        ("--patch-size 5", ["`img_size`", "5"]),
+    ],
+)
+def test_a_wrong_option_is_named_and_nothing_is_written(capsys, tmp_path, options, said):
+    folder = tmp_path / "run"
+    code, _, err = run_command(capsys, "train", "digits_quick", "--output", folder, *options.split())
+    assert code == 1, err
+    assert all(text in err for text in said), err
+    assert not folder.exists()
+
+
+def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
+    code, out, err = run_command(capsys, "train", "digits_quick", "--epochs", "three", "--output", tmp_path / "run")
+    assert code == 2 and out == "" and err == "graticule: error: `epochs` must be a whole number, got 'three'.\n"
+
+
+def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
+    code, _, err = run_command(capsys, "evaluate")
+    assert code == 1 and "`models`" in err
+    for command in ("evaluate", "correlations"):
+        code, _, err = run_command(capsys, command, tmp_path / "nowhere")
+        assert code == 1 and "nowhere" in err and "does not exist" in err
+    code, _, err = run_command(capsys, "train", "--resume", tmp_path)
+    assert code == 1 and "recipe.json" in err
+
+
+def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):
+    code, _, err = run_command(capsys, "evalute")
+    assert code == 1 and "did you mean 'evaluate'" in err
+    code, _, err = run_command(capsys, "train", "digits_quik")
+    assert code == 1 and "did you mean 'digits_quick'" in err
+
+
+@pytest.mark.parametrize("case", ["missing", "empty", "one class", "no images", "classes differ"])
+def test_a_data_folder_that_cannot_do_is_named(capsys, tmp_path, case):
+    root = tmp_path / "data"
+    if case == "empty":
+        root.mkdir()
+    elif case == "one class":
+        write_image_folder(root, ("cat",))
+    elif case == "no images":
+        write_image_folder(root, images=0)
+    elif case == "classes differ":
+        write_image_folder(root)
+        (root / "val" / "dog").rename(root / "val" / "wolf")
+    command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
+    code, _, err = run_command(capsys, *command)
+    assert code == 1 and "`data_root`" in err and not (tmp_path / "run").exists()
+    assert {"one class": "got 1", "classes differ": "wolf"}.get(case, str(root)) in err
+
+
+def copy_with_checkpoint(run: Run, folder: Path, write) -> Run:
+    folder.mkdir()
+    (folder / "recipe.json").write_bytes(run.recipe_file.read_bytes())
+    copy = Run(folder)
+    copy.checkpoints.mkdir()
+    (copy.checkpoints / "best.json").write_text('{"checkpoint": "step-000000001.ckpt", "val_top1": 10.0}')
+    write(copy.best)
+    return copy
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("case", ["truncated", "foreign", "hostile", "classes"])
+def test_a_checkpoint_that_cannot_do_is_named(capsys, tmp_path, trained, case):
+    sign = tmp_path / "it-ran"
+
+    def write(path: Path) -> None:
+        whole = trained.best.read_bytes()
+        if case == "truncated":
+            path.write_bytes(whole[: len(whole) // 2])
+        elif case == "foreign":
+            path.write_text("not a checkpoint")
+        elif case == "hostile":
+            torch.save({"model": Hostile(f"touch {sign}")}, path)
+        else:
+            state = {f"model.{k}": v for k, v in trained.model().state_dict().items()}
+            torch.save(
+                {"state_dict": state | {"model.head.weight": torch.zeros(7, 64), "model.head.bias": torch.zeros(7)}},
+                path,
+            )
+
+    copy = copy_with_checkpoint(trained, tmp_path / "run", write)
+    code, _, err = run_command(capsys, "evaluate", copy.folder)
+    assert code == 1 and str(copy.best) in err and not sign.exists()
+    assert {"truncated": "truncated", "foreign": "not a checkpoint", "hostile": "run code", "classes": "7 classes"}[
+        case
+    ] in err
+
+
+def test_weights_load_anywhere_by_their_published_names(trained, tmp_path):
+    import graticule
+
+    model = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    graticule.load_checkpoint(model, trained.weights)
+    save_file(graticule.published_state_dict(model), tmp_path / "published.safetensors")
+    again = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    graticule.load_checkpoint(again, tmp_path / "published.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(capsys, tmp_path):
+    """A limit on the size of files causes the same errors as a full disk."""
+    folder = tmp_path / "run"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        code, _, err = run_command(capsys, "train", "digits_quick", "--quick", "--output", folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1 and "could not be written" in err and "disk full" in err
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("weights.safetensors"))

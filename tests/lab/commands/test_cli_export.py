@@ -1,0 +1,166 @@
+"""`graticule export` and `graticule publish` on the command line."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import graticule
+from commands import run_command
+from graticule.dense.factory import create_segmenter
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import train
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    recipe = Recipe(joining="lape", limit_train=40, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
+    return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
+
+
+def test_export_writes_a_program_of_a_run_and_says_what_it_is(trained, tmp_path, capsys):
+    file = tmp_path / "model.pt2"
+    code, out, _ = run_command(
+        capsys, "export", trained.folder, "--output", file, "--data", "digits", "--dynamic", "batch"
+    )
+    assert code == 0 and f"wrote {file}" in out
+    said = {line.split()[0]: line for line in out.splitlines()}
+    assert "batch of any size, height 28, width 28" in said["takes"]
+    assert "layer_norm" in said["operators"] and "without folding" in said["latency"]
+    assert "top-1; in PyTorch" in said["accuracy"]
+    assert torch.export.load(file).module()(torch.zeros(3, 1, 28, 28))[0].shape == (3, 10)
+
+
+def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--format", "safetensors", "--joining", "lape")
+    assert code == 0 and "wrote model.safetensors" in out and "those of the model's initialization" in err
+    assert "blocks.0.pe_norm.weight" in load_file("model.safetensors")
+
+
+def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path, capsys):
+    file = tmp_path / "model.safetensors"
+    arguments = ["--weights", "random", "--joining", "lape", "--output", str(file)]
+    code, out, _ = run_command(capsys, "export", "timm:vit_tiny_patch16_224", *arguments)
+    assert code == 0 and f"wrote {file}" in out
+    assert "blocks.0.pe_norm.weight" in load_file(file)
+
+
+def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
+    folder = tmp_path / "published"
+    code, out, _ = run_command(capsys, "publish", trained.folder, folder, "--format", "svg")
+    assert code == 0 and "model.safetensors" in out and "correlations.svg" in out
+    assert (folder / "correlations.svg").is_file()
+    card = (folder / "README.md").read_text()
+    best = f"{trained.result()['best_top1']:.2f}"
+    assert f"| {best} |" in card and "![" in card and (folder / "correlations.png").stat().st_size > 10_000
+    model = trained.model()
+    x = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        for again in (
+            graticule.from_pretrained(folder),
+            timm.create_model(f"local-dir:{folder}", pretrained=True).eval(),
+        ):
+            torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    code, out, _ = run_command(capsys, "export", folder, "--output", tmp_path / "again.safetensors")
+    assert code == 0 and "again.safetensors" in out
+    config = json.loads((folder / "config.json").read_text())
+    assert config["pretrained_cfg"]["label_names"] == [str(digit) for digit in range(10)]
+    assert config["graticule"] | {"plugins": 0, "resamplers": 0} == {
+        "model": "vit_nano_patch4_28",
+        "encoding": "learnable",
+        "joining": "lape",
+        "plugins": 0,
+        "resamplers": 0,
+    }
+
+
+def test_publish_takes_names_files_of_weights_and_models_of_timm(trained, tmp_path, capsys):
+    cases = [
+        ("name", ("vit_nano_patch4_28", "--encoding", "rope"), "rope"),
+        ("timm", ("timm:vit_tiny_patch16_224", "--weights", "random", "--joining", "lape"), "learnable"),
+        ("file", (str(trained.folder / "weights.safetensors"),), "learnable"),
+    ]
+    for name, (target, *options), encoding in cases:
+        code, _, err = run_command(capsys, "publish", target, tmp_path / name, *options)
+        assert code == 0, err
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["graticule"]["encoding"] == encoding
+    again = graticule.from_pretrained(tmp_path / "file")
+    x = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), trained.model()(x))
+
+
+def test_commands_open_a_published_folder(trained, tmp_path, capsys):
+    folder = graticule.save_pretrained(trained.model(), tmp_path / "published")
+    by_name = [trained.recipe().model, "--joining", "lape", "--weights", trained.folder / "weights.safetensors"]
+    tables = []
+    for target in ([folder], by_name):
+        code, _, err = run_command(capsys, "evaluate", *target, "--data", "digits", "--output", tmp_path / "out")
+        assert code == 0, err
+        (row,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+        tables.append({name: row[name] for name in ("top1", "top5", "loss", "images", "size")})
+    assert tables[0] == tables[1] and tables[0]["images"] == 1000
+    code, _, err = run_command(capsys, "correlations", folder, "--output", tmp_path)
+    assert code == 0 and (tmp_path / "correlations.png").is_file(), err
+    for option in ("encoding", "weights"):
+        code, _, err = run_command(capsys, "evaluate", folder, "--data", "digits", f"--{option}", "rope")
+        assert code == 1 and f"`{option}` must be left out with '{folder}', which has its own, got 'rope'" in err
+    code, _, err = run_command(capsys, "evaluate", folder)
+    assert code == 1 and f"`data` must be given for '{folder}', which is not the folder of a run" in err
+
+
+def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": 1}
+    model = create_segmenter("vit_tiny_patch16_224", num_classes=3, **small)
+    folder = graticule.save_pretrained(model, tmp_path / "published")
+    file = tmp_path / "model.safetensors"
+    code, out, err = run_command(capsys, "export", folder, "--format", "safetensors", "--output", file)
+    assert code == 0 and f"wrote {file}" in out, err
+    assert load_file(file).keys() == model.state_dict().keys()
+
+
+def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_path):
+    model = graticule.create_model("vit_nano_patch4_28", encoding="random_fourier(frequencies=4)")
+    folder = model.save_pretrained(tmp_path / "plugged")
+    assert 'plugin="my_methods.py"' in (folder / "README.md").read_text()
+    assert graticule.from_pretrained(folder)(torch.zeros(1, 1, 28, 28)).shape == (1, 10)
+    config = json.loads((folder / "config.json").read_text())
+    config["graticule"]["plugins"] = {"other_methods.py": "0" * 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"needs the plugin other_methods\.py"):
+        graticule.from_pretrained(folder)
+
+
+def test_mistakes_are_one_line(trained, tmp_path, capsys):
+    run, new = trained.folder, tmp_path / "new"
+    cases = [
+        (("export", tmp_path / "nothing"), "`run` must be the folder of a run"),
+        (("export", "vit_nano_patch4_82"), "did you mean 'vit_nano_patch4_28'"),
+        (("export", run, "--format", "onx"), "`format` must be one of onnx, torch-export, safetensors; got 'onx'"),
+        (("export", run, "--output", new / "model.bin"), "`format` must be given where `path` does not end in"),
+        (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be any of batch, height, width, got 'depth'"),
+        (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
+        (("export", run, "--encoding", "rope"), "`encoding` must be left out with a folder"),
+        (("export", "vit_nano_patch4_28", "--data", "cats"), "`data` must be one of"),
+        (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
+        (("export", run, "--features", "99"), "`features` must be from 0 to"),
+        (("publish", run, run), "`folder` must be new"),
+        (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
+        (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
+        (("publish", new / "x.pth", new), "does not say what model it is for"),
+        (("publish", run, new, "--joining", "lape"), "`joining` must be left out with a folder"),
+        (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
+        (("publish", run, new, "--private"), "`private` must be left out without --push"),
+    ]
+    for arguments, message in cases:
+        code, out, err = run_command(capsys, *arguments)
+        lines = [line for line in err.splitlines() if not line.startswith("the weights are those")]
+        assert code == 1 and len(lines) == 1 and lines[0].startswith("graticule: error: "), (arguments, out, err)
+        assert message in lines[0], (arguments, lines[0])
+    assert not new.exists()

@@ -1,0 +1,110 @@
+"""The help of every command, and the completion of a shell."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from commands import run_command
+from graticule.lab.cli import COMMANDS
+from graticule.lab.commands.completion import command_options
+from graticule.lab.commands.help import help_page, options_of
+from graticule.lab.commands.options import parse
+from in_turn import in_turn
+
+HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
+    ["train", "digits_quick", "--help"],
+    ["train", "pydoc_quick", "--help"],
+    ["train", "scenes_detection", "--help"],
+    ["train", "--help"],
+    ["--help"],
+]
+
+
+@in_turn("arguments", HELPS)
+def test_help_fits_a_screen_of_80_columns_and_begins_with_usage_and_examples(capsys, arguments):
+    code, out, err = run_command(capsys, *arguments)
+    lines = out.splitlines()
+    assert code == 0 and err == "" and max(map(len, lines)) <= 80 and len(lines) <= 42
+    assert lines[0].startswith(" ".join(["usage: graticule", *(one for one in arguments[:-1])]))
+    if arguments[0] not in ("train", "--help"):
+        assert f"{lines[2]} ".startswith(f"  graticule {arguments[0]} "), "no example"
+
+
+@in_turn("arguments", HELPS[:-2])
+def test_help_gives_every_option_one_default_and_no_none(capsys, arguments):
+    code, out, _ = run_command(capsys, *arguments[:-1], "--help-all")
+    text = " ".join(out.split())  # without line breaks
+    assert code == 0 and "None" not in text and "(default: )" not in text and "False" not in text
+    for option in re.split(r" (?=--[a-z])", text.partition("[options]")[2])[1:]:
+        assert len(re.findall(r"\(default: |\(required\)", option)) <= 1, option
+
+
+def examples(name: str) -> list[str]:
+    lines = help_page(command_options(name), name).splitlines()
+    return [line.strip() for line in lines if line.startswith(f"  graticule {name}")]
+
+
+@in_turn("name", [name for name in COMMANDS if name != "train"])
+def test_the_examples_in_the_help_have_options_that_the_command_has(name):
+    found = examples(name)
+    assert found, "no example"
+    for example in found:
+        parse(command_options(name), name, shlex.split(example.partition(" > ")[0], comments=True)[2:])
+
+
+def test_rare_options_are_listed_by_help_all_alone(capsys):
+    usual, every = (run_command(capsys, "evaluate", option)[1] for option in ("--help", "--help-all"))
+    hidden = [one for one in options_of(command_options("evaluate")) if one.rare]
+    assert hidden and all(f"--{one.name}" not in usual and f"--{one.name}" in every for one in hidden)
+    assert f"list {len(hidden)} more options" in usual and "more options" not in every
+
+
+def test_help_can_be_asked_for_in_three_ways(capsys):
+    pages = {run_command(capsys, *command)[1] for command in (["plot", "-h"], ["plot", "--help"], ["help", "plot"])}
+    assert pages == {help_page(command_options("plot"), "plot") + "\n"}
+
+
+def test_a_value_is_named_by_a_word_for_what_it_is():
+    shown = {one.name: one.shown for one in options_of(command_options("evaluate"))}
+    assert (shown["models"], shown["sizes"], shown["output"]) == ("MODEL ...", "--sizes SIZE ...", "--output FOLDER")
+    assert shown["mode"] == "--mode {zoom,canvas,crop}" and shown["per-class"] == "--per-class"
+
+
+NAMES = ("digits_quick", "pydoc_quick")
+
+
+def test_help_shows_the_value_that_a_recipe_sets_and_else_what_the_option_does(capsys):
+    helps = [" ".join(run_command(capsys, "train", name, "--help-all")[1].split()) for name in NAMES]
+    described = [re.search(r"--clip-grad X largest norm of the gradient (\(.*?\))", text)[1] for text in helps]
+    assert described == ["(default: no clipping)", "(default: 1)"]
+
+
+def complete(script: str, *words: str) -> list[str]:
+    """Return bash's completions at the end of a line."""
+    function = "$(complete -p graticule | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+    line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; {function}"
+    shell = ["bash", "--norc", "-c", f"{script}\n{line}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.split()
+
+
+def test_a_shell_completes_commands_options_recipes_and_choices(capsys):
+    code, script, err = run_command(capsys, "--completion", "bash")
+    assert code == 0 and err == ""
+    assert complete(script, "graticule", "co") == ["correlations", "compare", "consolidate"]
+    assert complete(script, "graticule", "plot", "--gr") == ["--group"]
+    assert complete(script, "graticule", "train", "digits_qu") == ["digits_quick"]
+    assert complete(script, "graticule", "runs", "--sort", "b") == ["best"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_that_names_every_command(capsys, shell):
+    code, script, _ = run_command(capsys, "--completion", shell)
+    assert code == 0 and all(name in script for name in COMMANDS)
+
+
+def test_a_shell_without_completion_is_refused_with_those_that_have_it(capsys):
+    code, _, err = run_command(capsys, "--completion", "tcsh")
+    assert code == 1 and "`completion` must be one of bash, zsh, fish; got 'tcsh'" in err

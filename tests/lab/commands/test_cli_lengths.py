@@ -1,0 +1,170 @@
+"""Evaluating runs on text at several lengths on the command line."""
+
+import json
+
+import pytest
+
+from commands import run_command
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from text_commands import spoiled_after_first_epoch
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+#: 4 windows of 16 held-out tokens.
+SHORT = {"model": "lm_nano", "model_kwargs": ("depth=1",), "context": 16, "limit_train": 16, "limit_test": 4}
+SHORT |= {"batch_size": 8, "epochs": 2, "accelerator": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+def trained(folder, encoding: str) -> Run:
+    """Train two epochs, of which the first is the best by far."""
+    with spoiled_after_first_epoch():
+        run = train(TextRecipe(encoding=encoding, lr=1e-2, **SHORT), folder, progress=False)
+    assert run.result()["best_bpb"] + 1 < run.result()["last_bpb"]
+    return run
+
+
+@pytest.fixture(scope="module")
+def learned(folder) -> Run:
+    return trained(folder / "learned", "learnable")
+
+
+@pytest.fixture(scope="module")
+def rotary(folder) -> Run:
+    return trained(folder / "rope", "rope_1d")
+
+
+@pytest.fixture(scope="module")
+def on_images(folder) -> Run:
+    recipe = Recipe(limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
+    return train(recipe, folder / "digits", progress=False)
+
+
+def lines_of(out: str, start: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith(start)]
+
+
+def test_one_row_per_length_with_the_difference_against_the_training_length(capsys, tmp_path, learned, rotary):
+    folders = (learned.folder, rotary.folder)
+    code, out, err = run_command(capsys, "evaluate", *folders, "--lengths", 8, 16, 32, "--output", tmp_path)
+    assert code == 0, err
+    records = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [record["run"] for record in records] == [str(one) for one in folders for _ in range(3)]
+    assert [record["length"] for record in records] == [8, 16, 32] * 2
+    assert [record["resampled"] for record in records] == [False, False, True, False, False, False]
+    assert {record["tokens"] for record in records} == {64}
+    assert records[1]["bits_per_byte"] == pytest.approx(learned.result()["best_bpb"], rel=1e-5)
+    rows = [row.split() for name in ("learned ", "rope ") for row in lines_of(out, name)]
+    assert [row[1] for row in rows] == ["8", "16", "32"] * 2
+    for row, record, reference in zip(rows, records, [1, 1, 1, 4, 4, 4], strict=True):
+        numbers = [cell for cell in row[2:] if cell not in "*~"]
+        assert numbers[0] == f"{record['bits_per_byte']:.3f}"
+        assert numbers[1] == f"{record['bits_per_byte'] - records[reference]['bits_per_byte']:+.3f}"
+    marks = ["".join(cell for cell in row if cell in "*~") for row in rows]
+    assert marks == ["", "*", "~", "", "*", ""]
+    assert len(lines_of(out, "~ longer than the learned")) == 1
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, rotary):
+    code, out, _ = run_command(capsys, "evaluate", rotary.folder, "--checkpoint", "last")
+    assert code == 0 and "16 *" in out and "+0.000" in out and "resampled" not in out
+    (record,) = json.loads((rotary.folder / "evaluation.json").read_text())
+    assert record["bits_per_byte"] == pytest.approx(rotary.result()["last_bpb"], rel=1e-5)
+    assert [place[:2] for place in record["by_place"]] == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
+    assert (rotary.folder / "evaluation.png").is_file()
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_the_difference_is_given_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary, checkpoint):
+    asked = ("--lengths", 4, "--checkpoint", checkpoint, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "evaluate", rotary.folder, *asked)
+    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
+    difference = record["bits_per_byte"] - rotary.result()[f"{checkpoint}_bpb"]
+    assert code == 0 and f"{difference:+.3f}" in out and abs(difference) < 1  # best and last are further apart
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["TEXT", "--sizes", 28],
+            "`sizes` must be left out with the task language, which has --lengths",
+        ),
+        (
+            ["TEXT", "--windows", 4, 4],
+            "`windows` must be left out with the task language",
+        ),
+        (["IMAGES", "--lengths", 8, 16], "`lengths` must be left out with the task classification"),
+        (["TEXT", "IMAGES", "--lengths", 8], "`models` must be all of one task, got"),
+        (["IMAGES", "TEXT"], "of language: evaluate them separately"),
+        (["TEXT", "--lengths", 16, 65], "`lengths` must be at most 64, the number of held-out tokens"),
+        (["TEXT", "--lengths", 0], "`lengths` must be whole numbers of at least 1, got 0"),
+        (["TEXT", "--lengths", 8, 8], "`lengths` must be different lengths, at least one, got [8, 8]"),
+        (["TEXT", "--length", 8], "did you mean --lengths"),
+        (["TEXT", "--checkpoint", "worst"], "`checkpoint` must be best or last, got 'worst'"),
+    ],
+)
+def test_what_evaluate_cannot_do_is_said_before_any_work(capsys, tmp_path, rotary, on_images, arguments, said):
+    named = {"TEXT": rotary.folder, "IMAGES": on_images.folder}
+    given = [named.get(argument, argument) for argument in arguments]
+    code, _, err = run_command(capsys, "evaluate", *given, "--output", tmp_path / "out")
+    assert code == 1 and said in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_length_that_is_no_number_is_an_error(capsys, rotary):
+    code, out, err = run_command(capsys, "evaluate", rotary.folder, "--lengths", "12x")
+    assert code == 2 and "12x" in out + err
+
+
+def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
+    small = ",model=lm_nano,context=16"
+    choices = (f"encoding=learnable{small}", f"encoding=bucketed_bias{small}")
+    options = ("--quick", "--seeds", 0, 1, "--lengths", 16, 64, "--output", tmp_path)
+    with spoiled_after_first_epoch():
+        code, out, err = run_command(capsys, "compare", "pydoc_quick", "--choices", *choices, *options)
+    assert code == 0, err
+    table = out[out.index("at other lengths") :]
+    assert table.count(" *") >= 2 and " ~" in table and "marked *" in table
+    assert "adjusted by Holm's method for 1 comparison." in out and "Holm's method for 2 comparisons" in table
+    assert {"lengths.md", "lengths.json", "lengths.png"} <= {path.name for path in tmp_path.iterdir()}
+    written = json.loads((tmp_path / "lengths.json").read_text())
+    compared = json.loads((tmp_path / "comparison.json").read_text())
+    assert written["resampled"] == {choices[0]: [64], choices[1]: []}
+    results = [json.loads(file.read_text()) for file in tmp_path.rglob("result.json")]
+    assert len(results) == 4 and all(result["best_bpb"] + 1 < result["last_bpb"] for result in results)
+    for choice in choices:
+        assert written["bpb"][choice]["16"] == pytest.approx(compared["bpb"][choice], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "said"),
+    [
+        (
+            "pydoc_quick",
+            ["--sizes", 20],
+            "`sizes` must be left out with the task language",
+        ),
+        (
+            "digits_quick",
+            ["--lengths", 64],
+            "`lengths` must be left out with the task classification",
+        ),
+        ("pydoc_quick", ["--lengths", 5121], "`lengths` must be at most 5120, the number of held-out tokens"),
+        ("pydoc_quick", ["--lengths", 16, 16], "`lengths` must be different lengths, at least one, got [16, 16]"),
+        ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),
+    ],
+)
+def test_what_compare_cannot_do_is_said_before_any_training(capsys, tmp_path, recipe, arguments, said):
+    command = ("compare", recipe, "--quick", "--choices", "joining=default", "--output", tmp_path / "out", *arguments)
+    code, _, err = run_command(capsys, *command)
+    assert code == 1 and said in err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,455 @@
+"""The commands for gated MLPs: output and error messages."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from commands import run_command
+from graticule.analysis.mixing import mixing_maps, mixing_parts
+from graticule.lab.cli import main
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.parts.image_scores import evaluate, set_windows
+from graticule.lab.training.run import Run
+
+
+def trained(folder: Path, *arguments: str) -> Run:
+    """Train a quick run; fails if the run does not exist afterwards."""
+    main(["train", *arguments, "--quick", "--output", str(folder)])
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Run]:
+    """Train a quick run per family: two stages of 2 and 4 layers with 4 and 8 groups, 6 layers, and a ViT."""
+    root = tmp_path_factory.mktemp("runs")
+    recipes = {"posmlp": "digits_posmlp", "gmlp": "digits_gmlp", "vit": "digits_quick"}
+    return {name: trained(root / name, recipe) for name, recipe in recipes.items()}
+
+
+def filled(arguments: str, runs: dict[str, Run]) -> list[object]:
+    """Split a command and replace POSMLP, GMLP and VIT by the folders of those runs."""
+    folders = {name.upper(): run.folder for name, run in runs.items()}
+    return [folders.get(word, word) for word in arguments.split()]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def rows(out: str) -> list[list[str]]:
+    """Return the cells of the rows of a table that start with the number of a layer."""
+    return [line.split() for line in out.splitlines() if line[:1].isdigit()]
+
+
+def assert_refused(capsys, tmp_path, runs, arguments: str, said: str) -> None:
+    """Check that one line names the error, the exit code is 1, and nothing is written."""
+    before = [files(run.folder) for run in runs.values()]
+    code, out, err = run_command(capsys, *filled(arguments, runs))
+    assert code == 1 and out == ""
+    assert err.startswith("graticule: error: ") and err.count("\n") == 1 and said in err, err
+    assert not list(tmp_path.iterdir()) and [files(run.folder) for run in runs.values()] == before
+
+
+# mixing
+
+
+@pytest.fixture(scope="module")
+def looked(runs, tmp_path_factory) -> tuple[Path, str]:
+    """Return the folder of `mixing` on the PosMLP with default options, and its output."""
+    folder, out = tmp_path_factory.mktemp("looks") / "new", io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(["mixing", str(runs["posmlp"].folder), "--output", str(folder)])
+    return folder, out.getvalue()
+
+
+def test_mixing_draws_three_pictures_and_says_where_they_are(looked):
+    folder, out = looked
+    written = ["mixing-bias.png", "mixing-locality.png", "mixing.npz", "mixing.png"]
+    assert files(folder) == written and all(str(folder / name) in out for name in written)
+    for name in written:
+        if name.endswith("png"):
+            with Image.open(folder / name) as picture:
+                assert min(picture.size) > 200 and len(picture.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_mixing_prints_a_row_per_layer(runs, looked):
+    maps, table = mixing_maps(runs["posmlp"].model()), rows(looked[1])
+    assert looked[1].splitlines()[0] == "posmlp"
+    assert [row[0] for row in table] == ["1", "2", "3", "4", "5", "6"]
+    assert [row[1:3] for row in table] == [["8x8", "4"]] * 2 + [["4x4", "8"]] * 4
+    assert [row[3] for row in table] == [f"{one.distance():.2f}" for one in maps]
+    assert [row[4] for row in table] == [f"{one.non_locality()[0]:.3f}" for one in maps]
+    assert [" ".join(row[5:]) for row in table] == ["4 of 4"] * 2 + ["8 of 8"] * 4
+
+
+def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looked):
+    with np.load(looked[0] / "mixing.npz", allow_pickle=False) as arrays:
+        for one in mixing_maps(runs["posmlp"].model()):
+            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_weights"], one.weights)
+            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_bias"], one.bias)
+
+
+def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_pictures):
+    run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
+    capsys.readouterr()
+    code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 2, 5, "--query", "1x2", "--output", tmp_path)
+    assert code == 0 and str(tmp_path / "mixing-parts.png") in out
+    parts = mixing_parts(run.model(), layers=[1, 4])
+    with np.load(tmp_path / "mixing.npz", allow_pickle=False) as arrays:
+        assert {name for name in arrays if "dense" in name} == {"layer2_dense", "layer5_dense"}
+        for one in parts:
+            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
+
+
+def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quick_pictures):
+    run = runs["gmlp"]
+    before = set(files(run.folder))
+    code, out, _ = run_command(capsys, "mixing", run.folder)
+    written = set(files(run.folder)) - before
+    for name in written:
+        (run.folder / name).unlink()
+    assert code == 0 and written == {"mixing.npz", "mixing.png", "mixing-bias.png", "mixing-locality.png"}
+    # a dense matrix has one group and no quadratic form
+    assert [row[1:3] + row[4:] for row in rows(out)] == [["7x7", "1", "-", "-"]] * 6
+
+
+def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs, quick_pictures):
+    folders = [runs["posmlp"].folder, runs["gmlp"].folder]
+    code, out, _ = run_command(capsys, "mixing", *folders, "--layers", 1, "--groups", 1, "--output", tmp_path)
+    assert code == 0
+    each = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
+    assert files(tmp_path) == sorted([*each, "mixing-1.npz", "mixing-2.npz", "mixing-locality.png"])
+    lines = out.splitlines()
+    assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
+    with np.load(tmp_path / "mixing-2.npz") as arrays:
+        assert arrays["layer1_weights"].shape == (1, 7, 7)
+
+
+def test_a_token_that_one_stage_alone_has_is_drawn_for_its_layers(capsys, tmp_path, runs, quick_pictures):
+    chosen = ("--layers", 1, 2, "--query", "7x7", "--groups", 1, 4, "--values", "logits")
+    code, _, err = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
+    assert code == 0 and err == "" and "mixing.png" in files(tmp_path)
+
+
+def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(capsys, tmp_path, runs, quick_pictures):
+    said = {}
+    for query in ("0x0", "2x2"):
+        chosen = ("--query", query, "--layers", 3, "--output", tmp_path / query)
+        code, out, _ = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen)
+        assert code == 0 and f"of token {query}" in out
+        said[query] = rows(out)
+        with np.load(tmp_path / query / "mixing.npz") as arrays:
+            top = arrays["layer3_weights"][0]
+        expected = mixing_maps(runs["posmlp"].model(), query=tuple(int(side) for side in query.split("x")))[2]
+        np.testing.assert_array_equal(top, expected.weights[0])
+    assert said["0x0"] != said["2x2"]
+
+
+def test_a_layer_without_the_chosen_groups_leaves_its_panels_empty(capsys, tmp_path, runs, quick_pictures):
+    code, *_ = run_command(capsys, "mixing", runs["posmlp"].folder, "--groups", 7, 8, "--output", tmp_path)
+    assert code == 0 and "mixing.png" in files(tmp_path)
+
+
+def test_choosing_layers_and_groups_makes_the_sheet_smaller(capsys, tmp_path, runs, looked):
+    chosen = ("--layers", 3, "--groups", 8)
+    code, *_ = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
+    assert code == 0
+    with Image.open(looked[0] / "mixing.png") as every, Image.open(tmp_path / "mixing.png") as one:
+        assert all(small < large / 2 for small, large in zip(one.size, every.size, strict=True))
+
+
+def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures):
+    code, out, _ = run_command(
+        capsys, "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
+    )
+    assert code == 0 and [row[1] for row in rows(out)] == ["5x9"] * 6
+    with np.load(tmp_path / "mixing.npz") as arrays:
+        assert arrays["layer6_weights"].shape == (1, 5, 9) and arrays["layer6_bias"].shape == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("mixing POSMLP --layers 9", "`layers` must be from 1 to 6"),
+        ("mixing POSMLP --layers 0", "must count from 1"),
+        ("mixing POSMLP --groups 99", "`groups` must be from 1 to 8"),
+        ("mixing POSMLP --groups 0", "must count from 1"),
+        ("mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
+        ("mixing POSMLP --query 3", "`query` must be ROWxCOLUMN"),
+        ("mixing POSMLP --query -1x0", "`query` must be ROWxCOLUMN"),
+        ("mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 2 mixes, got (7, 7)"),
+        ("mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
+        ("mixing POSMLP --img-size large", "or HEIGHTxWIDTH, such as 224 or 320x224, got 'large'"),
+        ("mixing POSMLP --checkpoint first", "`checkpoint` must be best or last"),
+        ("mixing POSMLP POSMLP", "`runs` must differ"),
+        ("mixing POSMLP nowhere", "'nowhere', which does not exist"),
+        ("mixing POSMLP GMLP --groups 2", "`groups` must be from 1 to 1 in"),
+        ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
+        ("mixing POSMLP VIT", "must mix its tokens by position"),
+        ("mixing", "`runs`"),
+    ],
+)
+def test_a_mistake_in_mixing_is_named_and_nothing_is_written(capsys, tmp_path, runs, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(capsys, tmp_path, runs, arguments, said)
+
+
+def test_values_that_mixing_does_not_know_are_answered_with_those_it_knows(capsys, tmp_path, runs):
+    code, out, err = run_command(
+        capsys, "mixing", runs["posmlp"].folder, "--values", "logit", "--output", tmp_path / "o"
+    )
+    assert code == 2 and "weights" in out + err and "logits" in out + err and not (tmp_path / "o").exists()
+
+
+def test_mixing_explains_itself(capsys):
+    code, _, err = run_command(capsys, "mixing", "nowhere", "--layer", 1)
+    assert code == 1 and "did you mean --layers" in err
+    code, out, _ = run_command(capsys, "mixing", "--help")
+    assert code == 0 and all(option in out for option in ("--layers", "--groups", "--query", "--values", "--img-size"))
+    code, out, _ = run_command(capsys)
+    assert code == 2 and "\n  mixing " in out
+
+
+def test_where_a_mistake_came_from_can_be_asked_for(runs, monkeypatch):
+    monkeypatch.setenv("GRATICULE_DEBUG", "1")
+    with pytest.raises(ValueError, match="`query`"):
+        main(["mixing", str(runs["posmlp"].folder), "--query", "abc"])
+
+
+# evaluate --windows
+
+
+def evaluation(capsys, folder: Path, run: Run, *arguments: object) -> list[dict]:
+    """Evaluate, and return and remove the records; fails if there are none."""
+    run_command(capsys, "evaluate", run.folder, *arguments, "--device", "cpu", "--output", folder)
+    records = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").unlink()
+    return records
+
+
+def test_evaluate_with_windows_scores_the_model_in_those(capsys, tmp_path, runs):
+    run = runs["posmlp"]
+    found = evaluation(capsys, tmp_path, run, "--sizes", 32, 64, "--windows", 4, 2)
+    assert [record["size"] for record in found] == [[32, 32], [64, 64]]
+    assert [record["images"] for record in found] == [40, 40]
+    data, model = run.data(), run.model()
+    set_windows(model, [4, 2])
+    expected = evaluate(model, data, [(32, 32), (64, 64)], progress=False)
+    assert [record["loss"] for record in found] == pytest.approx([score.loss for score in expected], rel=1e-6)
+    assert [record["top1"] for record in found] == [score.top1 for score in expected]
+    usual = evaluation(capsys, tmp_path, run, "--sizes", 32, 64)
+    assert all(one["loss"] != other["loss"] for one, other in zip(found, usual, strict=True))
+
+
+def test_a_runs_own_windows_change_nothing(capsys, tmp_path, runs):
+    named, usual = (evaluation(capsys, tmp_path, runs["posmlp"], *given) for given in (("--windows", 8, 4), ()))
+    for record in (*named, *usual):
+        del record["images_per_second"], record["memory"]
+    assert named == [{**record, "windows": [8, 4]} for record in usual]
+
+
+def test_other_windows_leave_what_ggqpe_learned_and_change_what_it_is_computed_on(runs):
+    run = runs["posmlp"]
+    model, other = run.model(), run.model()
+    set_windows(other, [4, 2])
+    learned = {name: value for name, value in model.state_dict().items() if ".biases." not in name}
+    kept = other.state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in learned.items())
+    assert [one.grid.shape for one in mixing_maps(other)] == [(4, 4)] * 2 + [(2, 2)] * 4
+    for one, small in zip(mixing_maps(model, query=(0, 0)), mixing_maps(other, query=(0, 0)), strict=True):
+        height, width = small.grid.shape
+        np.testing.assert_allclose(one.logits[:, :height, :width], small.logits, rtol=1e-6, atol=1e-12)
+        np.testing.assert_array_equal(one.centers, small.centers)
+
+
+def test_evaluating_in_other_windows_leaves_the_run_as_it_is(capsys, tmp_path, runs):
+    run = runs["posmlp"]
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    evaluation(capsys, tmp_path, run, "--windows", 4, 2)
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("evaluate POSMLP --windows 4", "`windows` must be a side of at least 1 for each of the 2 stages, got [4]"),
+        ("evaluate POSMLP --windows 4 2 1", "each of the 2 stages"),
+        ("evaluate POSMLP --windows 4 0", "a side of at least 1"),
+        ("evaluate VIT --windows 4 2", "`windows` must be left out: VisionTransformer has none"),
+        ("evaluate GMLP --windows 4", "`windows` must be left out: GMlp has none"),
+        ("evaluate POSMLP GMLP --windows 4 2", "GMlp has none"),
+        ("evaluate POSMLP --sizes 36 --windows 4 2", "`img_size`"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused_before_any_image_is_read(
+    capsys, tmp_path, runs, monkeypatch, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "graticule.lab.tasks.parts.image_scores.evaluate", lambda *_, **__: pytest.fail("it began to work")
+    )
+    assert_refused(capsys, tmp_path, runs, arguments, said)
+
+
+# train, with arguments of the backbone and forms of the encoding
+
+
+def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path, quick_pictures):
+    run = trained(tmp_path / "run", "digits_posmlp", "--model-kwargs", "windows=[4,2]", "combine=add")
+    recipe = run.recipe()
+    assert recipe.model_kwargs == ("windows=[4,2]", "combine=add")
+    assert recipe.backbone_arguments() == {"windows": [4, 2], "combine": "add"}
+    model = run.model()
+    assert model.windows == (4, 2) and model.block(0, 0).mlp_channels.gate.combine == "add"
+    code, out, _ = run_command(capsys, "mixing", run.folder, "--groups", 1)
+    assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
+    code, *_ = run_command(capsys, "evaluate", run.folder, "--windows", 8, 4)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--model-kwargs windws=[4,2]", "did you mean 'windows'"),
+        ("--model-kwargs windows", "must be different NAME=VALUE"),
+        ("--model-kwargs windows=", "must be different NAME=VALUE"),
+        ("--model-kwargs =[4,2]", "must be different NAME=VALUE"),
+        ("--model-kwargs windows=[4,2] windows=[8,4]", "must be different NAME=VALUE"),
+        ("--model-kwargs windows=[4,2", "must have JSON or a word after =, such as windows=[28,14,14,7]"),
+        ("--model-kwargs windows=[4,two]", "must have JSON or a word"),
+        ("--model-kwargs drop_rate=NaN", "`model_kwargs` must be valid for posmlp_nano_32"),
+        ("--model-kwargs windows=null", "must not have null"),
+        ("--model-kwargs windows=4", "`model_kwargs` must be valid for posmlp_nano_32"),
+        ("--model-kwargs act_layer=GELU", "`model_kwargs` must be one of embed_dim"),
+        ("--model-kwargs img_size=64", "`model_kwargs` must be one of embed_dim, depths, windows"),
+        ("--model-kwargs patch_size=2", "`model_kwargs` must be one of"),
+        ("--model-kwargs num_classes=3", "`model_kwargs` must be one of"),
+        ("--model-kwargs encoding=sgu", "`model_kwargs` must be one of"),
+        ("--model-kwargs windows=[4,2,1]", "each of the 2 stages, got 3, 2, 2 and 2"),
+        ("--model-kwargs combine=mul", "`combine` must be one of gate, add, concat, nonsplit; got 'mul'"),
+        ("--patch-size 2", "`patch_size` must be left out: posmlp_nano_32 has no such argument, got 2"),
+        ("--img-size 36 36", "nearest sizes are 32 and 40"),
+        ("--encoding peg", "`mixing`"),
+        ("--encoding glrpp", "did you mean 'glrpe'"),
+        ("--encoding ggqpe(biass=False)", "did you mean 'bias'"),
+        ("--train-share 0", "`train_share` must be greater than 0"),
+        ("--share-seed -1", "`share_seed` must be at least 0"),
+    ],
+)
+def test_a_wrong_option_of_a_gated_mlp_is_named_and_nothing_is_written(capsys, tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command(capsys, "train", "digits_posmlp", "--quick", *options.split())
+    assert code == 1 and out == "" and err.startswith("graticule: error: ") and said in err, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_vit_does_not_have_is_refused_too(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options, said in (
+        ("--model-kwargs windows=[4]", "`model_kwargs` must be one of"),
+        ("--encoding learnable(form='alpha')", "must not have the option 'form'"),
+    ):
+        code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *options.split())
+        assert code == 1 and said in err and not list(tmp_path.iterdir())
+
+
+def test_a_form_that_there_is_not_is_answered_with_those_that_there_are(capsys, tmp_path):
+    given = ("--encoding", "ggqpe(form='beta')", "--output", tmp_path / "run")
+    code, out, err = run_command(capsys, "train", "digits_posmlp", "--quick", *given)
+    assert code == 1 and not out and "gamma_gamma_t" in err and "'beta'" in err and not (tmp_path / "run").exists()
+
+
+def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick_pictures):
+    encoding = "ggqpe(form='alpha', bias=False, shift=False)"
+    run = trained(tmp_path / "run", "digits_posmlp", "--encoding", encoding)
+    assert run.recipe().encoding == encoding
+    for one in mixing_maps(run.model()):
+        assert one.bias is None and not one.centers.any()
+        np.testing.assert_array_equal(one.matrices[:, 0, 0], one.matrices[:, 1, 1])
+        assert not one.matrices[:, 0, 1].any()
+    capsys.readouterr()
+    code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 1, "--output", tmp_path / "looks")
+    assert code == 0 and "mixing-bias" not in out  # there is no bias to draw
+    assert files(tmp_path / "looks") == ["mixing-locality.png", "mixing.npz", "mixing.png"]
+
+
+def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):
+    encoding = "learnable + ggqpe(form='gamma', product='displacement')"
+    typed = ["--encoding", encoding, "--train-share", "0.5", "--share-seed", "3"]
+    typed += ["--model-kwargs", "gate_norm=true", "embed_dim=16"]
+    run = trained(tmp_path / "run", "digits_posmlp", *typed)
+    written = json.loads(run.recipe_file.read_text())["recipe"]
+    recipe = Recipe.from_dict(written)
+    assert recipe == run.recipe() and recipe.to_dict() == written
+    assert recipe.encoding == encoding
+    assert (recipe.train_share, recipe.share_seed) == (0.5, 3)
+    assert recipe.backbone_arguments() == {"gate_norm": True, "embed_dim": 16}
+    assert run.model().embed_dims == (16, 32)
+    capsys.readouterr()
+    code, _, err = run_command(capsys, "train", run.folder, "--seed", 5, "--output", tmp_path / "again")
+    assert code == 0, err
+    again = Run.open(tmp_path / "again").recipe().to_dict()
+    assert again == {**written, "seed": 5}
+
+
+# compare
+
+
+def test_compare_takes_lists_in_brackets_as_one_value(capsys, tmp_path):
+    choices = ("encoding=ggqpe,model_kwargs=windows=[4,2]", "encoding=glrpe")
+    command = ("compare", "digits_posmlp", "--quick", "--choices", *choices, "--seeds", 0, "--output", tmp_path)
+    code, out, err = run_command(capsys, *command)
+    assert code == 0, err
+    assert all(any(line.startswith(choice) for line in out.splitlines()) for choice in choices)
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert list(found["top1"]) == list(choices)
+    recipes = [Run.open(path.parent).recipe() for path in sorted(tmp_path.rglob("recipe.json"))]
+    assert [(recipe.encoding, recipe.model_kwargs) for recipe in recipes] == [
+        ("ggqpe", ("windows=[4,2]",)),
+        ("glrpe", ()),
+    ]
+
+
+def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(capsys, tmp_path):
+    choices = (
+        "encoding=ggqpe(form='alpha', bias=False),seed=0",
+        "model_kwargs=windows=[4,2] depths=[1,2] combine=add,encoding=ggqpe(shift=False)",
+    )
+    command = ("compare", "digits_posmlp", "--quick", "--choices", *choices, "--seeds", 1, "--output", tmp_path)
+    code, _, err = run_command(capsys, *command)
+    assert code == 0, err
+    first, second = (
+        next(run for run in map(Run, tmp_path.glob("*/seed-1")) if run.folder.parent.name.startswith(name))
+        for name in ("encoding", "model")
+    )
+    assert first.recipe().encoding == "ggqpe(form='alpha', bias=False)"
+    assert second.recipe().encoding == "ggqpe(shift=False)"
+    model = second.model()
+    assert model.windows == (4, 2) and model.depths == (1, 2)
+    assert second.recipe().model_kwargs == ("windows=[4,2]", "depths=[1,2]", "combine=add")
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("model_kwargs=windws=[4,2]", "did you mean 'windows'"),
+        ("model_kwargs=windows=[4,2", "`model_kwargs` must have JSON or a word"),
+        ("model_kwargs=windows=[4,2],img_size", "`choices` must be like"),
+        ("model_kwargs=img_size=[32,32]", "`model_kwargs` must be one of"),
+        ("encoding=ggqpe(forn='alpha')", "did you mean 'form'"),
+        ("patch_size=2", "`patch_size` must be left out"),
+        ("encoding=relative_bias", "`encoding` must be one that PosMlp can use"),
+    ],
+)
+def test_a_wrong_choice_is_named_before_any_training(capsys, tmp_path, monkeypatch, choice, said):
+    monkeypatch.chdir(tmp_path)
+    choices = ("--choices", "encoding=ggqpe", choice)
+    code, _, err = run_command(capsys, "compare", "digits_posmlp", "--quick", *choices, "--seeds", 0)
+    assert code == 1 and said in err, err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,51 @@
+"""`graticule new`: the written file works, and passes the test that is written with it."""
+
+import importlib.util
+import inspect
+
+import pytest
+
+from commands import run_command
+from graticule.lab.commands.help import options_of
+from graticule.lab.commands.new import New
+
+KINDS = next(one.choices for one in options_of(New) if one.name == "kind")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, forgotten, kind):
+    monkeypatch.chdir(tmp_path)
+    name = f"my_{kind}"
+    code, out, err = run_command(capsys, "new", kind, name)
+    assert code == 0 and err == ""
+    wrote, test, train = out.splitlines()
+    assert wrote == f"wrote {name}.py and test_{name}.py" and test == f"test it:  pytest test_{name}.py"
+    assert train.startswith("train it: graticule train ") and f"--plugin {name}.py" in train
+    spec = importlib.util.spec_from_file_location(f"test_{name}", tmp_path / f"test_{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tests = [one for one_name, one in vars(module).items() if one_name.startswith("test_")]
+    assert tests
+    for one in tests:
+        one(**({"tmp_path": tmp_path} if "tmp_path" in inspect.signature(one).parameters else {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["encoding", "rope"], "`name` must be new, got 'rope', which graticule has already."),
+        (["recipe", "digits_quick"], "`name` must be new, got 'digits_quick'"),
+        (["encoding", "3d"], "`name` must be an identifier, such as my_encoding, got '3d'."),
+        (["encoding", "../up"], "`name` must be an identifier, such as my_encoding, got '../up'."),
+        (["encoding", "class"], "`name` must be an identifier, such as my_encoding, got 'class'."),
+        (["encodin", "mine"], "did you mean 'encoding'"),
+        (["encoding"], "`NAME` (its name, an identifier such as my_encoding) must be given"),
+        (["encoding", "mine"], "`name` must be new, got 'mine', for which test_mine.py exists."),
+    ],
+)
+def test_what_cannot_be_written_is_named_and_nothing_is_replaced(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_mine.py").write_text("mine")
+    code, out, err = run_command(capsys, "new", *arguments)
+    assert code in (1, 2) and out == "" and said in err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

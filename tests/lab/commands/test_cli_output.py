@@ -1,0 +1,141 @@
+"""Output of commands: to a closed pipe, and for invalid options."""
+
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import run_command
+from graticule.lab.cli import COMMANDS, main
+
+
+def broken_pipe(buffered: bool) -> io.TextIOWrapper:
+    """Return a stdout whose reading end is closed."""
+    read, write = os.pipe()
+    os.close(read)
+    return io.TextIOWrapper(open(write, "wb", -1 if buffered else 0), write_through=not buffered)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], *([name, "--help"] for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_a_reader_that_goes_away_is_no_error(capsys, monkeypatch, tmp_path, arguments, buffered):
+    monkeypatch.chdir(tmp_path)
+    with broken_pipe(buffered) as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(arguments) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stdout_that_was_closed_is_no_error(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["models", "vit_nano*"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
+    def broken(arguments):
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr("graticule.lab.commands.models.run", broken)
+    assert main(["models"]) == 1
+    assert capsys.readouterr().err == "graticule: error: of a worker\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "evaluate --sizes 28 56 RUN",
+            "`models` must come before --sizes, which takes every value up to the next option, got --sizes 28 56 RUN; "
+            "write graticule evaluate RUN --sizes 28 56",
+        ),
+        ("evaluate --device cpu --lengths 128 RUN", "write graticule evaluate RUN --lengths 128"),
+        ("evaluate --windows=4 2 RUN", "write graticule evaluate RUN --windows 4 2"),
+        ("evaluate --sizes RUN", "write graticule evaluate RUN --sizes ..."),
+        ("attention --without-position --layers 2 RUN", "write graticule attention RUN --layers 2"),
+        ("attention --heads 1 RUN --img-size 28", "write graticule attention RUN --heads 1"),
+        ("translation --shifts 1x0 RUN", "write graticule translation RUN --shifts 1x0"),
+        ("mixing --layers 1 2 RUN", "write graticule mixing RUN --layers 1 2"),
+        ("compare --choices joining=lape digits_quick", "write graticule compare digits_quick --choices joining=lape"),
+        ("compare --choices joining=lape --seeds 0 1 digits_quick", "`recipe` must come before --seeds"),
+        (
+            "train digits_quick --resume RUN",
+            "`--resume` must come first, without a recipe; call graticule train --resume RUN",
+        ),
+        (
+            "train --epochs 3 --resume=RUN",
+            "`--resume` must come first, without a recipe; call graticule train --resume RUN",
+        ),
+        ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
+    ],
+)
+def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(capsys, arguments, message):
+    code, out, err = run_command(capsys, *arguments.split())
+    assert (code, out) == (1, "") and err.startswith("graticule: error: ") and message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "evaluate RUN --sizes 28 56",
+        "evaluate --device cpu RUN --sizes 28",
+        "evaluate --sizes 28 --device cpu RUN",
+        "evaluate --device=cpu RUN --sizes 28",
+        "attention --layers 2 --without-position RUN",
+    ],
+)
+def test_any_other_order_finds_the_run(capsys, arguments):
+    code, _, err = run_command(capsys, *arguments.replace("RUN", "./RUN").split())
+    assert code == 1 and "`run` must be the folder of a run, got './RUN', which does not exist" in err
+
+
+def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):
+    from graticule.lab.commands.train import _overridden
+    from graticule.lab.recipes.load import load_recipe
+
+    def resolved(*arguments: str):
+        return _overridden(load_recipe("pydoc_quick"), list(arguments), "train pydoc_quick").recipe
+
+    assert (resolved().clip_grad, resolved("--clip-grad", "None").clip_grad) == (1.0, None)
+    assert resolved("--clip-grad", "2").clip_grad == 2.0
+    assert resolved("--encoding", "shaw").encoding == "shaw" and resolved("--encoding", "None").encoding is None
+    assert resolved("--data-root", "a").data_root == Path("a")
+
+
+def test_a_value_that_is_none_of_the_choices_is_a_bad_option(capsys):
+    code, _, err = run_command(capsys, "train", "pydoc_quick", "--nonfinite", "go")
+    assert code == 2 and "stop" in err and "skip" in err
+
+
+class Terminal(io.StringIO):
+    """A stdout or stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("given", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(monkeypatch, capsys, given, colored):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    wrong = [["plot", "--help"], ["plot", "--sise", "3"], ["plot", "a", "--against", "hours"]]
+    piped = [run_command(capsys, *arguments) for arguments in wrong]
+    assert "\x1b" not in repr(piped)
+    for arguments, (_, out, err) in zip(wrong, piped, strict=True):
+        shown, said = Terminal(), Terminal()
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys, "stdout", shown)
+            terminal.setattr(sys, "stderr", said)
+            terminal.setenv("COLUMNS", "80")
+            run_command(capsys, *arguments)
+        assert ("\x1b[" in shown.getvalue() + said.getvalue()) == colored
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue() + said.getvalue()) == out + err

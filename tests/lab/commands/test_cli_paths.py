@@ -1,0 +1,252 @@
+"""Unusual folders, links, devices and names: reading, writing and output of the commands."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graticule
+from commands import run_command
+from graticule.lab.commands.export import Export, _batches
+from graticule.lab.commands.opening import NamedModels, open_model
+from graticule.lab.commands.sources import open_source
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.tasks.classification import Classification, Recipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.system.files import followed, locked, write_json, write_text
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+
+def short(**options) -> Recipe:
+    fixed = {"limit_train": 20, "limit_test": 20, "batch_size": 20, "epochs": 1, "accelerator": "cpu"}
+    return Recipe(**{**fixed, "model_kwargs": ("depth=1",), **options})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Run:
+    return train(short(epochs=2, checkpoint_steps=1), tmp_path_factory.mktemp("runs") / "run", progress=False)
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Run:
+    """Return a copy of a run."""
+    import shutil
+
+    return Run(Path(shutil.copytree(trained.folder, tmp_path / "run")))
+
+
+# Names and paths
+
+
+def test_a_folder_named_as_a_recipe_does_not_replace_it(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    run.folder.rename(tmp_path / "digits_quick")
+    assert load_recipe("digits_quick").epochs != 2
+    for path in ("./digits_quick", "digits_quick/recipe.json", str(tmp_path / "digits_quick")):
+        assert load_recipe(path).epochs == 2
+    (tmp_path / "digits_quick").rename(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"`recipe` must be a name or a path, got 'mine'; .*\./mine"):
+        load_recipe("mine")
+
+
+def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    run.folder.rename(tmp_path / "vit_micro_patch4_28")
+    (tmp_path / "vit_nano_patch4_28").write_bytes(b"")
+    for name in ("vit_micro_patch4_28", "vit_nano_patch4_28"):
+        assert open_model(name, NamedModels(weights="random")).run is None and open_source(name, "export").run is None
+    for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
+        assert Run(open_model(path).folder).finished and open_source(path, "export").run is not None
+    (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
+    for command in (["correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
+        code, _, err = run_command(capsys, *command)
+        assert code == 1 and "there is no such model; did you mean './mine'?" in err
+
+
+def test_a_folder_named_as_a_data_set_does_not_replace_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    model = graticule.create_model("vit_nano_patch4_28")
+    images, _ = next(iter(_batches(Export("a", data="digits", output=Path("a.pt2")), model, None, (28, 28))))
+    assert images.shape[1:] == (1, 28, 28)
+
+
+def test_a_recipe_without_its_values_is_refused_and_not_trained_with_defaults(run):
+    described = json.loads(run.recipe_file.read_text())
+    run.recipe_file.write_text(json.dumps(described | {"recipe": {}}))
+    with pytest.raises(ValueError, match="`model` must be given"):
+        load_recipe(str(run.folder))
+
+
+# Links
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "log.txt", ".lock", "weights.safetensors"])
+def test_nothing_is_written_through_a_link_out_of_a_run(capsys, tmp_path, run, name):
+    elsewhere = tmp_path / "elsewhere"
+    (run.folder / name).rename(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / ".mine.tmp").mkdir()
+    (run.folder / name).symlink_to(elsewhere)
+    run.result_file.unlink()
+    before = {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))}
+    code, _, err = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and "`folder` must contain the files of its run itself" in err and name in err
+    assert {path: path.stat().st_mtime_ns for path in (elsewhere, *elsewhere.rglob("*"))} == before
+
+
+def test_a_link_within_a_run_is_followed(run):
+    (run.folder / "log.txt").rename(run.folder / "other.txt")
+    (run.folder / "log.txt").symlink_to("other.txt")
+    run.check_links()
+
+
+# A folder that another process uses
+
+
+def test_a_run_that_ends_in_the_folder_while_data_are_built_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    build, folder = Classification.build_data, tmp_path / "run"
+
+    def meanwhile(task, run=None):
+        monkeypatch.setattr(Classification, "build_data", build)
+        train(short(seed=1), folder, progress=False)
+        return build(task, run)
+
+    monkeypatch.setattr(Classification, "build_data", meanwhile)
+    with pytest.raises(FileExistsError, match="must not contain a run"):
+        train(short(), folder, progress=False)
+    assert Run(folder).recipe().seed == 1
+
+    folder = tmp_path / "resumed"
+    monkeypatch.setattr(Classification, "build_data", meanwhile)
+    with pytest.raises(ValueError, match="`seed` would change"):
+        train(short(), folder, resume=True, progress=False)
+
+
+# Devices, pipes and links as outputs
+
+
+def test_devices_and_pipes_are_written_to_and_stay(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, [1, 2])
+    assert json.loads(os.read(reader, 100)) == [1, 2] and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    assert write_text(Path(os.devnull), "nothing") == Path(os.devnull) and not Path(os.devnull).is_file()
+    with pytest.raises(OSError, match=r"/dev/full could not be written .*No space left"):
+        write_text(Path("/dev/full"), "nothing")
+
+
+def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_nothing_else(capsys, tmp_path, run):
+    (tmp_path / "link.png").symlink_to("real.png")
+    assert followed(tmp_path / "link.png") == (tmp_path / "real.png").resolve()
+    assert followed(None) is None and followed(tmp_path / "new") == tmp_path / "new"
+    code, _, _ = run_command(capsys, "plot", run.folder, "--output", tmp_path / "link.png")
+    assert code == 0 and (tmp_path / "link.png").is_symlink() and (tmp_path / "real.png").is_file()
+    for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is not a folder")):
+        code, _, err = run_command(capsys, "plot", run.folder, "--output", output)
+        assert code == 1 and said in err and "[Errno" not in err
+    code, _, err = run_command(capsys, "correlations", run.folder, "--output", run.log_file)
+    assert code == 1 and "`output` must be a folder" in err
+
+
+def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, monkeypatch):
+    from safetensors import SafetensorError
+
+    def full(weights, path, metadata=None):
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("graticule.checkpoints.read.save_file", full)
+    code, _, err = run_command(capsys, "consolidate", run.folder, "--output", tmp_path / "a.safetensors")
+    assert code == 1 and "a.safetensors could not be written" in err and "is the disk full?" in err
+    assert not list(tmp_path.glob("*safetensors*"))
+    with pytest.raises(OSError, match=r"weights\.safetensors could not be written.*is the disk full\?"):
+        train(short(), tmp_path / "another", progress=False)
+    assert not list((tmp_path / "another").glob("*weights*"))
+
+
+# Shown text
+
+
+def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run):
+    red = run.folder.rename(tmp_path / "\x1b[31mred\n")
+    for arguments in (["runs", tmp_path], ["plot", red], ["evaluate", red], ["correlations", red]):
+        code, out, err = run_command(capsys, *arguments)
+        assert code == 0 and "\x1b" not in out + err and "\\x1b[31mred\\n" in out
+    described = json.loads((red / "recipe.json").read_text())
+    described["recipe"]["model"] = "\x1b[31m\nvit"
+    (red / "recipe.json").write_text(json.dumps(described))
+    for arguments in (["runs", tmp_path], ["evaluate", red], ["train", "--resume", red]):
+        code, out, err = run_command(capsys, *arguments)
+        assert "\x1b" not in out + err and err.count("\n") == (code == 1)
+    code, _, err = run_command(capsys, "train", "digits_quick", "--\x1b[31m")
+    assert code == 1 and err.count("\n") == 1 and "\x1b" not in err
+
+
+def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tmp_path):
+    from graticule.lab.training.devices import load_weights
+
+    with pytest.raises(FileNotFoundError, match="does not exist; if the run is being trained"):
+        load_weights(None, tmp_path / "step-000000001.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--lr nan", "`lr` must be a finite number, got nan"),
+        ("--seed 4294967296", "`seed` must be less than 4294967296"),
+        ("--warmup-lr -5", "`warmup_lr` must be at least 0"),
+        ("--min-lr -1", "`min_lr` must be at least 0"),
+        ("--weight-decay -1", "`weight_decay` must be at least 0"),
+        ("--clip-grad -1", "`clip_grad` must be greater than 0"),
+        ("--epochs 1000000000", "`epochs` must be at most 100000"),
+        ("--img-size 70000 28", "`img_size[0]` must be at most 65536"),
+        ("--mixing.prob nan", "`mixing.prob` must be a finite number"),
+        ("--mixing.mixup nan", "`mixing.mixup` must be a finite number"),
+        ("--augmentation.color-jitter inf", "`augmentation.color_jitter` must be a finite number"),
+    ],
+)
+def test_a_number_out_of_its_range_is_named_with_its_option(capsys, tmp_path, options, said):
+    code, _, err = run_command(capsys, "train", "digits_quick", "--output", tmp_path / "run", *options.split())
+    words = " ".join(err.replace("│", " ").split())
+    assert code in (1, 2) and said in words and not (tmp_path / "run").exists()
+
+
+def test_a_prompt_of_a_device_or_beyond_all_texts_is_refused(capsys, tmp_path):
+    code, _, err = run_command(capsys, "generate", tmp_path, "--prompt-file", "/dev/zero")
+    assert code == 1 and "must be a plain file, got a device" in err
+    with (tmp_path / "long.txt").open("wb") as file:
+        file.truncate(1 << 25)
+    code, _, err = run_command(capsys, "generate", tmp_path, "--prompt-file", tmp_path / "long.txt")
+    assert code == 1 and "`prompt_file` must have at most 16,777,216 bytes" in err
+
+
+@pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("> /dev/full", 1)])
+def test_a_standard_output_that_is_closed_or_full_is_no_traceback(run, where, code):
+    command = f"{sys.executable} -m graticule runs {run.folder} {where}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert done.stderr.count("\n") == code
+
+
+def test_an_allocation_that_fails_is_an_error_of_one_line(capsys, monkeypatch):
+    def beyond(arguments):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.\nmore")
+
+    monkeypatch.setattr("graticule.lab.commands.models.run", beyond)
+    code, _, err = run_command(capsys, "models")
+    assert code == 1 and "out of memory" in err and err.count("\n") == 1
+
+
+def test_a_folder_that_is_locked_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run"), pytest.raises(BlockingIOError, match="another process is training"):
+        train(short(), tmp_path / "run", progress=False)

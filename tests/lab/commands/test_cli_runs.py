@@ -1,0 +1,464 @@
+"""`graticule runs` and `graticule plot` on the command line, on run folders with the files of training."""
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import run_command
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import TextRecipe
+from graticule.system.files import locked
+
+HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
+
+
+def write_run(folder: Path, scores=(), age: float = 0, seconds: float = 10.0, kind=Recipe, **recipe) -> Path:
+    """Write a run with the files of training, last changed `age` seconds ago; returns its folder."""
+    folder.mkdir(parents=True)
+    described = {"recipe": kind(**recipe).to_dict(), "metric": dataclasses.asdict(kind.metric), "parameters": 10}
+    (folder / "recipe.json").write_text(json.dumps(described))
+    (folder / "log.txt").write_text("2026-01-01 00:00:00  starts on 1 device, cpu\n")
+    if scores:
+        rows = [f"{n},{2 / n},{3 / n},{score},{0.001 / n},{seconds}" for n, score in enumerate(scores, 1)]
+        (folder / "metrics.csv").write_text("\n".join([HEADER.format(column=kind.metric.column), *rows]) + "\n")
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - age,) * 2)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Write a folder with a run in every state, inside the current folder."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "runs"
+    write_run(root / "done", (70, 81.5, 80), age=3 * 86_400, epochs=3, joining="lape")
+    (root / "done" / "result.json").write_text("{}")
+    write_run(root / "study" / "seed-0", (60, 65), age=2 * 3600 + 5, epochs=20, cooldown_epochs=10, seed=0)
+    write_run(root / "study" / "seed-1", (62, "nan"), age=190, seed=1, encoding="sinusoidal_2d")
+    write_run(root / "new", age=20)
+    write_run(root / "broken", (50,), age=90_000)
+    (root / "broken" / "metrics.csv").write_text("epoch,val_top1\n1,good\n")
+    os.utime(root / "broken" / "metrics.csv", (time.time() - 90_000,) * 2)
+    return root
+
+
+def table(out: str) -> list[list[str]]:
+    """Return the cells of a table: of the header, and of every row."""
+    lines = out.splitlines()
+    rule = next(line for line in lines if set(line) <= {"-", " "} and "--" in line)
+    ends = np.cumsum([len(dashes) + 2 for dashes in rule.split("  ")])
+    above = lines.index(rule) - 1
+    rows = [line for line in lines[above:] if line[: ends[0]].strip() and line != rule]
+    return [[line[a:b].strip() for a, b in zip([0, *ends], ends, strict=False)] for line in rows]
+
+
+def snapshot(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# runs
+
+
+def test_runs_tells_how_far_every_run_is_and_the_newest_is_last(capsys, folder):
+    before = snapshot(folder)
+    code, out, err = run_command(capsys, "runs")
+    assert code == 0 and err == ""
+    head, *rows = table(out)[:6]
+    differing = ["encoding", "joining", "seed", "epochs", "cooldown_epochs"]
+    assert head == ["run", "state", *differing, "epoch", "best top-1 (%)", "last", "time", "changed"]
+    assert rows == [
+        ["done", "finished", "own", "lape", "0", "3", "0", "3/3", "81.50 (2)", "80.00", "30 s", "3 d"],
+        ["broken", "damaged", "own", "default", "0", "10", "0", "0/10", "-", "-", "-", "1 d"],
+        ["study/seed-0", "stopped", "own", "default", "0", "20", "10", "2/30", "65.00 (2)", "65.00", "20 s", "2 h"],
+        [
+            "study/seed-1",
+            "stopped",
+            "sinusoidal_2d",
+            "default",
+            "1",
+            "10",
+            "0",
+            "2/10",
+            "62.00 (1)",
+            "-",
+            "20 s",
+            "3 min",
+        ],
+        ["new", "no epoch yet", "own", "default", "0", "10", "0", "0/10", "-", "-", "-", rows[4][-1]],
+    ]
+    assert rows[4][-1].endswith(" s")
+    assert "all have model vit_nano_patch4_28, lr 0.001\n" in out
+    assert "5 runs: 1 finished, 1 damaged, 2 stopped, 1 no epoch yet" in out
+    assert "broken is damaged: metrics.csv, line 2: no number, got 'good'" in out
+    assert snapshot(folder) == before
+
+
+def test_runs_shows_the_options_of_the_encoding_and_of_the_joining(capsys, folder):
+    write_run(folder / "wide" / "seed-0", encoding="learnable(std=1.0)", joining="lape(layers=2)")
+    _, out, _ = run_command(capsys, "runs", folder / "wide")
+    assert table(out)[1][2:7] == ["vit_nano_patch4_28", "learnable(std=1.0)", "lape(layers=2)", "0", "0.001"]
+    assert records(capsys, folder / "wide")["seed-0"]["encoding"] == "learnable(std=1.0)"
+
+
+def test_values_that_differ_are_columns_and_all_columns_shows_those_that_do_not(capsys, tmp_path):
+    for lr in (0.001, 0.002):
+        write_run(tmp_path / str(lr), (50, 60), lr=lr, dataset="digits")
+    _, out, _ = run_command(capsys, "runs", tmp_path)
+    assert table(out)[0][2:4] == ["lr", "epoch"] and "seed 0" in out
+    _, out, _ = run_command(capsys, "runs", tmp_path, "--all-columns")
+    assert table(out)[0][2:8] == ["model", "encoding", "joining", "seed", "lr", "epoch"] and "all have" not in out
+
+
+def test_the_list_is_printed_as_csv_and_as_latex(capsys, folder):
+    code, out, err = run_command(capsys, "runs", "--format", "csv", "--sort", "name")
+    assert code == 0 and err == ""
+    rows = {row["name"]: row for row in csv.DictReader(out.splitlines())}
+    assert rows["study/seed-1"]["encoding"] == "sinusoidal_2d" and rows["done"]["best_top1"] == "81.5"
+    assert rows["done"]["epochs"] == "3" and rows["new"]["seconds"] == "" and "recipe" not in rows["done"]
+    code, out, err = run_command(capsys, "runs", "--format", "latex", "--sort", "name")
+    assert code == 0 and err == "" and out.splitlines()[-1] == r"\end{tabular}"
+    assert r"\texttt{study/seed-1} & stopped & sinusoidal\_2d & default & 1" in out and r"best top-1 (\%)" in out
+
+
+def test_a_run_that_is_being_trained_is_running(capsys, folder):
+    with locked(folder / "study" / "seed-0"):
+        _, out, _ = run_command(capsys, "runs", folder / "study")
+    assert [(row[0], row[1]) for row in table(out)[1:3]] == [("seed-0", "running"), ("seed-1", "stopped")]
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("name", ["broken", "done", "new", "study/seed-0", "study/seed-1"]),
+        ("best", ["broken", "new", "study/seed-1", "study/seed-0", "done"]),
+        ("age", ["done", "broken", "study/seed-0", "study/seed-1", "new"]),
+    ],
+)
+def test_runs_are_sorted_as_asked(capsys, folder, order, names):
+    _, out, _ = run_command(capsys, "runs", "--sort", order)
+    found = [row[0] for row in table(out)[1:6]]
+    assert found[2:] == names[2:] and sorted(found[:2]) == sorted(names[:2])  # those without a score come first
+
+
+def test_several_folders_are_one_list_and_no_run_is_in_it_twice(capsys, folder):
+    _, out, _ = run_command(capsys, "runs", "runs/study", "runs/done", "runs", "--sort", "name")
+    assert [row[0] for row in table(out)[1:6]] == [
+        "runs/broken",
+        "runs/done",
+        "runs/new",
+        "runs/study/seed-0",
+        "runs/study/seed-1",
+    ]
+    _, out, _ = run_command(capsys, "runs", "runs/done")
+    assert table(out)[1][0] == "done" and "1 run: 1 finished" in out
+
+
+def records(capsys, *folders) -> dict[str, dict]:
+    """Return the output of `runs --json`, by the names of the runs."""
+    code, out, err = run_command(capsys, "runs", *folders, "--json")
+    assert code == 0 and err == ""
+    return {record["name"]: record for record in json.loads(out)}
+
+
+def test_runs_prints_a_list_that_a_program_can_read(capsys, folder):
+    found = records(capsys)
+    assert len(found) == 5 and found["done"]["seconds"] == 30 and found["done"]["recipe"]["epochs"] == 3
+    one = found["study/seed-1"]
+    assert (one["state"], one["encoding"], one["seed"], one["epoch"]) == ("stopped", "sinusoidal_2d", 1, 2)
+    assert (one["best_top1"], one["best_epoch"], one["last_top1"], one["damage"]) == (62.0, 1, None, None)
+    assert found["broken"]["damage"].startswith("metrics.csv, line 2")
+
+
+@pytest.fixture
+def mixed(tmp_path, monkeypatch) -> Path:
+    """Write a folder with runs on images and on text, one of them of an unknown task."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "mixed"
+    write_run(root / "images" / "low", (50, 60), age=600)
+    write_run(root / "images" / "high", (97.8, 97), age=500)
+    write_run(root / "text" / "low", (3.5, 2.156, 2.1564), age=400, kind=TextRecipe, encoding="rope_1d")
+    write_run(root / "text" / "high", (3.25, "nan"), age=300, kind=TextRecipe, seed=7)
+    write_run(root / "text" / "new", age=200, kind=TextRecipe)
+    strange = write_run(root / "strange", age=100)
+    (strange / "recipe.json").write_text('{"recipe": {"task": "detection", "model": "detr", "epochs": 50}}')
+    return root
+
+
+def test_runs_on_text_are_judged_by_bits_per_byte_of_which_the_lowest_is_best(capsys, mixed):
+    code, out, err = run_command(capsys, "runs", "mixed/text")
+    assert code == 0 and err == ""
+    head, *rows = table(out)[:4]
+    assert head == ["run", "state", "encoding", "seed", "epoch", "best bits per byte", "last", "time", "changed"]
+    assert [(row[0], *row[2:7]) for row in rows] == [
+        ("low", "rope_1d", "0", "3/10", "2.156 (2)", "2.156"),
+        ("high", "own", "7", "2/10", "3.250 (1)", "-"),
+        ("new", "own", "0", "0/10", "-", "-"),
+    ]
+
+
+def test_in_a_list_of_several_kinds_every_best_score_says_what_it_is(capsys, mixed):
+    code, out, err = run_command(capsys, "runs", "mixed")
+    assert code == 0 and err == ""
+    head, *rows = table(out)[:7]
+    at = head.index("best")
+    assert head[at : at + 2] == ["best", "last"]
+    assert {row[0]: tuple(row[at : at + 2]) for row in rows} == {
+        "images/low": ("60.00 % (2)", "60.00"),
+        "images/high": ("97.80 % (1)", "97.00"),
+        "text/low": ("2.156 bits per byte (2)", "2.156"),
+        "text/high": ("3.250 bits per byte (1)", "-"),
+        "text/new": ("-", "-"),
+        "strange": ("-", "-"),
+    }
+
+
+def test_the_best_run_is_the_last_of_its_kind(capsys, mixed):
+    _, out, _ = run_command(capsys, "runs", "mixed", "--sort", "best")
+    names = [row[0] for row in table(out)[1:7]]
+    assert names == ["strange", "text/new", "text/high", "text/low", "images/low", "images/high"]
+
+
+def test_a_run_of_an_unknown_task_is_listed_as_far_as_it_can_be_read(capsys, mixed):
+    shutil.rmtree(mixed / "text")
+    code, out, err = run_command(capsys, "runs", "mixed")
+    assert code == 0 and err == ""
+    head, *rows = table(out)
+    assert "best top-1 (%)" in head
+    strange = dict(zip(head, rows[2], strict=True))
+    assert [strange[key] for key in ("run", "state", "model", "epoch")] == ["strange", "no epoch yet", "detr", "0/50"]
+    assert "values differ or are not in all recipes" in out
+
+
+def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed):
+    found = records(capsys, "mixed")
+    text, images, strange = (found[name] for name in ("text/low", "images/high", "strange"))
+    assert (text["task"], text["best_bpb"], text["best_epoch"], text["last_bpb"]) == ("language", 2.156, 2, 2.1564)
+    assert (images["task"], images["best_top1"], images["last_top1"]) == ("classification", 97.8, 97)
+    assert found["text/new"]["best_bpb"] is None and found["text/new"]["last_bpb"] is None
+    assert not any("top1" in key for key in text) and not any("bpb" in key for key in images)
+    assert not any("bpb" in key or "top1" in key for key in strange)
+
+
+def test_names_of_whatever_letters_are_a_row_each(capsys, tmp_path):
+    names = ["with space", "näme", "a$b$", "_under", "line\nend", "\x1b[31mred", "=1+1", os.fsdecode(b"no\xfftext")]
+    for name in names:
+        write_run(tmp_path / name, (50, 60))
+    code, out, _ = run_command(capsys, "runs", tmp_path)
+    assert code == 0 and "\x1b" not in out
+    shown = {row[0] for row in table(out)[1:9]}
+    assert shown == {*names[:4], "line\\nend", "\\x1b[31mred", "=1+1", "no\\udcfftext"}
+    assert len(records(capsys, tmp_path)) == 8
+    code, out, err = run_command(capsys, "plot", *[tmp_path / name for name in names], "--output", tmp_path / "o.png")
+    assert code == 0 and err == ""
+    with (tmp_path / "o.csv").open(newline="") as file:
+        assert {row["run"] for row in csv.DictReader(file)} == shown
+
+
+def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_command(capsys, "runs")
+    assert code == 1 and out == "" and "`folders`" in err and "'runs', which does not exist" in err
+    (tmp_path / "runs").mkdir()
+    code, out, err = run_command(capsys, "runs")
+    assert code == 0 and out == "no run in runs\n" and err == ""
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["runs", "--srot", "name"], 1, "did you mean --sort"),
+        (["runs", "--sort", "size"], 2, "best"),
+        (["plot", "runs/done", "--metrc", "lr"], 1, "did you mean --metric"),
+        (["plot", "runs/done", "--metric", "top1"], 1, "`metric` must be one that runs/done has, epoch, train_loss"),
+        (["plot", "runs/done", "--metric", "val_bpb"], 1, "`metric` must be one that runs/done has"),
+        (["plot", "runs/done", "--against", "steps"], 2, "seconds"),
+        (["plot"], 1, "`runs`"),
+        (["plot", "runs/nowhere"], 1, "'runs/nowhere', which does not exist"),
+        (["plot", "runs/none"], 1, "'runs/none', in which none has an epoch yet"),
+        (["plot", "runs/done", "runs/done"], 1, "`runs` must differ"),
+        (["plot", "runs/done", "runs/../runs/done"], 1, "`runs` must differ"),
+        (["plot", "runs/done", "runs/new"], 1, "must have finished an epoch, got 'runs/new', which has not yet"),
+        (["plot", "runs/done", "runs/broken"], 1, "runs/broken is damaged: metrics.csv, line 2"),
+        (["plot", "runs/done", "--output", "picture.jpg"], 1, "`output` must be a file NAME.png, NAME.pdf or NAME.svg"),
+        (["plot", "runs/done", "--output", "runs"], 1, "`output`"),
+        (["plot", "runs/done", "--output", "runs/done/metrics.png"], 1, "NAME not metrics"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(capsys, folder, arguments, code, said):
+    (folder / "none").mkdir()
+    before = snapshot(folder.parent)
+    found, out, err = run_command(capsys, *arguments)
+    assert found == code and said in (err if code == 1 else out + err), err
+    assert snapshot(folder.parent) == before
+
+
+@pytest.mark.parametrize("command", ["runs", "plot"])
+def test_they_explain_themselves(capsys, command):
+    code, out, _ = run_command(capsys, command, "--help")
+    assert code == 0 and "usage" in out
+    assert f"\n  {command} " in run_command(capsys, "--help")[1]
+
+
+# plot
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_is_a_picture(path: Path) -> None:
+    with Image.open(path) as picture:
+        assert min(picture.size) > 500 and len(picture.convert("RGB").getcolors(1 << 24)) > 20
+
+
+def test_plot_draws_runs_as_far_as_they_are_and_writes_the_numbers_beside(capsys, folder):
+    with locked(folder / "study" / "seed-0"):  # a running run
+        code, out, err = run_command(capsys, "plot", "runs/done", "runs/study/seed-0", "runs/study/seed-1")
+    assert code == 0 and err == ""
+    assert out.splitlines()[-1] == "wrote runs/done/convergence.png and runs/done/convergence.csv"
+    assert_is_a_picture(folder / "done" / "convergence.png")
+    rows = read_table(folder / "done" / "convergence.csv")
+    assert list(rows[0]) == ["run", "runs", "epoch", "seconds", "val_top1", "deviation"]
+    assert [(row["run"], row["epoch"], row["seconds"], row["val_top1"]) for row in rows] == [
+        ("done", "1", "10", "70"),
+        ("done", "2", "20", "81.5"),
+        ("done", "3", "30", "80"),
+        ("study/seed-0", "1", "10", "60"),
+        ("study/seed-0", "2", "20", "65"),
+        ("study/seed-1", "1", "10", "62"),
+        ("study/seed-1", "2", "20", ""),  # a gap
+    ]
+    assert all(row["runs"] == "1" and row["deviation"] == "" for row in rows)
+    assert table(out)[1] == ["done", "3", "80.00", "81.50 (2)"]
+
+
+@pytest.mark.parametrize("metric", ["val_top1", "train_loss", "val_loss", "lr"])
+def test_every_metric_can_be_drawn_against_seconds(capsys, folder, metric):
+    given = ("--metric", metric, "--against", "seconds", "--output", folder / "looks" / "a.png")
+    code, out, _ = run_command(capsys, "plot", "runs/done", *given)
+    assert code == 0 and f"{folder}/looks/a.png and {folder}/looks/a.csv" in out
+    expected = {"val_top1": 80, "train_loss": 2 / 3, "val_loss": 1, "lr": 0.001 / 3}[metric]
+    assert float(read_table(folder / "looks" / "a.csv")[-1][metric]) == pytest.approx(expected)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_drawn_as_one_with_their_deviation(capsys, tmp_path):
+    for joining, first in (("default", 60), ("lape", 64)):
+        for seed in (0, 1, 2):
+            scores = [first + seed, first + 10 + 2 * seed, first + 12]
+            write_run(tmp_path / f"{joining}-{seed}", scores[: 3 - (seed == 2)], joining=joining, seed=seed)
+    write_run(tmp_path / "alone", (50, 55), joining="shared")
+    folders = sorted(path for path in tmp_path.iterdir())
+    code, out, _ = run_command(capsys, "plot", *folders, "--group", "--output", tmp_path / "a.png")
+    assert code == 0, out
+    rows = read_table(tmp_path / "a.csv")
+    labels = ["joining=shared", "joining=default (3 seeds)", "joining=lape (3 seeds)"]
+    assert list(dict.fromkeys(row["run"] for row in rows)) == labels
+    found = [(row["runs"], row["epoch"], row["val_top1"], row["deviation"]) for row in rows if row["run"] == labels[1]]
+    assert found == [("3", "1", "61", "1"), ("3", "2", "72", "2")]
+    assert f"{labels[1]}: drawn to epoch 2 of 3" in out and "joining=shared: drawn" not in out
+    assert_is_a_picture(tmp_path / "a.png")
+
+
+def test_plot_takes_a_folder_of_runs_and_leaves_out_those_without_an_epoch(capsys, folder):
+    shutil.rmtree(folder / "broken")
+    code, out, err = run_command(capsys, "plot", "runs")
+    assert code == 0 and err == "", err
+    assert out.splitlines()[0] == "left out runs/new: no epoch yet"
+    assert out.splitlines()[-1] == "wrote runs/convergence.png and runs/convergence.csv"
+    assert {row["run"] for row in read_table(folder / "convergence.csv")} == {"done", "study/seed-0", "study/seed-1"}
+    code, out, err = run_command(capsys, "plot", "runs/study", "--json", "--output", folder / "a.png")
+    assert code == 0 and err == f"wrote {folder}/a.png and {folder}/a.csv\n"
+    assert json.loads(out)[0] == {"run": "seed-0", "epochs": 2, "val_top1": 65.0, "best (epoch)": "65.00 (2)"}
+
+
+def test_runs_without_an_epoch_in_common_are_not_grouped(capsys, tmp_path):
+    first, second = (write_run(tmp_path / str(seed), (50, 60), seed=seed) for seed in (0, 1))
+    (second / "metrics.csv").write_text("epoch,val_top1\n7,50\n")
+    code, _, err = run_command(capsys, "plot", first, second, "--group")
+    assert code == 1 and "an epoch in common to be grouped, got 0, 1" in err
+
+
+def test_a_damaged_recipe_matters_where_runs_are_grouped_alone(capsys, tmp_path):
+    one = write_run(tmp_path / "one", (50, 60))
+    (one / "recipe.json").write_text("{")
+    code, *_ = run_command(capsys, "plot", one, "--output", tmp_path / "a.png")
+    assert code == 0
+    code, _, err = run_command(capsys, "plot", one, "--group", "--output", tmp_path / "b.png")
+    assert code == 1 and "one is damaged: recipe.json" in err and not (tmp_path / "b.png").exists()
+
+
+def test_a_metric_or_seconds_that_a_run_has_not_are_named(capsys, tmp_path):
+    one = write_run(tmp_path / "one", (50,))
+    (one / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
+    code, _, err = run_command(capsys, "plot", one, "--metric", "lr")
+    assert code == 1 and "`metric` must be one that" in err and "epoch, val_top1, got 'lr'" in err
+    code, _, err = run_command(capsys, "plot", one, "--against", "seconds")
+    assert code == 1 and "lacks the seconds" in err
+    code, *_ = run_command(capsys, "plot", one)
+    assert code == 0 and read_table(one / "convergence.csv")[0]["seconds"] == ""
+
+
+def test_numbers_that_are_nowhere_finite_are_drawn_as_no_line(capsys, tmp_path):
+    lost, found = (write_run(tmp_path / name, scores) for name, scores in (("lost", ("nan", "inf")), ("found", (5, 6))))
+    code, out, err = run_command(capsys, "plot", lost, found, "--output", tmp_path / "a.png")
+    assert code == 0 and err == "" and ["lost", "2", "nan", "-"] in table(out)
+    assert [row["val_top1"] for row in read_table(tmp_path / "a.csv")] == ["", "", "5", "6"]
+
+
+def test_more_runs_than_lines_can_look_different_are_refused(capsys, tmp_path):
+    runs = [write_run(tmp_path / "run", (50,))]
+    runs += [Path(shutil.copytree(runs[0], tmp_path / str(i))) for i in range(28)]
+    code, _, err = run_command(capsys, "plot", *runs, "--output", tmp_path / "a.png")
+    assert code == 1 and "1 to 28" in err and "--group" in err and not (tmp_path / "a.png").exists()
+
+
+def test_runs_on_text_are_drawn_by_bits_per_byte_if_nothing_else_is_said(capsys, mixed):
+    code, out, err = run_command(capsys, "plot", "mixed/text/low", "mixed/text/high", "--output", "a.png")
+    assert code == 0 and err == ""
+    assert table(out)[0] == ["run", "epochs", "val_bpb", "best (epoch)"]
+    assert table(out)[1:3] == [["low", "3", "2.156", "2.156 (2)"], ["high", "2", "nan", "3.250 (1)"]]
+    rows = read_table(mixed.parent / "a.csv")
+    assert [row["val_bpb"] for row in rows] == ["3.5", "2.156", "2.1564", "3.25", ""]
+    assert_is_a_picture(mixed.parent / "a.png")
+
+
+def test_runs_that_are_judged_by_different_metrics_are_drawn_by_one_that_all_have(capsys, mixed):
+    runs = ("mixed/images/high", "mixed/text/low")
+    before = snapshot(mixed.parent)
+    code, out, err = run_command(capsys, "plot", *runs)
+    assert code == 1 and out == "" and snapshot(mixed.parent) == before
+    assert "`metric` must be given" in err
+    assert "got val_top1 (top-1) for images/high and val_bpb (bits per byte) for text/low" in err
+    code, out, err = run_command(capsys, "plot", *runs, "--metric", "val_bpb")
+    assert code == 1 and "`metric` must be one that mixed/images/high has" in err and "got 'val_bpb'" in err
+    code, out, err = run_command(capsys, "plot", *runs, "--metric", "val_loss")
+    assert code == 0 and err == "" and {row["run"] for row in read_table(mixed / "images" / "high" / "convergence.csv")}
+
+
+def test_a_run_whose_recipe_is_damaged_is_drawn_by_what_its_metrics_have(capsys, mixed):
+    (mixed / "text" / "low" / "recipe.json").write_text("{")
+    code, out, _ = run_command(capsys, "plot", "mixed/text/low", "--output", "a.png")
+    assert code == 0 and table(out)[1] == ["low", "3", "2.156", "2.156 (2)"]
+
+
+def test_runs_of_a_task_from_outside_are_drawn_and_reported_by_its_metric(capsys, tmp_path, my_methods):
+    runs = [
+        write_run(tmp_path / str(seed), (0.5, 0.1234, 0.2), kind=my_methods.SlantRecipe, seed=seed) for seed in (0, 1)
+    ]
+    given = [*runs, "--plugin", my_methods.__file__]
+    code, out, err = run_command(capsys, "plot", *given, "--output", tmp_path / "a.png")
+    assert code == 0, err
+    assert table(out)[:2] == [["run", "epochs", "val_mae", "best (epoch)"], ["0", "3", "0.2000", "0.1234 (2)"]]
+    code, _, err = run_command(capsys, "report", *given, "--no-position", "--output", tmp_path / "a.html")
+    assert code == 0, err
+    assert "mean absolute error on validation against epochs" in (tmp_path / "a.html").read_text(encoding="utf-8")

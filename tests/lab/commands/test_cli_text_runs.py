@@ -1,0 +1,210 @@
+"""Commands for runs on text: results and error messages."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from commands import run_command
+from graticule.analysis.similarity import Correlations
+from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.checkpoints import saved_checkpoints
+from graticule.lab.training.devices import load_weights
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_model
+from graticule.position.grid import Grid
+from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Run:
+    """Train two epochs, of which the first is the best."""
+    recipe = short_recipe(encoding="learnable", epochs=2)
+    with spoiled_after_first_epoch():
+        return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Run:
+    """Train a run on byte pairs."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
+    return train(short_recipe(tokenizer="bpe", vocab_size=270, **options), folder / "pairs", progress=False)
+
+
+# Commands on a run
+
+
+@pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
+def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, trained, checkpoint, epoch):
+    path = tmp_path / "weights.safetensors"
+    code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint, "--output", path)
+    tokens = torch.randint(257, (2, 9))
+    saved = saved_checkpoints(trained.checkpoints)  # one per epoch
+    models = [load_weights(build_model(trained.recipe(), num_classes=257), one).eval() for one in saved]
+    assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
+    model = models[epoch]
+    assert code == 0 and str(path) in out and str(saved[epoch]) in out
+    assert f"{sum(p.numel() for p in model.parameters()):,} numbers" in out  # the tied weights once
+    ours, theirs = load_file(path), model.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    loaded = load_weights(build_model(trained.recipe(), num_classes=257), path).eval()
+    assert torch.equal(loaded(tokens), model(tokens))
+
+
+def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, trained):
+    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
+    found = Correlations.load(tmp_path / "correlations.npz")
+    assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, trained.recipe().context)
+    code, _, err = run_command(capsys, "correlations", trained.folder, "--img-size", "28")
+    assert code == 1 and "`img_size` must be left out with a language model" in err
+
+
+@pytest.mark.parametrize("command", ["translation", "attention", "mixing"])
+def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, command):
+    before = sorted(trained.folder.iterdir())
+    code, out, err = run_command(capsys, command, trained.folder)
+    assert code == 1 and out == "" and err.count("\n") == 1 and sorted(trained.folder.iterdir()) == before
+    for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
+        assert said in err
+    (tmp_path / "images").mkdir()  # also after one on images
+    described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
+    (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
+    code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
+    assert code == 1 and "must be on images" in err and str(trained.folder) in err
+
+
+# Training
+
+
+def refused(capsys, tmp_path: Path, *arguments: object, recipe: object = "pydoc_quick") -> str:
+    """Run a training that must fail; returns the one-line error."""
+    folder = tmp_path / "run"
+    code, out, err = run_command(capsys, "train", recipe, "--quick", "--output", folder, *arguments)
+    assert code == 1 and out == "" and not folder.exists()
+    assert err.startswith("graticule: error: ") and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (None, ["`data_root`", "which does not exist"]),
+        ({}, ["`data_root` must have text files", "got none in"]),
+        ({"a.txt": b" \n", "b.txt": b""}, ["`data_root`", "got 2 empty ones"]),
+        ({"a.txt": b"one text"}, ["two text files or more", "only a.txt", "split it in two"]),
+        ({"a.txt": b"text", "b.txt": b"\xdcbung"}, ["b.txt", "byte 0xdc at offset 0", "Latin-1", "save it as UTF-8"]),
+        ({"a.txt": b"text", "b.txt": b"caf\xe9"}, ["b.txt", "byte 0xe9 at offset 3", "save it as UTF-8"]),
+        ({"a.txt": b"text", "b.txt": "text".encode("utf-16")}, ["b.txt", "byte 0xff", "UTF-16", "save it as UTF-8"]),
+        ({"a.txt": b"text", "b.txt": b"t\0e\0"}, ["b.txt", "byte 0x00 at offset 1", "UTF-16"]),
+        ({"a.txt": b"text", "b.txt": b"other"}, ["`context`", "training tokens"]),
+        ({"train/a.txt": b"text"}, ["`data_root`", "val"]),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, said):
+    root = tmp_path / "texts"
+    for name, content in (files or {}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    if files is not None:
+        root.mkdir(exist_ok=True)
+    err = refused(capsys, tmp_path, "--dataset", "text_folder", "--data-root", root)
+    assert all(text in err for text in said), err
+    assert str(root) in err or "`context`" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--dataset text_folder", ["`data_root`"]),
+        ("--dataset digits", ["`dataset`", "pydoc, text_folder"]),
+        ("--dataset pydocs", ["did you mean 'pydoc'"]),
+        ("--tokenizer bpe", ["`vocab_size` must be given"]),
+        ("--tokenizer bpe --vocab-size 256", ["`vocab_size` must be from 257", "got 256"]),
+        ("--tokenizer bpe --vocab-size 99999999", ["to 1,048,576, got 99999999"]),
+        ("--vocab-size 300", ["`vocab_size` must be left out with `tokenizer` bytes", "300"]),
+        ("--tokenizer bites", ["`tokenizer`", "bpe", "FILE.json", "did you mean 'bytes'"]),
+        ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "does not exist"]),
+        ("--encoding peg", ["encoding", "would use later tokens"]),
+        ("--encoding sgu", ["encoding"]),
+        ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
+        ("--model vit_nano_patch4_28", ["lm_nano"]),
+        ("--model lm_tyni", ["did you mean 'lm_tiny'"]),
+        ("--model-kwargs depht=3", ["`model_kwargs`", "did you mean 'depth'"]),
+        ("--context 0", ["`context` must be at least 1"]),
+        ("--context 99999999", ["`context`", "training tokens"]),
+        ("--drop-rate 1", ["`drop_rate`"]),
+        ("--start-from nowhere", ["nowhere"]),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(capsys, tmp_path, options, said):
+    err = refused(capsys, tmp_path, *options.split())
+    assert all(text in err for text in said), err
+
+
+@pytest.mark.parametrize(
+    "option", ["--img-size 32 32", "--patch-size 4", "--augmentation.erasing 0.1", "--label-smoothing 0.1"]
+)
+def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, option):
+    folder = tmp_path / "run"
+    code, _, err = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *option.split())
+    assert code == 1 and not folder.exists() and f"unknown option '{option.split()[0]}'" in err
+    assert "graticule train pydoc_quick --help-all" in err
+    every = run_command(capsys, "train", "pydoc_quick", "--help-all")[1]
+    assert all(f" {name} " in every for name in ("--context", "--vocab-size", "--encoding", "--no-tied"))
+    assert f" {option.split()[0]} " not in every
+
+
+def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, pairs):
+    err = refused(capsys, tmp_path, "--start-from", pairs.folder)
+    assert "vocabulary" in err and str(pairs.folder) in err
+    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (trained, pairs)]
+    assert all(vocabulary in err for vocabulary in vocabularies)
+    root = write_text_folder(tmp_path / "others", c="other words are put together otherwise " * 60)
+    options = ("--dataset", "text_folder", "--data-root", root, "--tokenizer", "bpe", "--vocab-size", 270)
+    err = refused(capsys, tmp_path, *options, "--start-from", pairs.folder)  # as many tokens, but different ones
+    assert "vocabulary" in err and vocabularies[1] in err
+
+
+def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, trained):
+    given = ("--limit-test", 4, "--start-from", trained.folder)
+    code, out, err = run_command(capsys, "train", trained.folder, *given, "--context", 48, "--output", tmp_path / "run")
+    assert code == 0, err
+    assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)
+
+
+def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, pairs):
+    shutil.copytree(pairs.folder, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    code, out, _ = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 0 and "already finished" in out
+    code, _, err = run_command(capsys, "train", "--resume", run.folder, "--context", 48)
+    assert code == 1 and "`context` would change" in err
+    run.result_file.unlink()
+    before = run.metrics_file.read_bytes()
+    code, _, err = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 0 and run.finished, err
+    assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == pairs.result()["best_bpb"]
+    assert run.tokenizer_file.read_bytes() == pairs.tokenizer_file.read_bytes()
+
+
+def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs):
+    shutil.copytree(pairs.folder, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    run.result_file.unlink()
+    BytePairTokenizer.train(["another text of other words"], 270).save(run.tokenizer_file)
+    code, _, err = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and "vocabulary" in err and str(run.folder) in err
+    run.tokenizer_file.unlink()
+    code, _, err = run_command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and str(run.tokenizer_file) in err and "does not exist" in err
+    assert not run.finished

@@ -1,0 +1,221 @@
+"""COCO's format: boxes, polygons, run lengths, crowds, and invalid files."""
+
+import numpy as np
+import pytest
+import torch
+from dense_files import block, coco_values, picture, rle, uncompressed, write_coco
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+
+from graticule.lab.data.coco import coco, coco_train, decoded_mask
+from graticule.lab.data.dense_module import DenseModule, load_dense
+
+
+def changed(index, **values):
+    """Return the annotations with entries of one of them replaced."""
+    found = coco_values()
+    found["annotations"][index] |= values
+    return found
+
+
+def test_objects_come_as_boxes_masks_and_classes_in_the_order_of_their_ids(tmp_path):
+    images, info = coco("test", write_coco(tmp_path))
+    assert info.class_names == ("dog", "cat") and info.category_ids == (3, 7)
+    assert [target["image_id"] for _, target in images] == [5, 8, 11]
+    image, target = images[2]
+    assert image.shape == (3, 24, 40) and image.dtype == torch.uint8
+    assert target["boxes"].tolist() == [[4, 2, 14, 10], [20, 5, 26, 17], [0, 0, 40, 6]]
+    assert target["labels"].tolist() == [0, 1, 0]
+    assert target["iscrowd"].tolist() == [False, False, True]
+    for mask, box in zip(target["masks"], ([4, 2, 10, 8], [20, 5, 6, 12], [0, 0, 40, 6]), strict=True):
+        assert torch.equal(mask, torch.from_numpy(block(box)))
+
+
+def test_an_image_without_objects_has_empty_boxes_and_masks(tmp_path):
+    images, _ = coco("train", write_coco(tmp_path))
+    _, target = images[1]
+    assert target["boxes"].shape == (0, 4) and target["labels"].shape == (0,) and target["masks"].shape == (0, 24, 40)
+
+
+def test_crowds_are_evaluated_and_not_trained_on_and_boxes_without_area_are_neither(tmp_path, capsys):
+    write_coco(tmp_path, changed(0, bbox=[4, 2, 0, 8]))
+    train, test = (coco(split, tmp_path)[0] for split in ("train", "test"))
+    assert train.left_out == 2 and train[2][1]["labels"].tolist() == [1]
+    assert test.left_out == 1 and test[2][1]["iscrowd"].tolist() == [False, True]
+    assert (
+        "of 4 objects, 1 are left out, as they have no area in their image, and 0 are clipped"
+        in capsys.readouterr().err
+    )
+    again = coco_train("test", tmp_path)[0]
+    assert len(again[2][1]["labels"]) == 2 and again.place(2) == train.place(2)
+
+
+def test_boxes_are_clipped_to_their_image(tmp_path, capsys):
+    write_coco(tmp_path, changed(0, bbox=[-50, -50, 5000, 60.5]))
+    images, _ = coco("train", tmp_path)
+    assert images[2][1]["boxes"].tolist()[0] == [0, 0, 40, 10.5] and images.left_out == 1
+    assert "0 are left out, as they have no area in their image, and 1 are clipped" in capsys.readouterr().err
+
+
+def test_a_file_whose_boxes_all_have_a_negative_width_is_refused(tmp_path):
+    values = coco_values()
+    for one in values["annotations"]:
+        one["bbox"] = [30, 20, -20, -10]
+    write_coco(tmp_path, values)
+    for split in ("train", "test"):
+        with pytest.raises(ValueError, match=r"must have objects.* got none .* of 4 objects, 4 have no area"):
+            coco(split, tmp_path)
+
+
+def test_masks_are_decoded_only_if_they_are_wanted(tmp_path, monkeypatch):
+    write_coco(tmp_path)
+    images, _ = load_dense("coco", "train", tmp_path, ("boxes",))
+    monkeypatch.setattr("graticule.lab.data.coco.decoded_mask", None)
+    assert "masks" not in images[2][1] and len(images[2][1]["boxes"]) == 2
+    images, _ = load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+    with pytest.raises(TypeError):
+        images[2]
+
+
+def test_a_file_of_boxes_alone_is_one_without_masks(tmp_path):
+    write_coco(tmp_path, changed(0, segmentation=[]))
+    assert len(load_dense("coco", "train", tmp_path, ("boxes",))[0][2][1]["boxes"]) == 2
+    with pytest.raises(ValueError, match="`dataset` must have masks, got 'coco', which has boxes"):
+        load_dense("coco", "train", tmp_path, ("boxes", "masks"))
+
+
+@pytest.mark.parametrize(
+    "polygon",
+    [[0, 0, 9e8, 0, 9e8, 9e8], [0, 0, 4e7, 0, 4e7, 9e6], [9e8] * 6, [0, 0, 64, 64] * 40_000],
+    ids=["far corners", "less far", "far away", "zigzag"],
+)
+def test_polygons_that_cannot_be_drawn_are_refused(polygon):
+    with pytest.raises(ValueError, match="the polygons of x must lie within 2,000,000 pixels"):
+        decoded_mask([polygon], (64, 64), "x")
+
+
+def test_polygons_beyond_the_image_are_cut_off_at_its_edge():
+    expected = np.triu(np.ones((64, 64)))
+    assert (decoded_mask([[0, 0, 5000, 0, 5000, 5000]], (64, 64), "x") != expected).mean() < 0.02
+
+
+@pytest.mark.parametrize("wrong", [[[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, {}]], [7], [[10**400] * 6]])
+def test_polygons_that_are_no_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"the polygons of x: `\[0\]"):
+        decoded_mask(wrong, (9, 13), "x")
+
+
+def test_the_fingerprint_changes_with_an_image_and_with_an_annotation(tmp_path):
+    def found():
+        return DenseModule("coco", truth=("boxes",), root=tmp_path, size=(24, 40)).fingerprint()
+
+    write_coco(tmp_path)
+    first = found()
+    assert found() == first and first["test"]["examples"] == 3
+    write_coco(tmp_path, changed(1, bbox=[20, 5, 7, 12]))
+    assert found()["test"]["sha256"] != first["test"]["sha256"]
+    picture(1).save(write_coco(tmp_path) / "val2017" / "8.jpg")
+    assert found()["train"] == first["train"] and found()["test"]["sha256"] != first["test"]["sha256"]
+
+
+def test_masks_are_those_of_pycocotools(tmp_path):
+    write_coco(tmp_path)
+    theirs = COCO(tmp_path / "annotations" / "instances_val2017.json")
+    images, _ = coco("test", tmp_path)
+    for n, annotation in enumerate(theirs.loadAnns(theirs.getAnnIds([11]))):
+        ours = coco_mask.encode(np.asfortranarray(images[2][1]["masks"][n].numpy()))
+        assert coco_mask.iou([ours], [theirs.annToRLE(annotation)], [0]).item() == 1
+
+
+def test_a_mask_survives_either_kind_of_run_lengths():
+    mask = np.random.RandomState(0).rand(9, 13) < 0.4
+    for form in (rle(mask), uncompressed(mask)):
+        assert np.array_equal(decoded_mask(form, (9, 13), "x"), mask.astype(np.uint8))
+
+
+def test_damaged_run_lengths_are_refused_before_they_are_decoded():
+    good = rle(np.random.RandomState(0).rand(9, 13) < 0.4)["counts"]
+    wrong = [good[:-1], good + "11", good + "\x7f", "o" * 12, "", 7, [5, -5, 117], [200], ["a"]]
+    for counts in wrong:
+        with pytest.raises(ValueError, match="run lengths of x"):
+            decoded_mask({"size": [9, 13], "counts": counts}, (9, 13), "x")
+    assert coco_mask.area({"size": [9, 13], "counts": good.encode()}) > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (changed(1, image_id=99), "`image_id` must be an `id` of `images`, got 99 in annotation 2"),
+        (changed(1, category_id=4), "`category_id` must be an `id` of `categories`, got 4"),
+        (changed(1, image_id=[1]), r"`annotations\[1\]\.image_id` must be a valid integer, got \[1\]"),
+        (changed(1, category_id={}), r"`annotations\[1\]\.category_id` must be a valid integer, got \{\}"),
+        (changed(1, image_id=True), r"`annotations\[1\]\.image_id` must be a valid integer"),
+        (changed(1, bbox=[1, 2, 3]), r"`annotations\[1\]\.bbox\[3\]` must be given"),
+        (changed(1, bbox=[1, 2, float("nan"), 3]), r"`annotations\[1\]\.bbox\[2\]` must be less than"),
+        (changed(1, bbox=[1, 2, 10**400, 3]), r"`annotations\[1\]\.bbox\[2\]` must be"),
+        (changed(1, area="1"), r"`annotations\[1\]\.area` must be a valid number"),
+        (changed(1, iscrowd=[]), r"`annotations\[1\]\.iscrowd` must be a valid boolean"),
+        (coco_values(annotations=[5]), r"`annotations\[0\]` must be a valid dictionary, got 5"),
+        (coco_values(categories=[{"id": 1}]), r"`categories\[0\]\.name` must be given"),
+        (coco_values(images=[{"id": 1, "file_name": "../x.jpg", "height": 1, "width": 1}]), "must be paths within"),
+        (coco_values(images=[{"id": 1, "file_name": "/etc/x.jpg", "height": 1, "width": 1}]), "must be paths within"),
+        (coco_values(images=[{"id": 1, "file_name": "a.jpg", "height": "9", "width": 1}]), r"`images\[0\]\.height`"),
+        (coco_values(images=[]), "must have images with different ids"),
+        (coco_values(categories=[]), "categories with different ids"),
+        (coco_values(annotations=None), "`annotations` must be a valid list"),
+        ([], "must be annotations of COCO's format: it must be a valid dictionary"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_when_it_is_loaded(tmp_path, values, said):
+    with pytest.raises(ValueError, match=said):
+        coco("train", write_coco(tmp_path, values))
+
+
+def test_a_missing_image_is_named_with_how_many_are_missing(tmp_path):
+    write_coco(tmp_path)
+    (tmp_path / "train2017" / "8.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 of 3 do not exist, such as .*8\.jpg"):
+        coco("train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda root: (root / "train2017" / "11.jpg").write_bytes(b"<html>"), "cannot identify"),
+        (
+            lambda root: picture(0, 24, 41).save(root / "train2017" / "11.jpg"),
+            "24 x 41 pixels, and 24 x 40",
+        ),
+        (lambda root: write_coco(root, changed(1, segmentation=rle(block([0, 0, 2, 2], 24, 39)))), "has the size"),
+        (lambda root: write_coco(root, changed(1, segmentation=[[1, 2, 3]])), "at least 3 points"),
+    ],
+    ids=["no image", "size", "mask", "polygon"],
+)
+def test_a_broken_image_is_counted_and_replaced_in_training_and_an_error_in_evaluation(tmp_path, fault, said):
+    fault(write_coco(tmp_path))
+    train, _ = coco("train", tmp_path)
+    assert train[2][1]["image_id"] == 5  # the next one
+    assert [path.name for path in train.skipped] == ["11.jpg"]
+    test, _ = coco("test", tmp_path)
+    (tmp_path / "val2017" / "11.jpg").write_bytes((tmp_path / "train2017" / "11.jpg").read_bytes())
+    with pytest.raises(ValueError, match=f"11.jpg cannot be used .*{said}"):
+        test[2]
+
+
+def test_links_to_images_and_folders_elsewhere_are_followed(tmp_path):
+    root = write_coco(tmp_path / "root")
+    expected = coco("test", root)[0][2][0]
+    (root / "val2017" / "11.jpg").rename(tmp_path / "11.jpg")
+    (root / "val2017" / "11.jpg").symlink_to(tmp_path / "11.jpg")
+    (root / "val2017").rename(tmp_path / "images")
+    (root / "val2017").symlink_to(tmp_path / "images")
+    assert torch.equal(coco("test", root)[0][2][0], expected)
+
+
+def test_a_data_set_without_what_is_wanted_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="`dataset` must have classes, got 'coco', which has boxes and masks"):
+        load_dense("coco", "test", write_coco(tmp_path), ("classes",))
+    with pytest.raises(ValueError, match="got 'digits', which has one class per image"):
+        load_dense("digits", "test", None, ("boxes",))
+    with pytest.raises(FileNotFoundError, match=r"annotations/instances_val2017\.json"):
+        load_dense("coco", "test", tmp_path / "nothing", ("boxes",))

@@ -1,0 +1,76 @@
+"""On a canvas the content keeps its scale; only the area around it changes."""
+
+import pytest
+import torch
+
+import graticule
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.transformed import border_color, place
+from graticule.lab.tasks.parts.image_scores import evaluate
+
+
+@pytest.fixture(scope="module")
+def data() -> DataModule:
+    module = DataModule("digits", size=(28, 28), limit_train=20, limit_test=30, eval_batch_size=16)
+    module.setup()
+    return module
+
+
+def images_of(loader):
+    return torch.cat([images for images, _ in loader]), torch.cat([labels for _, labels in loader])
+
+
+def occurrences(image, canvas):
+    """Return how often `image` occurs on `canvas`, pixel for pixel."""
+    windows = canvas.unfold(1, image.shape[1], 1).unfold(2, image.shape[2], 1)
+    return (windows == image[:, None, None]).all(dim=(-1, -2)).all(dim=0).sum().item()
+
+
+def test_a_larger_canvas_holds_the_image_once_and_its_border_color_elsewhere():
+    image = torch.rand(3, 4, 6)
+    canvas = place(image, (9, 8))
+    assert canvas.shape == (3, 9, 8) and occurrences(image, canvas) == 1
+    filled = (canvas == border_color(image)[:, None, None]).all(dim=0).sum().item()
+    assert filled >= 9 * 8 - 4 * 6
+
+
+def test_the_border_color_is_the_median_of_the_outermost_pixels():
+    image = torch.tensor([[[1.0, 2.0, 3.0], [4.0, 100.0, 5.0], [6.0, 7.0, 7.0]]])
+    assert border_color(image).item() == 4.0  # the lower median of 1 2 3 4 5 6 7 7
+
+
+def test_a_smaller_canvas_is_a_crop_and_the_same_size_is_the_image():
+    image = torch.rand(2, 8, 7)
+    assert occurrences(place(image, (3, 5)), image) == 1
+    assert torch.equal(place(image, (8, 7)), image)
+    mixed = place(image, (3, 9))  # cropped along one axis, padded along the other
+    assert mixed.shape == (2, 3, 9) and sum(occurrences(image[:, top : top + 3], mixed) for top in range(6)) == 1
+
+
+def test_images_lie_at_places_of_their_own_the_same_ones_every_time(data):
+    images, labels = images_of(data.eval_dataloader((44, 40), mode="canvas"))
+    again, same = images_of(data.eval_dataloader((44, 40), mode="canvas"))
+    assert torch.equal(images, again) and torch.equal(labels, same)
+    originals, expected = images_of(data.eval_dataloader((28, 28)))
+    assert torch.equal(labels, expected)
+    assert all(occurrences(image, canvas) == 1 for image, canvas in zip(originals, images, strict=True))
+    heights = [torch.nonzero((canvas != canvas.min()).any(dim=2)[0]).min().item() for canvas in images]
+    assert len(set(heights)) > 5
+
+
+def test_over_several_processes_every_image_is_seen_once(data):
+    parts = [images_of(data.eval_dataloader((32, 32), rank, 4, mode="canvas")) for rank in range(4)]
+    seen = torch.cat([images[labels >= 0] for images, labels in parts])
+    whole, _ = images_of(data.eval_dataloader((32, 32), mode="canvas"))
+    assert len(seen) == 30
+    assert {tuple(image.flatten().tolist()) for image in seen} == {tuple(image.flatten().tolist()) for image in whole}
+
+
+def test_a_score_on_a_canvas_at_the_size_of_training_is_that_of_zoom(data):
+    model = graticule.create_model("vit_nano_patch4_28").eval()
+    zoom, canvas = (
+        evaluate(model, data, [(28, 28), (44, 44)], progress=False, mode=mode, measure_cost=False)
+        for mode in ("zoom", "canvas")
+    )
+    assert zoom[0] == canvas[0] and zoom[1].loss != canvas[1].loss
+    assert zoom[0].memory is None and zoom[0].images_per_second is None

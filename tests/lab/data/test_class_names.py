@@ -1,0 +1,216 @@
+"""A run stores the names of its classes: data in which an output would mean another class are refused."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from image_files import picture, write_folder
+from safetensors.torch import load_file
+
+import graticule
+from commands import run_command
+from graticule.lab import cli
+from graticule.lab.data.images import check_class_names, class_labels, same_classes
+from graticule.lab.data.text_module import TextModule
+from graticule.lab.tasks.classification import Recipe, class_names, images_of
+from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+
+
+def recipe(root, **options):
+    fixed = {"dataset": "image_folder", "data_root": root, "img_size": (8, 8), "batch_size": 2, "accelerator": "cpu"}
+    return Recipe(**{**fixed, "epochs": 1, "model_kwargs": ("depth=1",), **options})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classes")
+    return train(recipe(write_folder(folder / "images")), folder / "run", progress=False)
+
+
+@pytest.fixture
+def renamed(tmp_path):
+    """Write the same images with the first class named zcat, so that it is the last."""
+    root = write_folder(tmp_path / "images")
+    for split in ("train", "val"):
+        (root / split / "cat").rename(root / split / "zcat")
+    return root
+
+
+def moved(run, root, folder):
+    """Copy a run to `folder` with `root` as its data folder."""
+    shutil.copytree(run.folder, folder)
+    described = json.loads((folder / "recipe.json").read_text())
+    described["recipe"]["data_root"] = str(root)
+    (folder / "recipe.json").write_text(json.dumps(described))
+    return folder
+
+
+def test_a_run_keeps_the_names_of_its_classes_in_order(trained):
+    assert class_names(Run.open(trained.folder)) == ("cat", "dog")
+    assert trained.data().info.class_names == ("cat", "dog")
+
+
+def test_renamed_classes_are_refused_by_name_in_evaluation_and_when_a_run_is_resumed(
+    trained, renamed, tmp_path, capsys
+):
+    folder = moved(trained, renamed, tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for command in (["evaluate", str(folder)], ["train", "--resume", str(folder)]):
+        assert cli.main(command) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("graticule: error: `data_root` must have the classes of") and "\n" not in said.strip()
+        assert "only in the data: 'zcat'; " in said and "only in " in said and "/run: 'cat'" in said
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatch):
+    write_folder(tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
+    run = train(recipe(Path("images")), tmp_path / "run", progress=False)
+    assert run.recipe().data_root == tmp_path / "images"
+
+
+def test_other_examples_than_those_of_the_training_are_said(trained, tmp_path, capsys):
+    def said(root):
+        Run.open(moved(trained, root, tmp_path / f"run of {root.name}")).data()
+        return capsys.readouterr().err
+
+    assert said(write_folder(tmp_path / "same")) == ""
+    root = write_folder(tmp_path / "other")
+    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    (root / "train" / "dog" / "0.JPEG").unlink()
+    line = said(root)
+    assert "the data are not those that" in line and line.count("\n") == 1
+    assert line.endswith("train has 5 examples, and had 6; test has 6 examples, and had 6 others\n")
+    described = json.loads((trained.folder / "recipe.json").read_text())
+    assert described.pop("data").keys() == {"train", "test"}
+    old = moved(trained, root, tmp_path / "old")
+    described["recipe"]["data_root"] = str(root)
+    (old / "recipe.json").write_text(json.dumps(described))
+    Run.open(old).data()
+    assert capsys.readouterr().err == ""  # an earlier version recorded nothing
+
+
+def test_a_resumed_run_says_that_its_examples_are_others(trained, tmp_path, capsys):
+    root = write_folder(tmp_path / "other")
+    picture(99).save(root / "val" / "cat" / "0.JPEG")
+    folder = moved(trained, root, tmp_path / "run")
+    assert run_command(capsys, "train", "--resume", folder)[2].count("test has 6 examples, and had 6 others") == 1
+
+
+def test_the_fingerprint_of_a_text_is_that_of_its_tokens(tmp_path):
+    found = []
+    for text in ("a text " * 20, "a text " * 20, "a test " * 20):
+        (tmp_path / "a.txt").write_text(text)
+        (tmp_path / "b.txt").write_text("another text " * 20)
+        data = TextModule("text_folder", root=tmp_path, context=8)
+        data.setup()
+        found.append(data.fingerprint())
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_class_more_than_the_run_knows_is_refused_by_name(trained, tmp_path):
+    root = write_folder(tmp_path / "images", ("cat", "cow", "dog"))
+    with pytest.raises(
+        ValueError, match=r"`data_root` must have the classes of .* \(2\), got 3; only in the data: 'cow'"
+    ):
+        Run.open(moved(trained, root, tmp_path / "run")).data()
+
+
+def test_a_damaged_list_of_names_is_refused(trained, tmp_path):
+    folder = moved(trained, trained.recipe().data_root, tmp_path / "run")
+    described = json.loads((folder / "recipe.json").read_text())
+    for wrong in ("cat", [1, 2], None):
+        (folder / "recipe.json").write_text(json.dumps(described | {"class_names": wrong}))
+        with pytest.raises(ValueError, match="class_names"):
+            Run.open(folder).data()
+
+
+def ways(root):
+    """Return the options that name the folder of a data set."""
+    return ["--data", root], ["--data", "image_folder", "--data-root", root]
+
+
+def test_a_published_model_is_not_scored_on_other_classes(trained, renamed, tmp_path, capsys):
+    published = graticule.save_pretrained(trained.model(), tmp_path / "published")
+    for data in ways(renamed):
+        code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
+        assert code == 1 and "`data` must have the classes of" in said and "only in the data: 'zcat'; " in said
+    code, _, said = run_command(
+        capsys, "export", trained.folder, "--int8", "--data", renamed, "--output", tmp_path / "model.onnx"
+    )
+    assert code == 1 and "`data` must have the classes of" in said and not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_path, capsys):
+    model = graticule.create_model("vit_nano_patch4_28", img_size=8, depth=1, in_chans=3, num_classes=2)
+    published = graticule.save_pretrained(model, tmp_path / "published")
+    for classes in ("ab", "abc", "abcd"):
+        for data in ways(write_folder(tmp_path / classes, tuple(classes))):
+            code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
+            if len(classes) == 2:
+                assert code == 0 and "does not name its classes: those of" in said
+            else:
+                assert code == 1 and "`data` must have the 2 classes of" in said and f"got {len(classes)}" in said
+
+
+def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder_alike(trained, tmp_path, capsys):
+    pictures, found = trained.recipe().data_root, []
+    for mean in (0.9, 0.1):
+        options = {"mean": [mean] * 3, "interpolation": "nearest", "crop_pct": 0.5}
+        published = graticule.save_pretrained(trained.model(), tmp_path / str(mean), preprocessing=options)
+        for data in ways(pictures):
+            assert run_command(capsys, "evaluate", published, *data, "--output", tmp_path)[0] == 0
+            found.append(json.loads((tmp_path / "evaluation.json").read_text())[0]["loss"])
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tmp_path):
+    images = images_of(trained)
+    assert (images.mean, images.class_names) == (trained.data().info.mean, ("cat", "dog"))
+    old = moved(trained, trained.recipe().data_root, tmp_path / "old")
+    described = json.loads((old / "recipe.json").read_text())
+    for name in ("mean", "std", "size"):  # as of an earlier version
+        del described[name]
+    (old / "recipe.json").write_text(json.dumps(described))
+    assert dataclasses.replace(images_of(Run.open(old)), name="") == dataclasses.replace(images, name="")
+
+
+def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(trained, renamed, tmp_path, capsys):
+    options = {"start_from": trained.folder, "lr": 1e-9, "min_lr": 0.0}
+    same = train(recipe(trained.recipe().data_root, **options), tmp_path / "same", progress=False)
+    other = train(recipe(renamed, **options), tmp_path / "other", progress=False)
+    assert "other classes" in capsys.readouterr().out
+    theirs, same, other = (load_file(run.weights) for run in (trained, same, other))
+    for name in ("blocks.0.attn.qkv.weight", "head.weight"):
+        assert (same[name] - theirs[name]).abs().max() < 1e-6
+    assert (other["blocks.0.attn.qkv.weight"] - theirs["blocks.0.attn.qkv.weight"]).abs().max() < 1e-6
+    assert (other["head.weight"] - theirs["head.weight"]).abs().max() > 1e-4
+
+
+def test_a_teacher_of_other_classes_is_refused_by_name(trained, renamed, tmp_path):
+    taught = recipe(renamed, distillation=Distillation(teacher=str(trained.folder)))
+    with pytest.raises(ValueError, match=r"must have the classes of `distillation\.teacher`.*'zcat'.*'cat'"):
+        train(taught, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_classes_in_another_order_are_refused_with_the_first_that_differs():
+    with pytest.raises(ValueError, match="class 1 is 'b', and 'c' in RUN"):
+        check_class_names("abc", "acb", "RUN")
+
+
+def test_classes_are_matched_by_name_and_in_order_only_without_names():
+    assert class_labels("cab", "abc", 3) == [2, 0, 1] and class_labels("b", "abc", 3) == [1]
+    assert class_labels("xyz", "abc", 3) is None and class_labels("abcd", "abc", 3) is None
+    assert class_labels("xyz", "", 3) == class_labels("xyz", "012", 3) == class_labels("012", "abc", 3) == [0, 1, 2]
+    assert class_labels("xy", "", 3) is None and class_labels("", "abc", 3) is None
+
+
+def test_classes_without_names_may_be_any_others_that_are_as_many():
+    assert same_classes("012", "abc") and same_classes("abc", "012") and same_classes("abc", "abc")
+    assert not same_classes("01", "abc") and not same_classes("abc", "acb") and not same_classes("102", "abc")

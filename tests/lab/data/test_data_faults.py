@@ -1,0 +1,91 @@
+"""Malicious and broken data have no effect, and no option is accepted and ignored."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from image_files import picture, write_folder
+from test_fashion_mnist_files import TRAIN, idx, write
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.transforms import training_transform
+
+FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)
+NATIVE = DatasetInfo("cifar10", ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
+
+
+def test_a_file_is_opened_as_the_image_formats_it_may_be_and_no_other(tmp_path):
+    root = write_folder(tmp_path)
+    picture(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it
+    images, _ = load_dataset("image_folder", "test", root)
+    with pytest.raises(ValueError, match="cannot identify"):
+        images[0]
+
+
+def test_an_archive_damaged_in_its_middle_is_refused_by_name(tmp_path):
+    write(tmp_path, packed=True)
+    content = bytearray(gzip.compress(idx(TRAIN)))
+    content[10:20] = b"\xff" * 10  # the header stays valid, the compressed data do not
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte"):
+        load_dataset("fashion_mnist", "train", tmp_path)
+
+
+def test_images_of_another_size_are_not_fashion_mnist(tmp_path):
+    write(tmp_path, packed=False)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((6, 14, 14), np.uint8)))
+    with pytest.raises(ValueError, match="28"):
+        load_dataset("fashion_mnist", "train", tmp_path)
+
+
+def test_a_folder_without_augmentation_trains_on_what_it_is_evaluated_on(tmp_path):
+    data = DataModule("image_folder", root=write_folder(tmp_path), size=(24, 24), batch_size=6)
+    data.setup()
+    train = data.train_dataloader().dataset
+    assert all(torch.equal(train[0, i][0], train[1, i][0]) for i in range(6))
+
+
+@pytest.mark.parametrize("info", [FOLDER, NATIVE], ids=lambda info: info.name)
+def test_padding_for_a_random_crop_is_used_or_refused(info):
+    def sizes(**options):
+        return str(training_transform(info, (32, 32), Augmentation(scale=(0.5, 1.0), **options)))
+
+    try:
+        with_padding = sizes(random_crop_padding=4)
+    except ValueError:
+        return
+    assert with_padding != sizes()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("random_crop_padding", -1), ("color_jitter", -0.1), ("rand_augment", "nonsense")]
+)
+def test_a_nonsensical_option_is_refused_before_any_work(field, value):
+    with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
+        Augmentation(**{field: value})
+
+
+def test_a_split_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="`split`"):
+        load_dataset("digits", "val")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_what_a_worker_skipped_is_known_to_the_process_that_reports_it(tmp_path):
+    path = write_folder(tmp_path) / "train" / "dog" / "0.JPEG"
+    path.write_bytes(b"")
+    data = DataModule("image_folder", root=tmp_path, size=(16, 24), batch_size=2, workers=2)
+    data.setup()
+    list(data.train_dataloader())
+    assert [str(skipped) for skipped in data.skipped] == [str(path)]
+
+
+def test_going_through_the_data_leaves_the_generator_of_the_process_alone():
+    data = DataModule("digits", size=(28, 28), limit_train=40, limit_test=10)
+    data.setup()
+    before = torch.get_rng_state()
+    list(data.train_dataloader())
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,83 @@
+"""The scale and the orientation of decoded images."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from image_files import picture
+from PIL import Image, ImageOps
+
+from graticule.lab.data.encoded import decode, stated_size
+
+GRAY = np.arange(256).reshape(16, 16)
+
+
+def encoded(values, kind, **options):
+    content = io.BytesIO()
+    (values if isinstance(values, Image.Image) else Image.fromarray(values)).save(content, kind, **options)
+    return content.getvalue()
+
+
+def color_png(values):
+    """Write a PNG of 16-bit color, which Pillow reads but does not write."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    height, width, _ = values.shape
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        encoded((GRAY / 255).astype(np.float32), "TIFF"),
+        encoded((GRAY * 257).astype(np.uint16), "TIFF"),
+        encoded((GRAY * 257).astype(np.uint16), "PNG"),
+        color_png(np.repeat(GRAY[..., None] * 257, 3, -1)),
+        encoded(GRAY.astype(np.uint8), "TIFF"),
+    ],
+    ids=["float", "16 bits", "16 bits of PNG", "16 bits in color", "8 bits"],
+)
+def test_every_type_of_number_has_the_scale_of_8_bits(content):
+    np.testing.assert_array_equal(np.asarray(decode(content)), np.repeat(GRAY[..., None], 3, -1))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (encoded(GRAY.astype(np.float32), "TIFF"), "floats must be from 0 to 1, got 0 to 255"),
+        (encoded(np.full((4, 4), np.nan, np.float32), "TIFF"), "floats must be from 0 to 1, got nan"),
+        (encoded(GRAY.astype(np.int32), "TIFF"), "must not have integers of 32 bits"),
+        (encoded((GRAY * 16).astype(np.uint16), "PNG"), "no value above 4095, as of 12 bits"),
+        (encoded((GRAY * 16).astype(np.uint16), "TIFF"), "no value above 4095"),
+        (color_png(np.repeat(GRAY[..., None] * 16, 3, -1)), "no value above 4095"),
+    ],
+    ids=["float of 8 bits", "nan", "32 bits", "12 bits in PNG", "12 bits in TIFF", "12 bits in color"],
+)
+def test_an_image_that_would_become_black_is_refused(content, said):
+    with pytest.raises(ValueError, match=said):
+        decode(content)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", [*range(1, 9), 99])
+def test_the_orientation_of_exif_data_is_applied(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(picture(0, 4, 6), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    image = decode(content)
+    np.testing.assert_array_equal(
+        np.asarray(image), np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
+    )
+    assert image.size == ((4, 6) if orientation in (5, 6, 7, 8) else (6, 4))
+    assert stated_size(io.BytesIO(content)) == image.size[::-1]
+
+
+def test_damaged_exif_data_have_no_orientation():
+    content = encoded(picture(0, 4, 6), "JPEG", dpi=(72, 72), exif=b"Exif\0\0no orientation")
+    assert decode(content).size == (6, 4)

@@ -1,0 +1,306 @@
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from image_files import BROKEN, picture
+from PIL import Image
+from shard_files import number_of, numbered
+
+from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.pack import pack
+
+datasets = pytest.importorskip("datasets")
+
+NAMES = ["cat", "dog"]
+
+
+def table(count, labels=None, images=None, names=NAMES):
+    """Return rows of distinct images with alternating labels."""
+    features = datasets.Features(
+        {"id": datasets.Value("int64"), "img": datasets.Image(), "kind": datasets.ClassLabel(names=names)}
+    )
+    images = images or [{"bytes": numbered(n), "path": None} for n in range(count)]
+    labels = labels if labels is not None else [n % 2 for n in range(count)]
+    return datasets.Dataset.from_dict({"id": list(range(count)), "img": images, "kind": labels}, features=features)
+
+
+def save(root, val="validation", **parts):
+    datasets.DatasetDict({"train": table(6), val: table(4), **parts}).save_to_disk(str(root))
+    return root
+
+
+@pytest.mark.parametrize("val", ["val", "validation", "test"])
+def test_a_saved_data_set_gives_its_images_in_colour_with_their_labels(tmp_path, val):
+    save(tmp_path, val)
+    for split, count in (("train", 6), ("test", 4)):
+        images, info = load_dataset("hugging_face", split, tmp_path)
+        assert (info.class_names, info.channels, info.size) == (("cat", "dog"), 3, None)
+        assert images.labels.tolist() == [n % 2 for n in range(count)]
+        assert [(number_of(images[n][0]), images[n][1]) for n in range(count)] == [(n, n % 2) for n in range(count)]
+
+
+def test_rows_that_were_chosen_and_shuffled_before_saving_keep_their_labels(tmp_path):
+    save(tmp_path, train=table(20).shuffle(seed=1).select(range(3, 15)))
+    images, _ = load_dataset("hugging_face", "train", tmp_path)
+    assert len(images) == 12
+    assert all(number_of(image) % 2 == label for image, label in (images[n] for n in range(12)))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_it_trains_with_workers_and_without_on_the_same_batches(tmp_path):
+    save(tmp_path)
+    found = []
+    for workers in (0, 2):
+        data = DataModule("hugging_face", root=tmp_path, size=(4, 6), batch_size=2, workers=workers)
+        data.setup()
+        found.append([(images.sum().item(), labels.tolist()) for images, labels in data.train_dataloader()])
+    assert len(found[0]) == 3
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "none"])
+def test_a_broken_image_is_passed_over_in_training_and_named_in_evaluation(tmp_path, kind):
+    images = [{"bytes": numbered(n), "path": None} for n in range(6)]
+    images[1] = None if kind == "none" else {"bytes": BROKEN[kind](numbered(1)), "path": None}
+    save(tmp_path, train=table(6, images=images), validation=table(6, images=images))
+    train, test = (load_dataset("hugging_face", split, tmp_path)[0] for split in ("train", "test"))
+    assert (number_of(train[1][0]), train[1][1]) == (3, 1)
+    assert [path.name for path in train.skipped] == ["row 1"]
+    with pytest.raises(ValueError, match="row 1"):
+        test[1]
+
+
+def test_an_image_that_is_only_a_path_is_not_read(tmp_path):
+    (tmp_path / "secret.png").write_bytes(numbered(9))
+    images = [{"bytes": None, "path": str(tmp_path / "secret.png")}, *[{"bytes": numbered(n)} for n in range(3)]]
+    rows = table(4, images=images)
+    storage = rows.cast_column(
+        "img", datasets.Features({"bytes": datasets.Value("binary"), "path": datasets.Value("string")})
+    )
+    root = save(tmp_path / "root", train=storage)  # otherwise save_to_disk would embed the image
+    with pytest.raises(ValueError, match=r"must contain the images themselves, got the path .*secret\.png"):
+        load_dataset("hugging_face", "train", pretend_images(root))
+
+
+def pretend_images(root):
+    """Declare the column of the training rows to be of kind Image."""
+    path = root / "train" / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["features"]["img"] = {"_type": "Image"}
+    path.write_text(json.dumps(info))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("labels", "match"), [([0, 1, None, 1, 0, 1], "label for every row"), ([0, 1, -1, 1, 0, 1], "got -1 in row 2")]
+)
+def test_a_row_without_a_class_is_named(tmp_path, labels, match):
+    save(tmp_path, train=table(6, labels=labels))
+    with pytest.raises(ValueError, match=match):
+        load_dataset("hugging_face", "train", tmp_path)
+
+
+def test_columns_that_are_not_there_are_an_error_that_lists_those_that_are(tmp_path):
+    for dropped in ("img", "kind"):
+        save(tmp_path / dropped, train=table(6).remove_columns(dropped))
+        with pytest.raises(ValueError, match=r"got id \(Value\)"):
+            load_dataset("hugging_face", "train", tmp_path / dropped)
+
+
+def test_classes_that_differ_between_the_splits_are_named(tmp_path):
+    save(tmp_path, train=table(6, names=["cat", "wolf"]))
+    with pytest.raises(ValueError, match="wolf"):
+        load_dataset("hugging_face", "test", tmp_path)
+
+
+def test_one_class_is_too_few(tmp_path):
+    one = table(2, labels=[0, 0], names=["cat"])
+    save(tmp_path, train=one, validation=one)
+    with pytest.raises(ValueError, match="two classes"):
+        load_dataset("hugging_face", "train", tmp_path)
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path):
+    for missing in ("train", "validation"):
+        parts = {"train": table(6), "validation": table(4)}
+        del parts[missing]
+        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / missing))
+        with pytest.raises(ValueError, match=missing):
+            load_dataset("hugging_face", "train", tmp_path / missing)
+
+
+def test_a_single_table_or_another_folder_or_none_is_refused(tmp_path):
+    table(4).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="one table"):
+        load_dataset("hugging_face", "train", tmp_path / "one")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="save_to_disk"):
+        load_dataset("hugging_face", "train", tmp_path / "other")
+    for root in (None, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=str(root)):
+            load_dataset("hugging_face", "train", root)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Save a data set; tests must not change it."""
+    return save(tmp_path_factory.mktemp("saved") / "root")
+
+
+def test_an_arrow_file_that_is_cut_anywhere_or_gone_is_refused_by_name(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "root")
+    (arrow,) = (tmp_path / "root" / "train").glob("*.arrow")
+    content = arrow.read_bytes()
+    for length in [0, 3, *range(8, len(content), 41), len(content) - 1]:
+        arrow.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=rf"{arrow.name} is truncated"):
+            load_dataset("hugging_face", "train", tmp_path / "root")
+    arrow.unlink()
+    with pytest.raises(FileNotFoundError, match=arrow.name):
+        load_dataset("hugging_face", "train", tmp_path / "root")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_names_it_and_does_not_end_the_process(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "root")
+    images, _ = load_dataset("hugging_face", "train", tmp_path / "root")
+    (arrow,) = (tmp_path / "root" / "train").glob("*.arrow")
+    os.truncate(arrow, 1000)
+    with pytest.raises(ValueError, match=rf"{arrow.name} was truncated while it was read: row 5"):
+        images[5]
+
+
+def test_images_that_were_read_from_can_be_sent_to_another_process_and_read_there(saved):
+    images, _ = load_dataset("hugging_face", "test", saved)
+    here = [images.read(index) for index in range(4)]
+    there = pickle.loads(pickle.dumps(images))
+    assert not there._files._open  # files open here are not open there
+    assert [there.read(index) for index in range(4)] == here
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell what is open")
+def test_only_few_files_are_open_at_a_time_and_none_after_the_images_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("graticule.lab.data.hugging_face._OPEN", 2)
+    datasets.DatasetDict({"train": table(6), "val": table(4)}).save_to_disk(
+        str(tmp_path), num_shards={"train": 6, "val": 1}
+    )
+    images, _ = load_dataset("hugging_face", "train", tmp_path)
+    for _ in range(2):
+        for index in (3, 0, 5, 1, 4, 2):
+            assert number_of(images[index][0]) == index
+            assert len(open_arrows(tmp_path)) <= 2
+    del images
+    assert not open_arrows(tmp_path)
+
+
+def open_arrows(folder):
+    links = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    paths = map(os.path.realpath, links)
+    return [path for path in paths if path.endswith(".arrow") and path.startswith(str(folder.resolve()))]
+
+
+def test_opening_reads_no_images(saved, monkeypatch):
+    """Otherwise opening a data set larger than the memory would take as long as reading it."""
+    monkeypatch.setattr(os, "pread", None)
+    images, _ = load_dataset("hugging_face", "train", saved)
+    assert images.rows.sizes.tolist() == [len(numbered(n)) for n in range(6)]
+
+
+def test_a_name_that_leads_out_is_refused_and_a_link_is_followed(tmp_path):
+    save(tmp_path / "root")
+    shutil.copytree(tmp_path / "root" / "train", tmp_path / "elsewhere")
+    path = tmp_path / "root" / "train" / "state.json"
+    state = json.loads(path.read_text())
+    name = state["_data_files"][0]["filename"]
+    path.write_text(json.dumps({**state, "_data_files": [{"filename": f"../../elsewhere/{name}"}]}))
+    with pytest.raises(ValueError, match=r"its own tables, got '\.\./\.\./elsewhere"):
+        load_dataset("hugging_face", "train", tmp_path / "root")
+    shutil.rmtree(tmp_path / "root" / "train")
+    (tmp_path / "root" / "train").symlink_to(tmp_path / "elsewhere")
+    assert len(load_dataset("hugging_face", "train", tmp_path / "root")[0]) == 6
+
+
+def test_no_code_beside_the_data_runs(tmp_path):
+    root = save(tmp_path / "root")
+    for name in ("root.py", "dataset.py", "__init__.py", "train/train.py"):
+        (root / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    images, _ = load_dataset("hugging_face", "train", root)
+    assert np.asarray(images[0][0]).shape == (4, 6, 3)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_files_that_are_damaged_not_plain_or_not_in_the_folder_are_refused_by_name(saved, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(saved, root)
+    state, info, splits = (
+        root / "train" / "state.json",
+        root / "train" / "dataset_info.json",
+        root / "dataset_dict.json",
+    )
+    right = {path: json.loads(path.read_text()) for path in (state, info, splits)}
+    kind = {"_type": "ClassLabel"}
+    cases = [
+        (state, {"_data_files": [{"filename": "/dev/zero"}]}, "its own tables, got '/dev/zero'"),
+        (state, {"_data_files": [{"filename": ".."}]}, "must be a plain file, got a folder"),
+        (state, {"_data_files": [{"filename": 3}]}, "its own tables, got 3"),
+        *((state, {"_data_files": wrong}, r"state\.json is damaged") for wrong in (3, ["a"], [])),
+        *((state, wrong, r"state\.json is damaged") for wrong in ([], 3, None)),
+        (state, {"_indices_data_files": [{"filename": "x"}]}, "by index"),
+        (splits, {"splits": ["train", str(tmp_path)]}, "must have a split val"),
+        *((splits, wrong, r"dataset_dict\.json is damaged") for wrong in ({"splits": 3}, {"splits": [3]}, [], None)),
+        *((info, wrong, r"dataset_info\.json is damaged") for wrong in ([], None, {"features": None})),
+        (info, {"features": {"img": {"_type": "Image"}, "kind": None}}, r"got img \(Image\), kind \(None\)"),
+        (info, {"features": {"id": {"_type": "Image"}, "kind": {**kind, "names": NAMES}}}, "not images"),
+        *(
+            (
+                info,
+                {"features": {"img": {"_type": "Image"}, "kind": kind | wrong}},
+                r"classes.* in .*dataset_info\.json",
+            )
+            for wrong in (
+                {"num_classes": 999_999_999},
+                {"names_file": "/dev/zero"},
+                {"names": ["a", "a"]},
+                {"names": 3},
+            )
+        ),
+    ]
+    for path, wrong, match in cases:
+        path.write_text(json.dumps({**right[path], **wrong} if isinstance(wrong, dict) else wrong))
+        with pytest.raises(ValueError, match=match):
+            load_dataset("hugging_face", "train", root)
+            pytest.fail(f"{path.name}: {wrong}")
+        path.write_text(json.dumps(right[path]))
+    for path in right:
+        path.write_text("{")
+        with pytest.raises(ValueError, match=f"{path.name} must be JSON"):
+            load_dataset("hugging_face", "train", root)
+        path.write_text(json.dumps(right[path]))
+    splits.unlink()
+    os.mkfifo(splits)
+    with pytest.raises(ValueError, match=r"dataset_dict\.json must be a plain file, got a pipe"):
+        load_dataset("hugging_face", "train", root)
+
+
+def test_images_of_every_kind_come_in_color_of_8_bits_as_from_a_folder(tmp_path):
+    grey = np.arange(48, dtype=np.uint16).reshape(6, 8) * 1365  # 0 ... 64155
+    pictures = {
+        "cmyk.jpg": picture(0).convert("CMYK"),
+        "deep.png": Image.fromarray(grey),
+        "dot.png": picture(1, 1, 1),
+        "alpha.png": picture(2).convert("RGBA"),
+    }
+    for split in ("train", "val"):
+        for label in "ab":
+            (tmp_path / "folder" / split / label).mkdir(parents=True)
+            for name, image in pictures.items():
+                image.save(tmp_path / "folder" / split / label / name)
+    pack(tmp_path / "folder", tmp_path / "packed", progress=False)
+    for name, place in (("image_folder", "folder"), ("hugging_face", "packed")):
+        images, _ = load_dataset(name, "train", tmp_path / place)
+        found = [images[n][0] for n in range(8)]
+        assert {image.mode for image in found} == {"RGB"}
+        assert [image.size for image in found] == [(56, 40), (56, 40), (8, 6), (1, 1)] * 2
+        np.testing.assert_array_equal(np.asarray(found[2]), np.repeat((grey >> 8)[..., None], 3, -1))

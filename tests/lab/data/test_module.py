@@ -1,0 +1,148 @@
+import lightning
+import numpy as np
+import pytest
+import torch
+from image_files import write_folder
+from torch import nn
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.module import DataModule, build_mixup, list_datasets
+
+
+def module(**options):
+    options = {"size": (28, 28), "batch_size": 16, "limit_train": 40, "limit_test": 30} | options
+    data = DataModule("digits", **options)
+    data.setup()
+    return data
+
+
+def labels_of(loader):
+    return torch.cat([labels for _, labels in loader])
+
+
+def test_the_names_are_listed():
+    assert set(list_datasets()) == {
+        "ade20k",
+        "camvid",
+        "cifar10",
+        "cifar100",
+        "coco",
+        "coco_train",
+        "digits",
+        "fashion_mnist",
+        "hugging_face",
+        "image_folder",
+        "mask_folder",
+        "scenes",
+        "scenes_sides",
+        "voc_detection",
+        "voc_segmentation",
+    }
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2)])
+def test_batches_have_the_stated_shapes_at_a_size_that_is_not_square(augmentation):
+    data = module(size=(32, 24), augmentation=augmentation)
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        images, labels = next(iter(loader))
+        assert images.shape[1:] == (1, 32, 24) and images.dtype == torch.float32
+        assert labels.shape == (len(images),) and labels.dtype == torch.int64
+
+
+def test_a_limit_takes_every_class_alike_and_the_same_images_for_all_seeds():
+    first, second = module(), module(seed=1)
+    counts = torch.bincount(labels_of(first.train_dataloader())), torch.bincount(labels_of(first.val_dataloader()))
+    assert counts[0].tolist() == [4] * 10 and counts[1].tolist() == [3] * 10
+    sums = [sorted(images.sum().item() for x, _ in d.train_dataloader() for images in x) for d in (first, second)]
+    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-5)
+
+
+def test_evaluation_sees_every_image_once_in_order_at_any_size():
+    data = module()
+    at_home, elsewhere = data.val_dataloader(), data.eval_dataloader((20, 36))
+    assert torch.equal(labels_of(at_home), labels_of(elsewhere)) and len(labels_of(at_home)) == 30
+    assert next(iter(elsewhere))[0].shape[1:] == (1, 20, 36)
+
+
+def test_images_held_in_memory_are_those_that_would_be_read_one_by_one():
+    data = module()
+    held = data.val_dataloader().dataset
+    image, label = data._images["test"][7]
+    pixels = torch.from_numpy(np.asarray(image) / 255).float()
+    torch.testing.assert_close(held[7][0][0], (pixels - data.info.mean[0]) / data.info.std[0])
+    assert held[7][1] == label
+
+
+def test_mixing_in_pairs_gets_full_batches_of_even_size_or_an_error():
+    assert [len(labels) for _, labels in module(drop_last=True).train_dataloader()] == [16, 16]
+    assert [len(labels) for _, labels in module().train_dataloader()] == [16, 16, 8]
+    with pytest.raises(ValueError, match=r"`batch_size` must be even.*15"):
+        DataModule("digits", size=(28, 28), batch_size=15, drop_last=True)
+    with pytest.raises(ValueError, match=r"`batch_size`.*40.*64"):
+        module(drop_last=True, batch_size=64)
+
+
+def test_an_unknown_data_set_is_an_error_at_once():
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        DataModule("digit", size=(28, 28))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_broken_image_does_not_stop_training_in_workers_either(tmp_path):
+    (write_folder(tmp_path) / "train" / "dog" / "0.JPEG").write_bytes(b"")
+    data = DataModule("image_folder", root=tmp_path, size=(16, 24), batch_size=2, workers=2)
+    data.setup()
+    assert sorted(labels_of(data.train_dataloader()).tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_mixed_labels_are_shares_that_add_up_to_one():
+    options = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": 0.1, "num_classes": 10}
+    assert build_mixup(mixup=0.0, cutmix=0.0, **options) is None
+    mixup = build_mixup(mixup=0.8, cutmix=1.0, **options)
+    images, labels = mixup(torch.randn(6, 1, 8, 12), torch.arange(6))
+    assert images.shape == (6, 1, 8, 12) and labels.shape == (6, 10)
+    torch.testing.assert_close(labels.sum(-1), torch.ones(6))
+    with pytest.raises(ValueError, match="`mixup`"):
+        build_mixup(mixup=-1.0, cutmix=0.0, **options)
+
+
+class Watcher(lightning.LightningModule):
+    """Records the sum of every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(1, 1), []
+
+    def training_step(self, batch, _):
+        self.seen.append((self.current_epoch, batch[0].sum().item()))
+        return self.layer.weight.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, with this torch
+@pytest.mark.filterwarnings("ignore:.*no `validation_step`:UserWarning")
+@pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=4)])
+def test_a_run_that_lightning_resumes_sees_what_the_uninterrupted_one_saw(tmp_path, augmentation):
+    def fit(epochs, checkpoint=None):
+        watcher = Watcher()
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(watcher, module(augmentation=augmentation), ckpt_path=checkpoint, weights_only=False)
+        return trainer, watcher.seen
+
+    uninterrupted = fit(3)[1]
+    assert len({total for _, total in uninterrupted}) == 9  # three epochs of three batches, all different
+    trainer, start = fit(1)
+    trainer.save_checkpoint(tmp_path / "epoch.ckpt")
+    assert start + fit(3, tmp_path / "epoch.ckpt")[1] == uninterrupted

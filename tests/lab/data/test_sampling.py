@@ -1,0 +1,239 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import ArrayImages, DatasetInfo
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
+from graticule.lab.data.transformed import SeededImages, TensorImages, TransformedImages
+from graticule.lab.data.transforms import training_transform
+from in_turn import in_turn
+
+INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
+AUGMENTATION = Augmentation(
+    random_crop_padding=2, hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1", erasing=0.5
+)  # torch's, Python's and numpy's generators are all used
+
+
+def images(seed=0):
+    pixels = np.random.RandomState(0).randint(0, 256, (12, 16, 16, 3)).astype(np.uint8)
+    return SeededImages(ArrayImages(pixels, np.arange(12) % 2), training_transform(INFO, (16, 16), AUGMENTATION), seed)
+
+
+def epochs(workers, which, **options):
+    data, sampler = images(), EpochSampler(12, seed=0)
+    loader = DataLoader(data, 5, sampler=sampler, num_workers=workers, **options)
+    seen = []
+    for epoch in which:
+        sampler.set_epoch(epoch)
+        seen.append(torch.cat([batch for batch, _ in loader]))
+    return seen
+
+
+def test_an_item_depends_on_seed_epoch_and_index_alone():
+    data = images()
+    forward = [data[1, i][0] for i in range(12)]
+    random.random(), np.random.rand(), torch.rand(1)
+    backward = [data[1, i][0] for i in reversed(range(12))]
+    assert all(torch.equal(a, b) for a, b in zip(forward, reversed(backward), strict=True))
+
+
+def test_another_epoch_or_seed_or_index_draws_other_numbers():
+    data, other = images(), images(seed=1)
+    assert not all(torch.equal(data[0, i][0], data[1, i][0]) for i in range(12))
+    assert not all(torch.equal(data[0, i][0], other[0, i][0]) for i in range(12))
+    noise = [SeededImages([(None, 0)] * 2, lambda _: torch.rand(4), seed)[key][0] for seed in (0, 1) for key in KEYS]
+    assert len({tuple(drawn.tolist()) for drawn in noise}) == 2 * len(KEYS)
+
+
+KEYS = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_the_generators_of_the_process_continue_as_if_nothing_had_been_drawn():
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draw()
+    random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
+    data = images()
+    for index in range(12):
+        data[0, index]
+    assert draw() == expected
+
+
+def test_a_transform_that_fails_leaves_the_generators_as_they_were():
+    def fail(_):
+        torch.rand(3), np.random.rand(), random.random()
+        raise RuntimeError("on purpose")
+
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        SeededImages([(None, 0)], fail, 0)[0, 0]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
+def test_workers_change_nothing_even_when_they_outlive_an_epoch():
+    alone = epochs(0, [0, 1, 2])
+    for a, b in zip(alone, epochs(2, [0, 1, 2], persistent_workers=True), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_a_resumed_run_sees_what_the_uninterrupted_one_would_have_seen():
+    uninterrupted, resumed = epochs(0, [0, 1, 2, 3]), epochs(0, [2, 3])
+    assert torch.equal(uninterrupted[2], resumed[0])
+    assert torch.equal(uninterrupted[3], resumed[1])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_holds_every_index_once_and_names_itself(shuffle):
+    sampler = EpochSampler(50, seed=3, shuffle=shuffle)
+    orders = []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        keys = list(sampler)
+        assert keys == list(sampler)
+        assert {key[0] for key in keys} == {epoch}
+        orders.append([key[1] for key in keys])
+        assert sorted(orders[-1]) == list(range(50)) and len(sampler) == 50
+    assert (orders[0] != orders[1]) == shuffle
+    assert (orders[0] == list(range(50))) != shuffle
+
+
+SHARES = [(1, 1), (2, 1), (1, 3), (3, 2)]  # processes, and micro-batches of a step in each
+
+
+def orders(length, batch_size, world_size, parts, **options):
+    kind = {name: options.pop(name) for name in ("repeats", "order", "shuffle") if name in options}
+    return [
+        BatchOrder(
+            EpochSampler(length, 7, **kind), batch_size, rank=rank, world_size=world_size, parts=parts, **options
+        )
+        for rank in range(world_size)
+    ]
+
+
+def steps_of(processes):
+    """Return the keys of every step, over all processes and micro-batches."""
+    batches = [list(one) for one in processes]
+    parts = processes[0].parts
+    return [
+        [key for one in batches for batch in one[step * parts : (step + 1) * parts] for key in batch]
+        for step in range(processes[0].steps)
+    ]
+
+
+@in_turn("drop_last", [True, False])
+@in_turn(("world_size", "parts"), SHARES)
+@in_turn("length", [60, 64, 71])
+def test_a_step_has_the_same_images_however_many_share_it(length, world_size, parts, drop_last):
+    (alone,) = orders(length, 12, 1, 1, drop_last=drop_last)
+    together = orders(length, 12, world_size, parts, drop_last=drop_last)
+    single, shared = steps_of([alone]), steps_of(together)
+    assert all(len(one) == len(together[0]) for one in together)  # otherwise one would wait forever
+    # a rest with less than one image for each is left out
+    assert len(single) - len(shared) == (not drop_last and 0 < length % 12 < world_size * parts)
+    assert [sorted(step) for step in shared] == [sorted(step) for step in single][: len(shared)]
+    assert len({key for step in shared for key in step}) == sum(map(len, shared))
+
+
+@pytest.mark.parametrize(("world_size", "parts"), SHARES)
+def test_the_weights_make_the_mean_of_the_shares_that_of_the_step(world_size, parts):
+    values = np.random.default_rng(0).normal(size=71)
+    together = orders(71, 12, world_size, parts)
+    for step in range(together[0].steps):
+        numbers = range(step * parts, (step + 1) * parts)
+        shares = [one.weight(n) * values[one.places(n)].mean() for one in together for n in numbers]
+        assert np.mean(shares) == pytest.approx(values[step * 12 : (step + 1) * 12].mean(), abs=1e-14)
+    assert orders(72, 12, world_size, parts)[0].weight(0) == 1
+
+
+def test_what_is_skipped_is_skipped_once_and_the_rest_is_as_it_was():
+    (order,) = orders(64, 12, 1, 1)
+    whole = list(order)
+    order.skip(2)
+    assert list(order) == whole[2:] and list(order) == whole and len(order) == 6
+    assert [order.keys(0, number) for number in range(6)] == whole
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_repeated_augmentation_gives_every_image_so_many_times_in_turn(repeats):
+    (order,) = orders(60, 12, 1, 1, repeats=repeats)
+    keys = [key for batch in order for key in batch]
+    assert len(keys) == 60 and len(set(keys)) == 60
+    for first in range(0, 60, repeats):
+        assert len({key[1] for key in keys[first : first + repeats]}) == 1
+        assert [key[2] for key in keys[first : first + repeats]] == list(range(repeats))
+    assert len({key[1] for key in keys}) == 60 // repeats
+    single = EpochSampler(60, 7)
+    assert [key[1] for key in keys[::repeats]] == [index for _, index in single][: 60 // repeats]
+
+
+def test_the_repeats_of_an_image_go_to_different_processes_and_are_augmented_apart():
+    three = orders(60, 12, 3, 1, repeats=3)
+    assert [[key[2] for batch in one for key in batch] for one in three] == [[rank] * 20 for rank in range(3)]
+    data = images()
+    drawn = [data[0, 5, repeat][0] for repeat in range(3)]
+    assert torch.equal(drawn[0], data[0, 5][0])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+
+
+def test_batches_that_cannot_be_split_are_refused():
+    with pytest.raises(ValueError, match=r"`batch_size` must be a multiple.*2 x 3.*got 16"):
+        orders(60, 16, 2, 3)
+    with pytest.raises(ValueError, match=r"`batch_size` must not exceed.*10.*got 12"):
+        orders(10, 12, 1, 1, drop_last=True)
+    with pytest.raises(ValueError, match="`repeats` must be at least 1"):
+        EpochSampler(10, 0, repeats=0)
+
+
+@in_turn("length", [1, 10, 11, 12])
+@in_turn("world_size", [1, 2, 3])
+@in_turn("held", [True, False])
+def test_evaluation_counts_every_image_once_and_gives_all_processes_as_many(length, world_size, held):
+    pixels = np.arange(length, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
+    kind = TensorImages if held else TransformedImages
+    data = kind(ArrayImages(pixels, np.arange(length)), lambda image: torch.from_numpy(np.array(image)).float())
+    seen, counts = [], set()
+    for rank in range(world_size):
+        order = EvaluationOrder(length, rank, world_size)
+        loaded = [data[index] for index in order]
+        assert len(order) == len(loaded)
+        counts.add(len(loaded))
+        for image, label in loaded:
+            if label == PADDING:
+                assert image[0, 0] == length - 1
+            else:
+                assert image[0, 0] == label
+                seen.append(int(label))
+    assert sorted(seen) == list(range(length)) and len(counts) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12's, of a process with threads
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_two_processes_with_two_workers_each_see_every_image_once_an_epoch(skipped):
+    data = images()
+    for epoch in range(2):
+        seen = []
+        for order in orders(12, 4, 2, 1):
+            order.sampler.set_epoch(epoch)
+            before = [key[1] for n in range(skipped) for key in order.keys(epoch, n)]
+            order.skip(skipped)
+            loader = DataLoader(_Indices(data), batch_sampler=order, num_workers=2)
+            seen += before + [int(index) for batch in loader for index in batch]
+        assert sorted(seen) == list(range(12))
+
+
+class _Indices(torch.utils.data.Dataset):
+    def __init__(self, images):
+        self.images = images
+
+    def __getitem__(self, key):
+        assert self.images[key][0].shape == (3, 16, 16)
+        return key[1]

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as T
+from torchvision.transforms.functional import hflip
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.images import ArrayImages, DatasetInfo
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.transformed import ShiftedImages, shifts_only
+from graticule.lab.data.transforms import evaluation_transform
+
+INFO = DatasetInfo("cifar10", ("a", "b"), 3, (8, 12), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+PADDING = 2
+
+
+def pixels():
+    return np.random.RandomState(0).randint(0, 256, (6, 8, 12, 3)).astype(np.uint8)
+
+
+def shifted(augmentation=None, seed=0):
+    augmentation = augmentation or Augmentation(random_crop_padding=PADDING, hflip=0.5)
+    source = ArrayImages(pixels(), np.arange(6) % 2)
+    return ShiftedImages(source, evaluation_transform(INFO, (8, 12), augmentation), augmentation, INFO, seed)
+
+
+def all_crops(image):
+    """Return all crops that torchvision can make of an image, by offset and flip."""
+    bring = evaluation_transform(INFO, (8, 12), Augmentation())
+    padded = T.Pad(PADDING)(Image.fromarray(image))
+    found = {}
+    for top in range(2 * PADDING + 1):
+        for left in range(2 * PADDING + 1):
+            crop = padded.crop((left, top, left + 12, top + 8))
+            found[top, left, False], found[top, left, True] = bring(crop), bring(hflip(crop))
+    return found
+
+
+def which(image, crops):
+    found = [name for name, crop in crops.items() if (image - crop).abs().max() < 1e-5]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
+    data, crops = shifted(), all_crops(pixels()[3])
+    seen = [which(data[epoch, 3][0], crops) for epoch in range(600)]
+    assert set(seen) == set(crops)
+    assert 0.42 < np.mean([flip for _, _, flip in seen]) < 0.58
+
+
+def test_what_is_drawn_does_not_depend_on_the_batch():
+    data = shifted()
+    whole, labels = data.__getitems__([(4, i) for i in range(6)])
+    assert whole.shape == (6, 3, 8, 12) and whole.is_contiguous() and labels.tolist() == [0, 1] * 3
+    for index in range(6):
+        assert torch.equal(shifted()[4, index][0], whole[index])
+    mixed, _ = data.__getitems__([(4, 5), (4, 1, 1), (4, 1)])
+    assert torch.equal(mixed[0], whole[5]) and torch.equal(mixed[2], whole[1])
+    assert torch.equal(mixed[1], shifted()[4, 1, 1][0]) and torch.equal(shifted()[4, 1, 0][0], whole[1])
+
+
+@pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_another_seed_epoch_or_repeat_draws_other_numbers(other):
+    def draw(seed, epoch, repeat):
+        return shifted(seed=seed).__getitems__([(epoch, i, repeat) for i in range(6)])[0]
+
+    assert not torch.equal(draw(0, 0, 0), draw(*other))
+
+
+def test_without_padding_and_flips_an_image_is_as_in_evaluation():
+    data = shifted(Augmentation(random_crop_padding=0, hflip=1.0))
+    bring = evaluation_transform(INFO, (8, 12), Augmentation())
+    for index in range(6):
+        expected = bring(Image.fromarray(pixels()[index])).flip(-1)
+        torch.testing.assert_close(data[0, index][0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "held"),
+    [
+        (Augmentation(random_crop_padding=2), True),
+        (Augmentation(random_crop_padding=2, hflip=0.5), True),
+        (Augmentation(), False),
+        (Augmentation(random_crop_padding=2, erasing=0.1), False),
+        (Augmentation(hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1"), False),
+        (Augmentation(scale=(0.5, 1.0)), False),
+        (Augmentation(color_jitter=0.1), False),
+    ],
+)
+def test_only_crops_and_flips_are_done_by_batches(augmentation, held):
+    assert shifts_only(augmentation) is held
+    data = DataModule("digits", size=(28, 28), augmentation=augmentation, limit_train=40, limit_test=10)
+    data.setup()
+    loader = data.train_dataloader()
+    assert isinstance(loader.dataset, ShiftedImages) is held
+    assert next(iter(loader))[0].shape == (40, 1, 28, 28)

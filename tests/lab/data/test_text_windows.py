@@ -1,0 +1,198 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler
+from graticule.lab.data.text_module import EvaluationWindows, TextModule, TextWindows
+from graticule.lab.data.tokens import ByteTokenizer
+
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def counted(n=1000):
+    """Return tokens equal to their positions."""
+    return np.arange(n, dtype=np.uint16)
+
+
+def epoch_of(windows, epoch):
+    return windows.__getitems__([(epoch, index) for index in range(len(windows))])
+
+
+@pytest.mark.parametrize(("n", "context"), [(1000, 128), (1024, 128), (7, 7), (10, 1), (129, 128)])
+def test_an_epoch_has_every_token_as_a_target_once_but_for_less_than_a_window(n, context):
+    windows = TextWindows(counted(n), context, seed=0)
+    for epoch in range(3):
+        inputs, targets = epoch_of(windows, epoch)
+        assert inputs.shape == targets.shape == (n // context, context) and inputs.dtype == torch.int64
+        assert len(targets.unique()) == targets.numel() > n - context
+        assert torch.equal(targets, (inputs + 1) % n)
+
+
+def test_what_an_epoch_leaves_out_is_another_part_each_time():
+    windows = TextWindows(counted(), 128, seed=0)
+    left_out = torch.zeros(1000)
+    for epoch in range(500):
+        left_out += torch.bincount(epoch_of(windows, epoch)[1].flatten(), minlength=1000) == 0
+    assert left_out.sum() == 500 * 104
+    assert left_out.min() > 20 and left_out.max() < 110  # 52 on average: no position is preferred
+
+
+def test_a_window_depends_on_seed_epoch_and_index_alone():
+    windows, again, other = (TextWindows(counted(), 128, seed) for seed in (0, 0, 1))
+    forward = [windows[2, index][0] for index in range(7)]
+    backward = [again[2, index][0] for index in reversed(range(7))]
+    assert all(torch.equal(a, b) for a, b in zip(forward, reversed(backward), strict=True))
+    assert len({source.offset(epoch) for source in (windows, other) for epoch in range(50)}) > 90
+    both = windows.__getitems__([(0, 3), (1, 3)])[0]  # a batch may be of two epochs
+    assert torch.equal(both[0], windows[0, 3][0]) and torch.equal(both[1], windows[1, 3][0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_workers_see_the_same_batches():
+    windows = TextWindows(counted(), 32, seed=0)
+    seen = []
+    for workers in (0, 2):
+        order = BatchOrder(EpochSampler(len(windows), 0), 8)
+        loader = DataLoader(windows, batch_sampler=order, num_workers=workers, collate_fn=lambda batch: batch)
+        seen.append(torch.cat([inputs for inputs, _ in loader]))
+    assert torch.equal(*seen)
+
+
+def test_too_little_text_for_a_window_is_an_error():
+    with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens, 100, got 128"):
+        TextWindows(counted(100), 128, 0)
+    with pytest.raises(ValueError, match="`context` must be at least 1, got 0"):
+        TextWindows(counted(100), 0, 0)
+
+
+def tokenizers():
+    return [ByteTokenizer(), BytePairTokenizer([(ord("a"), ord("b")), (256, ord("c")), (ord("d"), ord("d"))])]
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 13, 14, 100])
+@pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.name)
+def test_evaluation_has_every_token_as_a_target_once_and_the_same_bytes_at_any_length(tokenizer, length):
+    documents = ["abcab", "", "zddäd"]
+    tokens = tokenizer.stream(documents)
+    windows = EvaluationWindows(tokens, length, tokenizer)
+    inputs, targets = windows.__getitems__(range(len(windows)))
+    assert inputs.shape == targets.shape == (math.ceil(len(tokens) / length), length)
+    assert targets[targets != PADDING].tolist() == tokens.tolist()
+    assert inputs.flatten()[: len(tokens)].tolist() == [tokenizer.end, *tokens[:-1].tolist()]
+    assert ((inputs >= 0) & (inputs < tokenizer.vocab_size)).all()  # padding is also a valid index of the embedding
+    assert windows.num_bytes == len("".join(documents).encode()) + len(documents)
+    for index in range(len(windows)):
+        assert torch.equal(windows[index][1], targets[index])
+        assert (windows[-1 - index][1] == PADDING).all() and torch.equal(windows[-1 - index][0], inputs[index])
+
+
+def test_a_model_that_knows_nothing_of_bytes_needs_eight_bits_each_at_any_length():
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.stream(["Some text."])
+    for length in (4, 5, 64):
+        windows = EvaluationWindows(tokens, length, tokenizer)
+        _, targets = windows.__getitems__(range(len(windows)))
+        logits = torch.zeros(*targets.shape, tokenizer.vocab_size, dtype=torch.float64)
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
+        assert nats.item() / math.log(2) / windows.num_bytes == pytest.approx(math.log2(257))
+
+
+def test_a_length_or_a_text_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="`length` must be at least 1, got 0"):
+        EvaluationWindows(counted(10), 0, ByteTokenizer())
+    with pytest.raises(ValueError, match="`tokens` must be at least 1"):
+        EvaluationWindows(counted(0), 8, ByteTokenizer())
+
+
+def module(**options):
+    data = TextModule(**{"batch_size": 16, "seed": 3} | options)
+    data.setup("fit")
+    return data
+
+
+def epoch_batches(data, epoch, **options):
+    order = data.train_order(**options)
+    order.sampler.set_epoch(epoch)
+    return list(data.train_dataloader(order))
+
+
+def test_the_module_gives_batches_of_the_stated_shapes():
+    data = module()
+    assert (data.info.name, data.info.vocab_size, data.info.end, data.size) == ("pydoc", 257, 256, 128)
+    assert data.info.vocabulary == data.tokenizer.fingerprint and data.skipped == []
+    for inputs, targets in (next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))):
+        assert inputs.shape == targets.shape == (len(inputs), 128) and inputs.dtype == targets.dtype == torch.int64
+        assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_processes_and_parts_share_the_windows_of_an_epoch_and_a_resumed_run_sees_the_rest():
+    data = module(limit_train=64, context=32)
+    whole = [inputs for inputs, _ in epoch_batches(data, 5)]
+    shares = [epoch_batches(data, 5, rank=rank, world_size=2, accumulate=2) for rank in range(2)]
+    for step, batch in enumerate(whole):
+        dealt = torch.cat([share[2 * step + part][0] for share in shares for part in range(2)])
+        assert sorted(dealt.tolist()) == sorted(batch.tolist())
+    order = module(limit_train=64, context=32).train_order()
+    order.sampler.set_epoch(5)
+    order.skip(2)
+    rest = [inputs for inputs, _ in data.train_dataloader(order)]
+    assert len(rest) == len(whole) - 2 and all(torch.equal(a, b) for a, b in zip(rest, whole[2:], strict=True))
+    assert not torch.equal(epoch_batches(data, 6)[0][0], whole[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocab_size": 300}], ids=["bytes", "bpe"])
+def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_processes(options):
+    data = module(eval_batch_size=32, **options)
+    everything = torch.from_numpy(data._tokens["test"].astype(np.int64))
+    assert data.num_bytes("test") == module().num_bytes("test")
+    for length in LENGTHS:
+        batches = list(data.eval_dataloader(length))
+        assert torch.equal(torch.cat([t[t != PADDING] for _, t in batches]), everything)
+        assert all(inputs.numel() <= 32 * 128 and inputs.shape[1] == length for inputs, _ in batches)
+        ranks = [list(data.eval_dataloader(length, rank, 3)) for rank in range(3)]
+        assert len({len(of_rank) for of_rank in ranks}) == 1
+        found = torch.cat([t[t != PADDING] for of_rank in ranks for _, t in of_rank])
+        assert torch.equal(found.sort().values, everything.sort().values)
+
+
+def test_a_limit_takes_so_many_windows_and_the_same_text_at_every_length():
+    data = module(limit_train=40, limit_test=10)
+    assert sum(len(inputs) for inputs, _ in data.train_dataloader()) == 40
+    assert len(next(iter(data.val_dataloader()))[0]) == 10
+    for length in LENGTHS:
+        assert sum((targets != PADDING).sum() for _, targets in data.eval_dataloader(length)) == 1280
+    assert data.num_bytes("test") == 1280
+
+
+def test_a_folder_a_saved_tokenizer_and_one_that_is_there_give_the_same_batches(tmp_path):
+    for split, name in (("train", "a.txt"), ("train", "short.md"), ("val", "b.txt")):
+        (tmp_path / split).mkdir(exist_ok=True)
+        (tmp_path / split / name).write_text("x" if name == "short.md" else f"Some {split} text, some text. " * 30)
+    options = {"dataset": "text_folder", "root": tmp_path, "context": 16, "batch_size": 4}
+    trained = module(**options, tokenizer="bpe", vocab_size=270)
+    path = trained.tokenizer.save(tmp_path / "tokenizer.json")
+    for tokenizer in (path, str(path), trained.tokenizer):
+        other = module(**options, tokenizer=tokenizer)
+        assert other.info == trained.info
+        assert torch.equal(epoch_batches(other, 1)[0][0], epoch_batches(trained, 1)[0][0])
+
+
+def test_a_setting_that_cannot_be_is_an_error_that_names_it():
+    for name in ("limit_train", "limit_test", "context", "eval_batch_size"):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
+            TextModule(**{name: 0})
+    with pytest.raises(ValueError, match="did you mean 'pydoc'"):
+        TextModule("pydocs")
+    with pytest.raises(ValueError, match="`vocab_size` must be left out"):
+        TextModule(tokenizer=ByteTokenizer(), vocab_size=300)
+    with pytest.raises(ValueError, match="`vocab_size` must be left out"):
+        TextModule(vocab_size=300).setup()
+    with pytest.raises(ValueError, match="`context` must not exceed"):
+        TextModule(context=500_000).setup()
+    with pytest.raises(ValueError, match=r"`batch_size`.*2"):
+        module(batch_size=15).train_order(world_size=2)

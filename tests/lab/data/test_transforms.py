@@ -1,0 +1,169 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from image_files import picture
+from PIL import Image
+from timm.data import create_transform
+from torchvision.transforms import InterpolationMode
+
+from graticule.lab.data.augmentation import INTERPOLATIONS, Augmentation
+from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.transforms import evaluation_transform, training_transform
+
+FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+NATIVE = dataclasses.replace(FOLDER, name="cifar10", size=(32, 32))
+GREY = DatasetInfo("digits", ("0", "1"), 1, (28, 28), (0.1,), (0.3,))
+EVERYTHING = Augmentation(
+    random_crop_padding=4, hflip=0.5, rand_augment="rand-m9-mstd0.5-inc1", erasing=1.0, crop_pct=0.875
+)
+
+
+def image_of(info):
+    height, width = info.size or (60, 75)
+    image = picture(1, height, width)
+    return image.convert("L") if info.channels == 1 else image
+
+
+@pytest.mark.parametrize("info", [FOLDER, NATIVE, GREY], ids=lambda info: info.name)
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (48, 28)])
+def test_a_tensor_has_the_size_that_was_asked_for_height_first(info, size):
+    choices = [
+        Augmentation(),
+        EVERYTHING,
+        Augmentation(scale=(0.3, 1.0), hflip=1.0),
+        Augmentation(color_jitter=0.4),
+        Augmentation(scale=(0.3, 1.0), rand_augment="rand-m9-mstd0.5-inc1"),
+    ]
+    for augmentation in choices:
+        for build in (training_transform, evaluation_transform):
+            tensor = build(info, size, augmentation)(image_of(info))
+            assert tensor.shape == (info.channels, *size)
+            assert tensor.dtype == torch.float32
+
+
+def test_an_image_of_another_size_than_the_native_one_is_resized_to_the_size_that_was_asked_for():
+    given = picture(1, 40, 60).convert("L")  # a photo for a model of digits
+    for build in (training_transform, evaluation_transform):
+        tensors = {size: build(GREY, size, Augmentation())(given) for size in ((28, 28), (20, 44))}
+        assert {size: tuple(tensor.shape) for size, tensor in tensors.items()} == {
+            (28, 28): (1, 28, 28),
+            (20, 44): (1, 20, 44),
+        }
+
+
+def test_every_operation_of_rand_augment_keeps_a_grey_image_grey():
+    transform = training_transform(GREY, (28, 28), Augmentation(rand_augment="rand-m9-n4-mstd0.5-inc1"))
+    image = image_of(GREY)
+    tensors = [transform(image) for _ in range(60)]  # four of fifteen operations at a time
+    assert {tuple(tensor.shape) for tensor in tensors} == {(1, 28, 28)}
+
+
+def test_an_image_of_native_size_is_normalised_and_nothing_else():
+    image = image_of(GREY)
+    tensor = evaluation_transform(GREY, (28, 28), Augmentation())(image)
+    pixels = torch.from_numpy(np.asarray(image) / 255).float()
+    torch.testing.assert_close(tensor[0], (pixels - 0.1) / 0.3)
+
+
+def test_no_edge_of_a_small_image_is_cropped_away_in_evaluation():
+    pixels = np.full((28, 28), 128, np.uint8)
+    pixels[:4] = pixels[-4:] = 255
+    image = Image.fromarray(pixels)
+    tensor = evaluation_transform(GREY, (56, 56), Augmentation(crop_pct=0.5))(image)
+    assert tensor[0, 0].min() > tensor[0, 28].max()
+    assert tensor[0, -1].min() > tensor[0, 28].max()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+def test_a_large_image_is_resized_and_cropped_as_timm_does_it(size):
+    image = image_of(FOLDER)
+    ours = evaluation_transform(FOLDER, size, Augmentation(crop_pct=0.875))(image)
+    timms = create_transform(size, crop_pct=0.875, interpolation="bicubic", mean=FOLDER.mean, std=FOLDER.std)
+    torch.testing.assert_close(ours, timms(image), rtol=0, atol=0)
+
+
+def test_a_flip_that_is_certain_is_a_mirror_image():
+    image = image_of(NATIVE)
+    flipped = training_transform(NATIVE, (32, 32), Augmentation(hflip=1.0))(image)
+    plain = evaluation_transform(NATIVE, (32, 32), Augmentation())(image)
+    torch.testing.assert_close(flipped, plain.flip(-1))
+
+
+def test_a_random_crop_is_the_image_shifted_by_at_most_the_padding():
+    image = image_of(NATIVE)
+    plain = evaluation_transform(NATIVE, (32, 32), Augmentation())(image)
+    black = ((0 - torch.tensor(NATIVE.mean)) / torch.tensor(NATIVE.std))[:, None, None].expand(3, 40, 40).clone()
+    black[:, 4:-4, 4:-4] = plain
+    windows = [black[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)]
+    transform = training_transform(NATIVE, (32, 32), Augmentation(random_crop_padding=4))
+    found = []
+    for _ in range(20):
+        crop = transform(image)
+        found.append([i for i, window in enumerate(windows) if torch.allclose(window, crop)])
+    assert all(len(fitting) == 1 for fitting in found)
+    assert len({fitting[0] for fitting in found}) > 5
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_a_crop_by_area_has_the_aspect_ratio_that_was_asked_for(ratio):
+    y, x = np.mgrid[:96, :96].astype(np.uint8)
+    image = Image.fromarray(np.stack([x, y, 0 * x], -1))
+    transform = training_transform(FOLDER, (32, 32), Augmentation(scale=(0.2, 0.2), ratio=(ratio, ratio)))
+    crop = transform(image) * torch.tensor(FOLDER.std)[:, None, None]
+    across, down = crop[0].amax() - crop[0].amin(), crop[1].amax() - crop[1].amin()
+    assert float(across / down) == pytest.approx(ratio, rel=0.1)
+
+
+def test_random_interpolation_is_bilinear_or_bicubic():
+    image = picture(3, 64, 64)
+    whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0))
+
+    def crop(**kwargs):
+        return training_transform(FOLDER, (32, 32), dataclasses.replace(whole, **kwargs))(image)
+
+    known = [crop(interpolation=name) for name in ("bilinear", "bicubic")]
+    drawn = [crop(random_interpolation=True) for _ in range(30)]
+    found = [[torch.equal(one, other) for other in known] for one in drawn]
+    assert all(sum(fitting) == 1 for fitting in found)
+    assert {fitting.index(True) for fitting in found} == {0, 1}
+
+
+@pytest.mark.parametrize("options", [{"ratio": (1.0, 1.0)}, {"random_interpolation": True}])
+def test_what_is_for_crops_by_area_is_refused_beside_crops_with_padding(options):
+    with pytest.raises(ValueError, match=r"`augmentation\.random_crop_padding` must be 0"):
+        Augmentation(random_crop_padding=4, **options)
+
+
+def test_nothing_is_random_unless_asked_for():
+    assert not Augmentation().random
+    for field, value in (
+        ("random_crop_padding", 4),
+        ("scale", (0.5, 1.0)),
+        ("hflip", 0.5),
+        ("color_jitter", 0.3),
+        ("rand_augment", "rand-m9"),
+        ("erasing", 0.25),
+    ):
+        assert Augmentation(**{field: value}).random, field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hflip", 1.5),
+        ("erasing", -0.1),
+        ("crop_pct", 0.0),
+        ("interpolation", "cubic"),
+        ("scale", (0.9, 0.1)),
+        ("ratio", (2, 1)),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=rf"`augmentation\.{field}"):
+        Augmentation(**{field: value})
+
+
+def test_the_interpolations_are_torchvisions():
+    assert set(INTERPOLATIONS) == {mode.value for mode in InterpolationMode}

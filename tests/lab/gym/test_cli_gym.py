@@ -1,0 +1,70 @@
+"""`graticule gym` on the command line, and its page."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graticule.lab.cli import main
+from graticule.lab.gym.base import TASKS
+from graticule.lab.gym.page import kept_profile, page_text
+from graticule.lab.gym.profile import read_profile
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_a_gym_prints_a_table_per_size_and_what_it_wrote(tmp_path, capsys):
+    options = ["--seeds", "0", "--steps", "1", "--batch-size", "2", "--test", "4", "--output", str(tmp_path)]
+    assert (
+        main(["gym", "--choices", "encoding=none", "encoding=peg", "--tasks", "border", "--sizes", "8", *options]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert "1 of 2: border, encoding=none, seed 0: " in err and "2 of 2" in err
+    assert "6 x 6 cells, as in training" in out and "8 x 8 cells, trained on 6 x 6" in out
+    assert "encoding=peg" in out and f"wrote {tmp_path}/gym.csv, " in out
+    # a single choice by its options
+    assert main(["gym", "--encoding", "sandwich", "--tasks", "border", *options]) == 0
+    assert read_profile(tmp_path / "gym.csv").choices == ["encoding=sandwich", "encoding=none", "encoding=peg"]
+
+
+def test_the_list_names_every_task(capsys):
+    assert main(["gym", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        all(f"{name}: " in out for name in TASKS) and "absolute position (absolute), on plane, torus, chance 1/9" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--choices", "encoding=pge"], "did you mean 'peg'"),
+        (["--choices", "encodng=peg"], "unknown option"),
+        (["--choices", "encoding"], "`choices` must be like encoding=learnable"),
+        (["--choices", "encoding=peg", "--tasks", "plaice"], "did you mean 'place'"),
+        (["--choices", "encoding=peg", "--sizes", "3"], "`sizes` must be at least 6, got 3."),
+        (["--choices", "encoding=peg", "--stps", "3"], "did you mean --steps"),
+        (["--choices", "encoding=peg", "--on", "locl:2"], "`on` must be here, local:N"),
+        (["--choices", "encoding=peg", "--lr", "-1"], "`lr` must be greater than 0"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, tmp_path, capsys):
+    assert main(["gym", *arguments, "--output", str(tmp_path / "new")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_needs_no_pytorch():
+    code = "import sys; from graticule.lab.cli import main\n"
+    code += "try: main(['gym', '--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "one kind of position information" in " ".join(done.stdout.split())
+
+
+def test_the_page_is_rebuilt_from_the_kept_scores():
+    text = (DOCS / "gym.md").read_text(encoding="utf-8")
+    assert page_text(text, kept_profile(DOCS)) == text

@@ -1,0 +1,294 @@
+"""The explorer: its page contains the maps that the analyses compute, and shows each token its map."""
+
+import base64
+import io
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import graticule
+from commands import run_command
+from graticule.analysis.attention import attention_maps
+from graticule.analysis.bias import bias_maps
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.mixing import mixing_maps
+from graticule.backbones.window_attention import window_tokens
+from graticule.external.open_view import view_of
+from graticule.lab.data.module import DataModule
+from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
+from graticule.lab.pages.explorer_maps import explorer_maps
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.position.grid import Grid, Windows
+from tiny import draw, images, tiny
+
+SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
+NORM = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+
+def explored_at(model, *sizes, batch=1, label="a model"):
+    draws = [images(*size, batch=batch) for size in sizes]
+    return explored(model, draws, **NORM, label=label), draws
+
+
+@pytest.fixture(scope="module")
+def both():
+    """Explore a ViT with a table, a bias and a class token, for two images of two sizes, one not square."""
+    torch.manual_seed(0)
+    model = draw(tiny("learnable+relative_bias", "lape")).eval()
+    return (model, *explored_at(model, (32, 32), (24, 40), batch=2))
+
+
+def read(about, text):
+    """Read the maps of a page like its script: description and values, in the order of models and sizes."""
+    data = zlib.decompress(base64.b64decode(text))
+    for one in (one for model in about["models"] for size in model["sizes"] for one in size["maps"]):
+        (height, width), keys = one["queries"], one["keys"][0] * one["keys"][1]
+        rows = [one["prefix"] + height * width, keys]
+        if one["displacement"]:
+            rows = [(2 * height - 1) * (2 * width - 1)]
+        elif one["windows"] is not None:
+            rows = [one["windows"][0], *rows]
+        shape = (len(one["heads"]), *rows)
+        codes = np.frombuffer(data, np.uint8, np.prod(shape), one["codes"]).reshape(shape)
+        ends = np.frombuffer(data, np.float32, 2 * np.prod(shape[:-1]), one["ends"]).reshape(*shape[:-1], 2)
+        low, high = np.split(ends.astype(float), 2, -1)
+        yield one, np.where(codes == NOTHING, np.nan, low + codes / STEPS * (high - low))
+
+
+def of(found, kind, layer, image=None):
+    (one,) = [one for one in found.maps if (one.kind, one.layer, one.image) == (kind, layer, image)]
+    return one
+
+
+def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
+    values = np.random.default_rng(0).normal(size=(3, 4, 50)) * np.array([1e-6, 1, 1e6])[:, None, None]
+    values[0, 0] = 2.5  # a row without a range
+    values[1, 1, 3:9], values[2, 2] = np.nan, np.nan
+    codes, ends = quantized(values)
+    low, high = np.split(ends.astype(float), 2, -1)
+    again = np.where(codes == NOTHING, np.nan, low + codes / STEPS * (high - low))
+    np.testing.assert_array_equal(np.isnan(again), np.isnan(values))
+    off = np.abs(again - values)
+    assert np.nanmax(off / np.where(high > low, high - low, 1)) <= 0.005 + 1e-6
+    assert again[0, 0, 0] == 2.5
+
+
+def test_the_page_holds_the_values_that_the_analyses_compute(both):
+    _, found, _ = both
+    about, text, notes = page_data([found], 10_000_000)
+    pairs = list(zip(read(about, text), [one for size in found.sizes for one in size.maps], strict=True))
+    assert len(pairs) == 2 * (3 + 3 + 2 * 3 * 2) and not notes  # correlation, bias, and attention of two images
+    for (described, values), one in pairs:
+        exact = one.values.reshape(len(one.heads), -1) if one.by_displacement else one.values
+        assert (described["kind"], described["layer"], described["image"]) == (one.kind, one.layer, one.image)
+        half_step = 0.5 / STEPS * np.ptp(exact, axis=-1, keepdims=True)
+        assert (np.abs(values - exact) <= half_step + 1e-6 * np.abs(exact).max()).all()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_maps_are_those_of_the_analyses_at_every_size(both, at):
+    model, found, draws = both
+    found, x = found.sizes[at], draws[at]
+    size = found.img_size
+    assert found.grids == [[(4, 4), (3, 5)][at]] * 3
+    correlations = position_correlations(model, size)
+    with_position, without = attention_maps(model, x), attention_maps(model, x, without_position=True)
+    for layer in range(3):
+        np.testing.assert_array_equal(of(found, "correlation", layer).values[0], correlations.similarity[layer])
+        for kind, maps in (("attention", with_position), ("without", without)):
+            for image in (0, 1):
+                one = of(found, kind, layer, image)
+                assert one.prefix == 1  # the class token is a query, but not a key
+                np.testing.assert_array_equal(one.values, maps[layer].weights[image, :, :, 1:])
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+def test_a_bias_of_displacements_is_kept_as_a_table_of_them(size):
+    model = draw(tiny("relative_bias")).eval()
+    found, biases = explorer_maps(view_of(model), images(*size, batch=1)), bias_maps(model, size)
+    one = of(found, "bias", 1)
+    height, width = one.queries
+    assert one.by_displacement and one.values.shape == (3, 2 * height - 1, 2 * width - 1)
+    for query, key in ((0, 0), (3, height * width - 1), (height * width - 2, 1)):
+        down, right = np.subtract(divmod(query, width), divmod(key, width))
+        np.testing.assert_array_equal(
+            one.values[:, down + height - 1, right + width - 1], biases.bias[1][:, query, key]
+        )
+
+
+def test_a_rotation_and_mixing_weights_are_shown():
+    rope = explorer_maps(view_of(draw(tiny("rope")).eval()), images(batch=1))
+    assert {one.kind for one in rope.maps} == {"rotary", "attention", "without"}
+    mlp = graticule.create_model("gmlp_ti16_224", img_size=32, patch_size=8, num_blocks=2, num_classes=5)
+    found = explorer_maps(view_of(draw(mlp).eval()), images(batch=1))
+    assert {one.kind for one in found.maps} == {"mixing"} and "attention" in found.notes[0]
+    for query in ((0, 0), (2, 3)):
+        for one in mixing_maps(mlp, query=query):
+            row = of(found, "mixing", one.layer).values[:, 4 * query[0] + query[1]]
+            np.testing.assert_allclose(row, one.weights.reshape(len(row), -1))
+
+
+@pytest.mark.parametrize(("shift", "shape"), [((0, 0), (8, 8)), ((2, 2), (8, 8)), ((2, 2), (6, 10)), ((0, 2), (4, 9))])
+def test_every_token_is_in_one_window(shift, shape):
+    tokens = window_tokens(Windows(Grid(*shape), Grid(4, 4), shift))
+    assert sorted(tokens[tokens >= 0].tolist()) == list(range(shape[0] * shape[1]))
+    assert tokens.shape == (-(-shape[0] // 4) * -(-shape[1] // 4), 16)
+
+
+def blocks_of(model):
+    return [block for stage in model.layers for block in stage.blocks]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("size", [64, 96])
+def test_the_windows_of_swin_say_where_their_tokens_are(size, layer):
+    """Mixing the values of each window's tokens by its weights gives the output of the attention at those tokens."""
+    model = draw(graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN)).double().eval()
+    attention = blocks_of(model)[layer].attn
+    inputs, mixed = [], []
+    attention.register_forward_pre_hook(lambda module, args: inputs.append(args))
+    attention.register_forward_hook(lambda module, args, output: mixed.append(output))
+    (found,) = attention_maps(model, images(size, size, 1, torch.float64), [layer])
+    values = attention.qkv(inputs[-1][0]).chunk(3, -1)[2][0]  # (N, D), one head
+    for weights, tokens in zip(torch.from_numpy(found.weights), found.windows, strict=True):
+        assert (tokens >= 0).all()
+        torch.testing.assert_close(attention.proj(weights[0] @ values[tokens]), mixed[-1][0, tokens])
+
+
+def test_the_windows_of_a_swin_of_timm_are_those_of_ours():
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN).eval()
+    ours = graticule.create_model("swin_tiny_patch4_window7_224", num_classes=5, **SWIN).eval()
+    ours.load_state_dict(model.state_dict())
+    x = images(64, 64, 1)
+    for one, other in zip(attention_maps(model, x), attention_maps(ours, x), strict=True):
+        if one.windows is None:  # one window is the whole grid
+            np.testing.assert_array_equal(other.windows, np.arange(one.queries.patches)[None])
+            np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
+            continue
+        order, there = one.windows[:, 0].argsort(), other.windows[:, 0].argsort()
+        np.testing.assert_array_equal(one.windows[order], other.windows[there])
+        np.testing.assert_allclose(one.weights[order], other.weights[there], atol=1e-5)
+
+
+def test_the_largest_maps_are_averaged_over_their_heads_until_the_page_is_small_enough(both):
+    _, found, _ = both
+    whole = len(page_data([found], 10_000_000)[1])
+    about, text, notes = page_data([found], whole - 1)
+    assert len(text) < whole and notes and "attention is the mean over heads" in notes[0]
+    of_mean = [(one, values) for one, values in read(about, text) if one["heads"] == ("mean over heads",)]
+    assert {one["kind"] for one, _ in of_mean} == {"attention", "without"}  # both with the same setting
+    one, values = of_mean[0]
+    exact = of(found.sizes[0], one["kind"], one["layer"], one["image"]).values.mean(0)
+    np.testing.assert_allclose(values[0], exact, atol=0.005 * np.ptp(exact))
+    with pytest.raises(ValueError, match="give fewer or smaller sizes"):
+        page_data([found], 1000)
+
+
+def test_the_pictures_are_the_images_as_they_were():
+    x = (torch.rand(1, 3, 32, 48) * 255).round() / 255
+    found = explored(tiny().eval(), [(x - 0.5) / 0.25], **NORM, label="a")
+    picture = np.asarray(Image.open(io.BytesIO(found.pictures[0][0])))
+    assert picture.shape == (7 * 32, 7 * 48, 3)  # enlarged, since it is small
+    np.testing.assert_array_equal(picture[::7, ::7], (x[0] * 255).round().permute(1, 2, 0))
+
+
+def test_the_page_fetches_nothing_and_escapes_what_it_is_given():
+    label = '</script><script>alert(1)</script> & "quotes"'
+    page = explorer_page([explored_at(tiny().eval(), (32, 32), label=label)[0]], label)
+    assert label not in page and "alert(1)" in page
+    assert not re.search(r"<script[^>]*src=|<link|@import|<img", page)
+    assert "default-src 'none'; script-src 'unsafe-inline'" in page  # so that browsers refuse it, too
+    described = json.loads(re.search(r'id="described">(.*?)</script>', page, re.DOTALL)[1])
+    assert described["models"][0]["label"] == label
+    assert len(page) < 2_500_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    recipe = Recipe(encoding="learnable", limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
+    return train(recipe, tmp_path_factory.mktemp("explored") / "run", progress=False)
+
+
+def described_in(path):
+    return json.loads(re.search(r'id="described">(.*?)</script>', path.read_text(), re.DOTALL)[1])
+
+
+def test_explore_writes_a_page_of_a_run_and_of_two_models_at_several_sizes(capsys, tmp_path, run):
+    code, out, _ = run_command(capsys, "explore", run.folder)
+    assert code == 0 and out == f"wrote {run.folder / 'explorer.html'}\n"
+    code, *_ = run_command(
+        *(capsys, "explore", run.folder, run.weights, "--images", 3, 5, "--sizes", 20, "28x36"),
+        *("--output", tmp_path / "a.html"),
+    )
+    (first, second) = described_in(tmp_path / "a.html")["models"]
+    assert code == 0 and [size["pixels"] for size in first["sizes"]] == [[20, 20], [28, 36]]
+    assert all(len(size["pictures"]) == 2 for size in first["sizes"] + second["sizes"])
+    assert first["title"].startswith("vit_nano_patch4_28")
+
+
+def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
+    Image.new("RGB", (50, 40), (200, 100, 50)).save(tmp_path / "a.png")
+    code, *_ = run_command(
+        *(capsys, "explore", "vit_nano_patch4_28", "--weights", "random", "--images", tmp_path / "a.png"),
+        *("--output", tmp_path / "a.html"),
+    )
+    assert code == 0 and (tmp_path / "a.html").is_file()
+    (tmp_path / "small.py").write_text(
+        "import timm\nmodel = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=1)\n"
+    )
+    code, _, err = run_command(
+        *(capsys, "explore", f"{tmp_path}/small.py:model", "--images", tmp_path / "a.png", "--img-size", 48),
+        *("--sizes", "32", "48", "24x40", "--output", tmp_path / "b.html"),
+    )
+    (shown,) = described_in(tmp_path / "b.html")["models"]
+    assert code == 0 and [size["pixels"] for size in shown["sizes"]] == [[48, 48], [32, 32], [24, 40]], err
+    assert " --img-size 48 --sizes 32 48 24x40 " in (tmp_path / "b.html").read_text()
+
+
+def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "runs" / "rope").mkdir(parents=True)
+    (tmp_path / "runs" / "rope" / "recipe.json").write_text("{}")
+    before = {path: path.stat().st_mtime for path in run.folder.iterdir()}
+    cases = {
+        (): "`models`",
+        ("RUN", "RUN"): "`models` must differ",
+        ("RUN", "RUN/weights.safetensors", "vit_nano_patch4_28"): "`models` must be one or two",
+        ("./nowhere",): "does not exist",
+        ("RUN", "--images", "20"): "`image` must be from 0 to 19",
+        ("RUN", "--images", "there.png"): "'there.png', which does not exist",
+        ("RUN", "--images", "text.png"): "cannot be read as one",
+        ("RUN", "--sizes", "30"): "28 and 32",
+        ("RUN", "--output", "page.pdf"): "NAME.html",
+        ("vit_nano_patch4_28", "--weights", "random"): "`images` must be files",
+        ("vit_nona_patch4_28", "--images", "text.png"): "did you mean 'vit_nano_patch4_28'",
+        ("vit_nona_patch4_28",): "there is no such model; did you mean 'vit_nano_patch4_28'",
+        ("timm:vit_nano_patch4_28",): "got 'timm:vit_nano_patch4_28': there is no such",
+        ("nowhere.py:model",): "`model` must be FILE.py:NAME, got 'nowhere.py:model', whose file does not exist",
+        (
+            "qqqqqqqq",
+        ): "a published model, a file of weights in a run, the name of a model of graticule or timm, or FILE.py",
+        ("rop",): "did you mean 'runs/rope'?",
+        ("runs/ropes",): "which does not exist; did you mean 'runs/rope'?",
+    }
+    for given, said in cases.items():
+        arguments = [one.replace("RUN", str(run.folder)) for one in given]
+        code, _, err = run_command(capsys, "explore", *arguments)
+        assert code == 1 and said in err, (given, err)
+    assert {path: path.stat().st_mtime for path in run.folder.iterdir()} == before
+
+
+def test_a_run_keeps_the_images_of_its_data(run):
+    data: DataModule = Run.open(run.folder).data()
+    x = data.test_images((28, 28), [0])[0]
+    (found,) = explored(run.model(), [x], data.info.mean, data.info.std, "a").pictures
+    assert Image.open(io.BytesIO(found[0])).mode == "L"

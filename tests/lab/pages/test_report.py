@@ -1,0 +1,101 @@
+"""Report pages are self-contained, and no input can break them."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.figure import Figure
+
+from graticule.lab.figures.save import save_figure
+from graticule.lab.pages.report import Report
+
+EVIL = "<script>alert('x')</script> & \" onload='x' {braces} {{ 7 * 7 }} {% raw %} </style>"
+
+
+@pytest.fixture
+def report():
+    page = Report(EVIL, EVIL)
+    page.heading(EVIL)
+    page.text(EVIL)
+    page.note(EVIL)
+    page.table([EVIL, "top-1"], [[EVIL, "71.5 ± 0.2"], ["b", "-"]], EVIL)
+    page.figure(Figure(figsize=(4, 1)), EVIL, EVIL)
+    return page
+
+
+def test_all_text_is_escaped(report):
+    html = report.html()
+    assert "<script" not in html
+    assert (
+        html.count("&lt;script&gt;") == 14
+    )  # title and table caption are there twice, the alternative text three times
+    assert "{braces} {{ 7 * 7 }} {% raw %}" in html and "49" not in html  # text is data, never a template
+    assert html.count("</style>") == 1 and not re.search(r"\"[^<>\"]*\" onload", html)
+
+
+def test_nothing_is_fetched_from_outside(report):
+    html = report.html()
+    sources = re.findall(r'(?:src|href)="([^"]*)"', html)
+    assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
+    assert base64.b64decode(sources[0].partition(",")[2]).startswith(b"\x89PNG")
+    assert not re.search(r"https?://|url\(|@import|<link", html)
+    assert "default-src 'none'" in html  # so that browsers refuse it, too
+
+
+def test_tags_are_closed_in_order(report):
+    class Check(HTMLParser):
+        stack: list[str] = []  # noqa: RUF012 (one instance)
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "img", "input"):
+                self.stack.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.stack.pop() == tag
+
+    check = Check()
+    check.feed(report.html())
+    assert check.stack == []
+
+
+def test_numbers_are_aligned_and_words_are_not():
+    page = Report("t")
+    page.table(["joining", "top-1", "p", "note"], [["lape", 73.1, "< 0.001", "-"], ["default", "71.5 ± 0.2", "-", "-"]])
+    assert re.findall(r"<th [^>]*>", page.html()) == [
+        '<th scope="col">',
+        '<th scope="col" class="number">',
+        '<th scope="col" class="number">',
+        '<th scope="col">',
+    ]
+
+
+def test_a_picture_may_be_bytes_and_must_be_a_png(tmp_path):
+    data = save_figure(Figure(figsize=(4, 1)), tmp_path / "a.png").read_bytes()
+    page = Report("t")
+    page.figure(data, "a caption", "what is on it")
+    assert 'alt="what is on it" width="600" height="150"' in page.html()
+    with pytest.raises(ValueError, match="bytes of a PNG"):
+        page.figure(b"GIF89a", "", "")
+
+
+def test_a_link_leads_to_a_file_beside_the_page():
+    page = Report("t")
+    page.link("the explorer", "my explorer.html")
+    assert '<a href="my%20explorer.html">the explorer</a>' in page.html()
+
+
+def test_a_picture_is_enlarged_without_a_script(report):
+    html = report.html()
+    assert html.count('<input type="checkbox"') == 1 and "<script" not in html
+
+
+def test_a_row_of_another_length_is_an_error():
+    with pytest.raises(ValueError, match="`rows` must have 2 cells each, got 1"):
+        Report("t").table(["a", "b"], [["1"]])
+
+
+def test_the_page_is_written_whole_into_a_new_folder(report, tmp_path):
+    path = report.write(tmp_path / "new" / "report.html")
+    assert path.read_text(encoding="utf-8") == report.html()
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]

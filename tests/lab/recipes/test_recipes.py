@@ -1,0 +1,678 @@
+"""Recipes have the values of their papers."""
+
+import csv
+import dataclasses
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from timm.layers import DropPath
+from torch import nn
+
+import graticule
+from commands import run_command
+from graticule.encodings.build import list_decompositions
+from graticule.encodings.forms.mixing import MixingPosition
+from graticule.encodings.gqpe import Ggqpe, Gqpe
+from graticule.encodings.lrpe import Glrpe, Lrpe
+from graticule.encodings.lrpe_m import LrpeM
+from graticule.encodings.sgu import Sgu
+from graticule.lab.data.digits import digits
+from graticule.lab.data.module import build_mixup
+from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
+from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.tasks.parts.dense import DenseRecipe
+from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.training.loop import train
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.task import build_model, read_recipe
+from graticule.registry import plugins
+from tiny import without_memory
+
+FIGURES = yaml.safe_load((Path(__file__).parents[2] / "parity" / "golden" / "figures.yaml").read_text())
+TABLE = FIGURES["lape_first_version"]["settings_table7"]
+ROWS = {
+    "deit_tiny_imagenet": TABLE["deit"],
+    **{
+        f"{family}_cifar{classes}": TABLE[f"vit_lite_cvt_cct_cifar{classes}"]
+        for family in ("vit_lite", "cvt", "cct")
+        for classes in (10, 100)
+    },
+    "t2t_vit_7_imagenet": TABLE["t2t_vit"],
+    "swin_tiny_imagenet": TABLE["swin"],
+    "ceit_tiny_imagenet": TABLE["ceit"],
+}
+POSMLP = FIGURES["posmlp"]
+RELEASED = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "posmlp_training.json").read_text())
+GATED = {
+    "posmlp_tiny_imagenet": "posmlp_tiny",
+    "posmlp_small_imagenet": "posmlp_small",
+    "posmlp_base_imagenet": "posmlp_base",
+    "gmlp_small_imagenet": "gmlp_s16",
+}
+MIXING = {"sgu": Sgu, "lrpe": Lrpe, "lrpe_m": LrpeM, "glrpe": Glrpe, "gqpe": Gqpe, "ggqpe": Ggqpe}
+#: Groups of every stage, if the encoding has several.
+GROUPS = {"digits_gmlp": [8], "digits_posmlp": [4, 8]}
+#: The recipes of the package; a plugin may register others.
+NAMES = [name for name in list_recipes() if RECIPES[name].function.__module__.startswith("graticule.lab.recipes.")]
+#: The file of docs/extending.md.
+PLUGIN = Path(__file__).parents[3] / "docs" / "my_methods.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_unpacked_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.lab.data.own.digits", functools.cache(digits))
+        yield
+
+
+@functools.cache
+def model_of(recipe, classes=1000):
+    """Build the model of a recipe without memory for its tensors."""
+    with without_memory():
+        if isinstance(recipe, DenseRecipe):
+            return build_model(recipe, class_names=("a", "b", "c"), channels=3)
+        return build_model(recipe, num_classes=classes, channels=3)
+
+
+def stages(model):
+    """Return the mixing encoding of each stage."""
+    return [module for module in model.position.modules() if isinstance(module, MixingPosition)]
+
+
+def columns(recipe):
+    """Return the values of a recipe, named as in the papers' tables, from the built model, optimizer and schedule."""
+    model = model_of(recipe)
+    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    magnitude, spread, _ = re.fullmatch(r"rand-m(.+)-mstd(.+)-inc(1)", recipe.augmentation.rand_augment).groups()
+    return {
+        "dataset": {"image_folder": "imagenet"}.get(recipe.dataset, recipe.dataset),
+        "epochs": recipe.epochs,
+        "batch": recipe.batch_size,
+        "optimizer": type(optimizer).__name__.lower(),
+        "lr": recipe.lr,
+        "lr_formula": "0.0005 * batch / 512" if recipe.lr == 0.0005 * recipe.batch_size / 512 else None,
+        "min_lr": recipe.min_lr,
+        "schedule": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
+        "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
+        "warmup": recipe.warmup_epochs,
+        "warmup_epochs": recipe.warmup_epochs,
+        "cooldown": recipe.cooldown_epochs,
+        "label_smoothing": recipe.label_smoothing,
+        "dropout": max((module.p for module in model.modules() if isinstance(module, nn.Dropout)), default=0),
+        "stochastic_depth": max(module.drop_prob for module in model.modules() if isinstance(module, DropPath)),
+        "repeated_augmentation": recipe.aug_repeats == 3,
+        "gradient_clip": "none" if recipe.clip_grad is None else recipe.clip_grad,
+        "rand_augment": f"{magnitude}/{spread}",
+        "mixup": recipe.mixing.mixup,
+        "cutmix": recipe.mixing.cutmix,
+        "erasing": recipe.augmentation.erasing,
+    }
+
+
+def is_cosine(recipe, optimizer, schedule, steps=10):
+    """Return whether the rate rises linearly, falls as a cosine and then is constant, with `steps` per epoch."""
+    warm, last, end = (steps * n for n in (recipe.warmup_epochs, recipe.epochs, recipe.epochs + recipe.cooldown_epochs))
+    for step in sorted({0, 1, warm // 2, warm, warm + 1, last // 3, last // 2, last - 1, last, end}):
+        schedule.step_update(step)
+        depth = (1 + math.cos(math.pi * min(step, last) / last)) / 2
+        rate = recipe.min_lr + (recipe.lr - recipe.min_lr) * depth
+        if step < warm:
+            rate = recipe.warmup_lr + (recipe.lr - recipe.warmup_lr) * step / warm
+        if optimizer.param_groups[0]["lr"] != pytest.approx(rate, rel=1e-6):
+            return False
+    return True
+
+
+def number(value):
+    """Read the value of a table; YAML reads 5e-4 as text."""
+    try:
+        return float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else value
+    except ValueError:
+        return value
+
+
+def cells(row):
+    return {column: number(value) for column, value in row.items()}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_recipe_has_the_values_of_the_papers_table(name):
+    recipe = load_recipe(name)
+    # DeiT's and CeiT's learning rates are given before its scaling by batch / 512
+    before = recipe.batch_size / 512 if name.startswith(("deit", "ceit")) else 1
+    found = columns(recipe) | {"lr": recipe.lr / before}
+    row = {"cooldown": 0, "optimizer": "adamw", **ROWS[name]}
+    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
+
+
+def test_the_deit_recipe_augments_as_cpvt_lists_it():
+    found, row = columns(load_recipe("deit_tiny_imagenet")), FIGURES["cpvt"]["hyperparameters_table10"]
+    row = {**row, "optimizer": "adamw"}  # DeiT's column of the table differs from CPVT's only in that
+    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("cpvt_", "pvt_"))])
+def test_the_recipes_of_cpvt_have_the_values_of_its_table(name):
+    recipe, row = load_recipe(name), FIGURES["cpvt"]["hyperparameters_table10"]
+    assert row["optimizer"] == "lamb"
+    # the table says LAMB for all, the text AdamW for all but base
+    row = {**row, "optimizer": "lamb" if "base" in name else "adamw"}
+    found = columns(recipe)
+    assert cells({column: found[column] for column in row}) == pytest.approx(cells(row))
+    assert recipe.cooldown_epochs == 0
+    assert recipe.model.startswith(name.removesuffix("_imagenet").removesuffix("_distilled"))
+
+
+def test_repeated_augmentation_is_where_the_code_of_the_papers_has_it():
+    images = [name for name in NAMES if isinstance(load_recipe(name), Recipe)]
+    repeated = {name for name in images if load_recipe(name).aug_repeats == 3}
+    families = ("deit_", "ceit_", "cpvt_", "pvt_", "gmlp_")
+    assert repeated == {name for name in images if name.startswith(families)}
+    assert all(load_recipe(name).aug_repeats == 1 for name in set(images) - repeated)
+
+
+@pytest.mark.parametrize("family", ["deit_tiny", "cpvt_tiny"])
+def test_a_distilled_recipe_is_the_plain_one_with_a_teacher(family):
+    recipe, plain = load_recipe(f"{family}_distilled_imagenet"), load_recipe(f"{family}_imagenet")
+    assert dataclasses.replace(recipe, model=plain.model, distillation=Distillation()) == plain
+    given = recipe.distillation
+    assert (given.teacher, given.form, given.share) == ("regnety_160", "hard", 0.5)
+    assert str(FIGURES["cpvt"]["hard_distillation"][family]) in list_recipes()[f"{family}_distilled_imagenet"]
+    tokens = [model_of(one).num_prefix_tokens for one in (recipe, plain)]
+    assert tokens == ([2, 1] if family == "deit_tiny" else [1, 1])
+
+
+def test_digits_are_distilled_from_a_run_that_the_command_line_names(tmp_path):
+    teacher = train(load_recipe("digits_posmlp").quick(), tmp_path / "teacher", progress=False)
+    recipe = load_recipe("digits_distilled")
+    assert recipe.limit_train == 500 and recipe.distillation == Distillation()
+    for form in ("hard", "soft"):
+        options = Distillation(teacher=str(teacher.folder), form=form)
+        run = train(dataclasses.replace(recipe.quick(), distillation=options), tmp_path / form, progress=False)
+        assert run.finished and run.recipe().distillation == options
+
+
+def test_the_recipe_of_gmlp_has_the_values_of_posmlps_section_5_2():
+    recipe, row = load_recipe("gmlp_small_imagenet"), POSMLP["recipe"]
+    assert (recipe.epochs, recipe.optimizer) == (row["epochs"], row["optimizer"])
+    assert (recipe.lr, recipe.min_lr) == (float(row["lr"]), float(row["min_lr"]))
+    assert recipe.weight_decay == row["weight_decay"]
+    assert recipe.batch_size in (4 * row["batch_per_gpu"], 8 * row["batch_per_gpu"])  # four or eight GPUs
+    assert (recipe.ema_decay is not None) is row["ema"]
+    assert recipe.cooldown_epochs == 0 and row["schedule"] == "cosine"
+    assert recipe.img_size == (224, 224) and recipe.model.startswith("gmlp_s16")
+
+
+def test_what_section_5_2_leaves_out_is_deits():
+    recipe, deit = load_recipe("gmlp_small_imagenet"), load_recipe("deit_tiny_imagenet")
+    assert POSMLP["recipe"]["augmentation"] == "deit"
+    assert recipe.augmentation == dataclasses.replace(deit.augmentation, crop_pct=recipe.augmentation.crop_pct)
+    assert recipe.mixing == deit.mixing and recipe.label_smoothing == deit.label_smoothing
+    assert (recipe.warmup_epochs, recipe.warmup_lr) == (deit.warmup_epochs, deit.warmup_lr)
+    assert recipe.aug_repeats == deit.aug_repeats
+
+
+def released_settings(recipe, gpus=4):
+    """Return the values of a recipe, named as in the released configuration."""
+    model = model_of(recipe)
+    configured = TrainingModule(Classification(recipe), model, SimpleNamespace(steps=10)).configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    block = model.block(3, 1)
+    dropped = {block.mlp_channels.drop2.p, model.head_drop.p}
+    assert (block.mlp_channels.drop1.p, model.pos_drop.p) == (0, 0) and len(dropped) == 1
+    augmentation, mixing = recipe.augmentation, recipe.mixing
+    return {
+        "aa": augmentation.rand_augment,
+        "amp": recipe.precision == "16-mixed",
+        "batch_size": recipe.batch_size / gpus,
+        "clip_grad": recipe.clip_grad,
+        "color_jitter": augmentation.color_jitter,
+        "cooldown_epochs": recipe.cooldown_epochs,
+        "crop_pct": augmentation.crop_pct,
+        "cutmix": mixing.cutmix,
+        "drop": dropped.pop(),
+        "drop_path": round(block.drop_path.drop_prob, 6),
+        "epochs": recipe.epochs,
+        "hflip": augmentation.hflip,
+        "img_size": recipe.img_size[0],
+        "lr": optimizer.defaults["lr"],
+        "min_lr": recipe.min_lr,
+        "mixup": mixing.mixup,
+        "mixup_prob": mixing.prob,
+        "mixup_switch_prob": mixing.switch_prob,
+        "model_ema": recipe.ema_decay is not None,
+        "model_ema_decay": recipe.ema_decay,
+        "opt": recipe.optimizer,
+        "opt_eps": {group["eps"] for group in optimizer.param_groups}.pop(),
+        "ratio": list(augmentation.ratio),
+        "reprob": augmentation.erasing,
+        "scale": list(augmentation.scale),
+        "sched": "cosine" if is_cosine(recipe, optimizer, schedule) else None,
+        "smoothing": recipe.label_smoothing,
+        "train_interpolation": "random" if augmentation.random_interpolation else augmentation.interpolation,
+        "warmup_epochs": recipe.warmup_epochs,
+        "warmup_lr": recipe.warmup_lr,
+        "weight_decay": {group["weight_decay"] for group in optimizer.param_groups}.difference({0}).pop(),
+    }
+
+
+@pytest.mark.parametrize(("name", "letter"), [("tiny", "T"), ("small", "S"), ("base", "S")])
+def test_the_recipes_of_posmlp_have_the_settings_of_its_released_configurations(name, letter):
+    recipe, row = load_recipe(f"posmlp_{name}_imagenet"), RELEASED["settings"][letter]
+    found = released_settings(recipe)
+    assert found == {column: row[column] for column in found}
+    assert (
+        row["model_hyper"]["shift"] is False
+        and recipe.aug_repeats == 1
+        and recipe.augmentation.random_crop_padding == 0
+    )
+    # the others are seeds, reports, and disabled options: no other augmentation, no other decay
+    off = {"vflip": 0.0, "drop_block": None, "drop_connect": None, "gp": None, "jsd": False, "aug_splits": 0}
+    assert {column: row[column] for column in off} == off and not row["epoch_repeats"]
+    rates = RELEASED["learning_rate"]["values"][letter]
+    first, warm = recipe.warmup_lr, recipe.warmup_epochs
+    for epoch, rate in rates.items():
+        epoch = int(epoch)
+        falling = (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * epoch / recipe.epochs)) / 2
+        ours = first + (recipe.lr - first) * epoch / warm if epoch < warm else recipe.min_lr + falling
+        assert ours == pytest.approx(rate, rel=1e-9)
+
+
+def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
+    shares = {name: load_recipe(name).train_share for name in GATED}
+    assert shares == {name: 0.5 if name.startswith("gmlp") else None for name in GATED}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_line_about_a_recipe_says_what_the_paper_measured(name):
+    line = list_recipes()[name]
+    if name.startswith("gmlp"):
+        row = POSMLP["units_table1"]["gmlp"]
+        assert all(str(row[unit]) in line for unit in ("sgu", "ggqpe", "glrpe"))
+    else:
+        assert str(POSMLP["models_table2"][GATED[name]]["acc"]) in line
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_the_models_of_posmlps_recipes_have_the_sizes_of_its_table_11(size):
+    table = POSMLP["architecture_table11"]
+    model = model_of(load_recipe(f"posmlp_{size}_imagenet"))
+    assert model.embed_dims == tuple(table["base_dim"][size] * factor for factor in table["dims"])
+    assert list(model.depths) == table["depths"] and list(model.windows) == table["windows"]
+    parts = stages(model)
+    assert [part.grid.height for part in parts] == table["windows"]
+    assert [{encoding.groups for encoding in part.encodings} for part in parts] == [{s} for s in table["groups"]]
+    widths = [model.block(stage, 0).mlp_channels.fc1 for stage in range(4)]
+    assert [layer.out_features / layer.in_features for layer in widths] == table["expansion"]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
+        POSMLP["models_table2"][f"posmlp_{size}"]["params"], abs=0.5
+    )
+
+
+def test_the_model_of_gmlps_recipe_is_that_of_table_3_with_and_without_ggqpe():
+    recipe = load_recipe("gmlp_small_imagenet")
+    for encoding, row in ((None, "gmlp"), ("ggqpe", "gmlp_ggqpe")):
+        model = model_of(dataclasses.replace(recipe, encoding=encoding))
+        count = sum(p.numel() for p in model.parameters()) / 1e6
+        assert count == pytest.approx(POSMLP["components_table3"][row]["params"], abs=0.05)
+        assert {type(one) for one in stages(model)[0].encodings} == {MIXING[encoding or "sgu"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"), [*[("digits_posmlp", encoding) for encoding in MIXING], ("digits_gmlp", "ggqpe")]
+)
+def test_a_small_gated_mlp_trains_with_every_mixing_encoding(tmp_path, name, encoding):
+    recipe = dataclasses.replace(load_recipe(name).quick(), encoding=encoding, limit_train=16, limit_test=16)
+    run = train(recipe, tmp_path / "run", progress=False)
+    assert run.finished and run.recipe() == recipe
+    model = run.model(checkpoint="last")
+    parts = stages(model)
+    assert {type(one) for part in parts for one in part.encodings} == {MIXING[encoding]}
+    groups = GROUPS[name] if encoding in ("glrpe", "ggqpe") else [1] * len(GROUPS[name])
+    assert [part.encodings[0].groups for part in parts] == groups
+    with run.metrics_file.open() as file:
+        losses = [float(row[key]) for row in csv.DictReader(file) for key in ("train_loss", "val_loss")]
+    assert len(losses) == 4 and all(map(math.isfinite, losses))
+    torch.manual_seed(recipe.seed)
+    untrained = build_model(recipe, num_classes=10, channels=1)
+    assert untrained.state_dict().keys() == model.state_dict().keys()
+    assert not [key for key, p in untrained.named_parameters() if torch.equal(p, model.get_parameter(key))]
+    (score,) = evaluate(model, run.data(), [(24, 40)], progress=False)
+    assert score.images == 16 and math.isfinite(score.loss)
+
+
+def documentation(name):
+    """Return the docstring of the file of a recipe."""
+    return sys.modules[RECIPES[name].function.__module__].__doc__
+
+
+def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost():
+    words = ("Reproduces", "Command", "Cost", "Result")
+    silent = {(name, word) for name in NAMES for word in words if f"\n{word}: " not in documentation(name)}
+    assert not silent
+    assert all(RECIPES[name].about for name in NAMES)
+
+
+def test_every_recipe_can_be_written_and_read():
+    for name in NAMES:
+        recipe = load_recipe(name)
+        assert read_recipe(json.loads(json.dumps(recipe.to_dict()))) == recipe, name
+
+
+def test_the_model_of_every_recipe_can_be_built_for_its_size():
+    for name in NAMES:
+        recipe = load_recipe(name)
+        model = model_of(recipe)
+        if isinstance(recipe, TextRecipe):
+            assert (model.context, model.vocab_size) == (recipe.context, 1000), name
+        elif isinstance(recipe, DenseRecipe):
+            assert (model.backbone.img_size, model.num_classes) == (recipe.img_size, 3), name
+        else:
+            assert (model.img_size, model.num_classes) == (recipe.img_size, 1000), name
+
+
+def test_the_recipe_of_a_small_cpvt_has_five_pegs_and_pools(tmp_path):
+    recipe = load_recipe("digits_cpvt")
+    run = train(recipe.quick(), tmp_path / "run", progress=False)
+    model = run.model()
+    assert list(model.position.pegs) == ["0", "1", "2", "3", "4"] and model.cls_token is None
+    assert isinstance(model.norm, nn.LayerNorm) and isinstance(model.fc_norm, nn.Identity)  # CPVT's form, not DeiT's
+    scores = evaluate(model, run.data(), [(28, 28), (20, 40)], progress=False)
+    assert [score.images for score in scores] == [40, 40]
+
+
+def test_swin_with_pegs_is_trained_as_swin_is_in_its_code_with_its_batch_and_rates():
+    recipe, plain = load_recipe("swin_tiny_peg_imagenet"), load_recipe("swin_tiny_imagenet")
+    assert (recipe.batch_size, recipe.lr, recipe.min_lr, recipe.warmup_lr) == (1024, 1e-3, 1e-5, 1e-6)
+    changed = {name: getattr(plain, name) for name in ("model", "batch_size", "lr", "min_lr", "warmup_lr")}
+    assert dataclasses.replace(recipe, **changed) == plain
+    assert (
+        str(FIGURES["cpvt"]["pyramid_table13"]["swin_tiny_peg_gap"]["cls"][1])
+        in list_recipes()["swin_tiny_peg_imagenet"]
+    )
+    kept, removed = (model_of(dataclasses.replace(recipe, encoding=encoding)) for encoding in (None, "peg"))
+    names = {name for name, _ in kept.named_parameters()} - {name for name, _ in removed.named_parameters()}
+    assert sum("relative_position_bias_table" in name for name in names) == 12
+    assert kept.global_pool == removed.global_pool == "avg"
+
+
+@pytest.mark.parametrize(("size", "depth"), [("tiny", 0.1), ("small", 0.2)])
+@pytest.mark.parametrize(("task", "decayed"), [("mask_rcnn_coco", False), ("upernet_ade20k", True)])
+def test_vit_adapters_have_the_scales_the_stochastic_depth_and_the_decay_of_its_configurations(
+    size, depth, task, decayed
+):
+    recipe = load_recipe(f"vit_adapter_{size}_{task}")
+    model = model_of(recipe)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = [name for name in names.values() if re.search(r"blocks\.\d+\.ls[12]\.gamma$", name)]
+    rates = {module.drop_prob for module in model.features.reader.modules() if isinstance(module, DropPath)}
+    assert (len(scales), rates) == (24, {depth})
+    module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    found = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    embeds = [name for name in found if name.endswith(("reader.level_embed", ".pos_embed"))]
+    assert {found[name] for name in embeds} == {recipe.weight_decay * decayed} and len(embeds) == 2
+    assert {found[name] for name in scales} == {0} and max(found.values()) == recipe.weight_decay
+
+
+def test_segmenter_starts_from_a_table_that_is_resampled_bilinearly():
+    small = {"depth": 1, "embed_dim": 24, "num_heads": 2}
+    kwargs = tuple(f"{name}={value}" for name, value in small.items())
+    recipe = dataclasses.replace(load_recipe("seg_tiny_mask_ade20k"), model_kwargs=kwargs)
+    model = build_model(recipe, class_names=("a", "b"), channels=3)
+    source = graticule.create_model(recipe.model, **small).state_dict()
+    graticule.transfer(model.backbone, source, classifier=False)
+    old, new = (state["position.encodings.0.pos_embed"][0, 1:] for state in (source, model.backbone.state_dict()))
+    expected = F.interpolate(old.T.unflatten(-1, (14, 14))[None], size=(32, 32), mode="bilinear")
+    torch.testing.assert_close(new, expected.flatten(2)[0].T)
+
+
+def test_windows_of_posmlps_detectors_are_shifted_as_in_section_5_5():
+    for name in [name for name in NAMES if name.startswith("posmlp_") and name.endswith("_coco")]:
+        stages = model_of(load_recipe(name)).backbone.blocks
+        assert [block.shift for block in stages[2]] == [None, "swin"] * (len(stages[2]) // 2), name
+
+
+def test_a_recipe_with_an_unknown_key_is_refused():
+    with pytest.raises(ValueError, match="epocs"):
+        Recipe.from_dict({"epocs": 3})
+
+
+#: The published configurations of Compact Transformers (SHI-Labs/Compact-Transformers, configs/): those of the data
+#: sets, for ViT-Lite and CVT, and CCT's for CIFAR-10, which differs in one column.
+CIFAR = {
+    "scale": (0.8, 1.0),
+    "random_interpolation": True,
+    "interpolation": "bicubic",
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "hflip": 0.5,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "prob": 1.0,
+    "switch_prob": 0.5,
+    "label_smoothing": 0.1,
+    "erasing": 0.25,
+    "crop_pct": 1.0,
+    "batch_size": 128,
+    "min_lr": 1e-5,
+    "weight_decay": 6e-2,
+    "epochs": 300,
+    "cooldown_epochs": 10,
+    "warmup_epochs": 10,
+    "optimizer": "adamw",
+    "precision": "16-mixed",
+    "ema_decay": None,
+    "decay_position": True,
+}
+CIFAR10 = CIFAR | {"off_epoch": 175, "lr": 55e-5, "warmup_lr": 1e-5}
+CIFAR100 = CIFAR | {"off_epoch": 0, "lr": 6e-4, "warmup_lr": 1e-6}
+#: T2T-ViT's (yitu-opensource/T2T-ViT, main.py and its command for T2T-ViT-7) and Swin's (microsoft/Swin-Transformer,
+#: config.py and configs/swin), for values without a column in LaPE's table.
+IMAGENET = {
+    "scale": (0.08, 1.0),
+    "hflip": 0.5,
+    "color_jitter": 0.4,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "erasing": 0.25,
+    "interpolation": "bicubic",
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "prob": 1.0,
+    "switch_prob": 0.5,
+    "off_epoch": 0,
+    "label_smoothing": 0.1,
+}
+PUBLISHED = {
+    "vit_lite_cifar10": CIFAR10,
+    "cvt_cifar10": CIFAR10,
+    "cct_cifar10": CIFAR10 | {"erasing": 0.0},
+    "vit_lite_cifar100": CIFAR100,
+    "cvt_cifar100": CIFAR100,
+    "cct_cifar100": CIFAR100,
+    "t2t_vit_7_imagenet": IMAGENET
+    | {
+        "random_interpolation": True,
+        "crop_pct": 0.9,
+        "drop_path_rate": 0.1,
+        "warmup_lr": 1e-6,
+        "ema_decay": 0.99996,
+    },
+    "swin_tiny_imagenet": IMAGENET
+    | {
+        "random_interpolation": False,
+        "crop_pct": 224 / 256,
+        "drop_path_rate": 0.2,
+        "warmup_lr": 5e-7,
+        "clip_grad": 5.0,
+        "ema_decay": None,
+    },
+}
+PUBLISHED["swin_small_imagenet"] = PUBLISHED["swin_tiny_imagenet"] | {"drop_path_rate": 0.3}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_the_values_of_the_published_configuration(name):
+    recipe = load_recipe(name)
+    parts = (recipe, recipe.augmentation, recipe.mixing)
+    values = {key: value for part in reversed(parts) for key, value in vars(part).items()}
+    assert {column: values[column] for column in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "cifar" in name])
+def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_on(name):
+    recipe = load_recipe(name)
+    classes = 100 if recipe.dataset == "cifar100" else 10
+    cfg = model_of(recipe, classes).pretrained_cfg
+    expected = {
+        10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        100: ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    }
+    assert (cfg["mean"], cfg["std"]) == expected[classes] and cfg["num_classes"] == classes
+
+
+def test_what_a_recipe_names_in_its_docstring_exists():
+    docs = {documentation(name) for name in NAMES}
+    named = {found for doc in docs for found in re.findall(r"decomposition='(\w+)'", doc)}
+    assert named and named <= set(list_decompositions())
+    models = {found for doc in docs for found in re.findall(r"--model (\w+)", doc)}
+    assert models and models <= set(graticule.list_models())
+    commands = {found for doc in docs for found in re.findall(r"graticule (?:train|compare) (\w+)", doc)}
+    assert commands <= set(NAMES) and len(commands) > 15
+
+
+def test_nothing_is_mixed_from_the_epoch_on_that_a_recipe_names():
+    recipe = Recipe(mixing=Mixing(mixup=0.8, off_epoch=2), label_smoothing=0.1)
+    mixup = build_mixup(mixup=0.8, cutmix=0.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    model.num_classes = 4
+    task = Classification(recipe)
+    task.mixup = mixup
+    images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
+    plain = F.cross_entropy(model(images), labels, label_smoothing=0.1)
+    for epoch, mixed in ((0, True), (1, True), (2, False), (3, False), (309, False)):
+        loss = task.loss(model, (images.clone(), labels), epoch)
+        assert torch.allclose(loss, plain, rtol=0, atol=1e-6) is not mixed
+    with pytest.raises(ValueError, match=r"`mixing.off_epoch` must be at least 0, got -1"):
+        Mixing(off_epoch=-1)
+
+
+def test_the_spaces_of_a_spec_are_no_difference_and_its_options_are():
+    recipe = Recipe(encoding="shaw(clip=4)+learnable", joining="lape(layers=2)")
+    same = Recipe(encoding="shaw( clip = 4 ) + learnable()", joining=" lape(layers=2) ")
+    assert recipe.differences(same) == []
+    assert recipe.differences(dataclasses.replace(recipe, encoding="shaw(clip=5)+learnable")) == ["encoding"]
+    assert recipe.differences(dataclasses.replace(recipe, joining="lape(layers=3)")) == ["joining"]
+    assert recipe.differences(dataclasses.replace(recipe, encoding=None)) == ["encoding"]
+
+
+# Recipes of users
+
+
+@pytest.fixture
+def registered():
+    """Unregister the recipes that a test registers."""
+    before = dict(RECIPES), dict(plugins._registered)
+    yield RECIPES
+    for holder, kept in zip((RECIPES, plugins._registered), before, strict=True):
+        holder.clear()
+        holder.update(kept)
+
+
+def test_a_registered_recipe_has_its_variants_and_its_line(registered):
+    @graticule.register_recipe("mine_small", depth=2)
+    @graticule.register_recipe("mine_large", "The large one.", depth=4)
+    def mine(depth: int = 3) -> Recipe:
+        """Train my model.
+
+        More about it.
+        """
+        return Recipe(model_kwargs=(f"depth={depth}",))
+
+    assert load_recipe("mine_small") == Recipe(model_kwargs=("depth=2",))
+    assert load_recipe("mine_large") == Recipe(model_kwargs=("depth=4",))
+    assert mine() == Recipe(model_kwargs=("depth=3",))
+    assert list_recipes()["mine_small"] == "Train my model." and list_recipes()["mine_large"] == "The large one."
+    assert plugins.registered_plugins()[Path(__file__).resolve()] == plugins._hash(Path(__file__))
+    with pytest.raises(ValueError, match=r"`recipe` must be one of .*; got 'mine_smal'; did you mean 'mine_small'"):
+        load_recipe("mine_smal")
+
+
+def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
+    def mine(depth: int) -> Recipe:
+        return Recipe(model_kwargs=(f"depth={depth}",))
+
+    def of_nothing() -> None:
+        """Return no recipe."""
+
+    refused = [
+        (
+            "my recipe",
+            mine,
+            {"depth": 2},
+            ValueError,
+            "`name` of a recipe must be an identifier, such as my_recipe, got",
+        ),
+        ("digits_quick", mine, {"depth": 2}, ValueError, "`name` must be new, got 'digits_quick', which is the recipe"),
+        ("mine", mine, {}, ValueError, "the recipe 'mine' must have the arguments of mine: missing a required"),
+        ("mine", mine, {"depht": 2}, ValueError, "the recipe 'mine' must have the arguments of mine: "),
+        ("mine", Recipe, {}, TypeError, "the recipe 'mine' must be a function that returns a recipe"),
+        ("mine", Recipe(), {}, TypeError, "the recipe 'mine' must be a function that returns a recipe"),
+    ]
+    for name, function, arguments, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            graticule.register_recipe(name, **arguments)(function)
+    assert not [name for name in registered if name.startswith(("mine", "my "))]
+    graticule.register_recipe("nothing")(of_nothing)
+    with pytest.raises(ValueError, match=r"nothing must .* that returns a recipe, such as graticule.Recipe"):
+        load_recipe("nothing")
+
+
+def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_documented(
+    my_methods, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(PLUGIN.parent)
+    code, out, _ = run_command(capsys, "train", "--help-all")
+    assert code == 0 and re.search(r"fourier_digits +A small ViT with Fourier features", out)
+    command = (
+        "train",
+        "fourier_digits",
+        "--plugin",
+        "docs/my_methods.py",
+        "--quick",
+        "--output",
+        "runs/fourier_digits",
+    )
+    code, _, err = run_command(capsys, *command)
+    assert code == 0, err
+    (block,) = re.findall(r"```python\n(.*?)```", (PLUGIN.parent / "extending.md").read_text(), flags=re.DOTALL)
+    shown: dict = {}
+    exec(compile(block, "extending.md", "exec"), shown)
+    assert capsys.readouterr().out.startswith("random_fourier(frequencies=16) ")
+    run = shown["run"]
+    assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
+    assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
+
+
+def test_recipes_are_listed_and_looked_up_without_importing_pytorch():
+    code = (
+        "import sys; from graticule.lab.cli import main; main(['train', '--help']); "
+        "codes = [main(command) for command in "
+        "(['train', 'digits_quik'], ['compare', 'digits_quik', '--choices', 'joining=lape'])]; "
+        "sys.exit(codes != [1, 1] or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "did you mean 'digits_quick'" in done.stderr

@@ -1,0 +1,88 @@
+"""A command can change values of train for all runs, but none that a study compares."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from commands import run_command
+from graticule.lab.commands.choices import CommonValues, folder_suffix, study_with
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.studies.study import Study, load_study
+
+STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
+DEPTH = str(STUDIES / "depth.py")
+
+
+def test_common_values_are_read_as_train_reads_them():
+    values = CommonValues(epochs=3, precision="bf16-mixed", values=["lr=1e-3", "augmentation.hflip=0.5"])
+    recipe = load_recipe("digits_quick")
+    found = values.changed(recipe, "train digits_quick")
+    assert (found.epochs, found.precision, found.lr, found.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
+    same = {
+        "epochs": recipe.epochs,
+        "precision": recipe.precision,
+        "lr": recipe.lr,
+        "augmentation": recipe.augmentation,
+    }
+    assert dataclasses.replace(found, **same) == recipe
+    assert CommonValues().changed(recipe, "train digits_quick") is recipe
+    assert folder_suffix(values) == "-epochs-3-precision-bf16-mixed-lr-1e-3-augmentation.hflip-0.5"
+    assert folder_suffix(CommonValues()) == ""
+
+
+def test_the_runs_of_a_study_have_the_values_and_what_it_compares_stays():
+    study = study_with(load_study(STUDIES / "lape_eta.py"), CommonValues(epochs=2, values=["limit_train=100"]))
+    assert {(one.epochs, one.limit_train) for one in study.recipes().values()} == {(2, 100)}
+    plain = load_study(STUDIES / "lape_eta.py").recipes()
+    assert [one.joining for one in study.recipes().values()] == [one.joining for one in plain.values()]
+    assert study_with(load_study(STUDIES / "lape_eta.py"), CommonValues()) == load_study(STUDIES / "lape_eta.py")
+    base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
+    kept = study_with(base, CommonValues(values=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
+    assert (kept.epochs, kept.lr) == (10, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lrr=1"], "did you mean --lr"),
+        (["compare", "digits_quick", "--choices", "joining=lape", "--set", "lr"], "`set` must be like lr=1e-3"),
+        (
+            ["compare", "digits_quick", "--choices", "joining=lape", "--epochs", "2", "--set", "epochs=3"],
+            "`set` must have each value once, got epochs twice",
+        ),
+        (
+            ["study", DEPTH, "--set", "encoding=none"],
+            "`set` must not change a value of the study's choices",
+        ),
+        (
+            ["study", DEPTH, "--epochs", "3", "--docs", "docs"],
+            "`docs` must be left out with --quick, --epochs",
+        ),
+        (["study", DEPTH, "--set", "lrr=1"], "did you mean --lr"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_command(capsys, *arguments)
+    assert code == 1 and said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_value_of_the_wrong_type_is_a_bad_option(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, said in ((["--precision", "bf17"], "`precision` must be one of 32-true"), (["--set", "lr=x"], "`lr`")):
+        code, _, err = run_command(capsys, "compare", "digits_quick", "--choices", "joining=lape", *given)
+        assert code == 2 and said in err
+
+
+def test_compare_trains_with_the_values(capsys, tmp_path):
+    tiny = ["limit_train=20", "limit_test=10", "batch_size=20", "model_kwargs=depth=1", "accelerator=cpu"]
+    command = ["compare", "digits_quick", "--choices", "joining=default", "--seeds", 0, "--epochs", 1]
+    code, _, err = run_command(
+        capsys, *command, "--precision", "bf16-mixed", "--set", *tiny, "warmup_epochs=0", "--output", tmp_path
+    )
+    assert code == 0, err
+    from graticule.lab.training.run import Run
+
+    recipe = Run.open(tmp_path / "joining=default" / "seed-0").recipe()
+    assert (recipe.epochs, recipe.precision, recipe.limit_train) == (1, "bf16-mixed", 20)

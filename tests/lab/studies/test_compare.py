@@ -1,0 +1,219 @@
+"""A comparison draws only conclusions that the numbers support."""
+
+import csv
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+import graticule.lab.studies.comparison_runs as module
+from graticule.lab.figures.scores import score_plot
+from graticule.lab.studies.comparison import Comparison, format_seconds, supported_decimals
+from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
+from graticule.lab.studies.latex import latex_table
+from graticule.lab.studies.significance import holm, paired_p
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.metric import BITS_PER_BYTE, TOP1
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_model
+
+
+def small(**kwargs) -> Recipe:
+    return Recipe(limit_train=40, limit_test=20, batch_size=20, epochs=1, accelerator="cpu", **kwargs)
+
+
+def test_the_paired_test_is_that_of_the_textbook():
+    # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3); two-sided p with 2 degrees of freedom is 1 - t / sqrt(t^2 + 2)
+    t = 2 * math.sqrt(3)
+    assert paired_p([71.0, 73.0, 74.0], [70.0, 71.0, 71.0]) == pytest.approx(1 - t / math.sqrt(t * t + 2), abs=1e-12)
+
+
+def test_one_seed_or_equal_differences_are_no_test():
+    assert paired_p([71.0], [70.0]) is None
+    assert paired_p([71.0, 72.0], [70.0, 71.0]) is None
+
+
+def comparison(first: list[float], second: list[float]) -> Comparison:
+    scores = {"first": first, "second": second}
+    return Comparison(tuple(range(len(first))), scores, {"first": 10, "second": 1000}, {}, TOP1)
+
+
+def test_the_table_has_mean_deviation_difference_and_p():
+    rows = comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).rows()
+    assert rows[0] == ("first", "10", "3", "70.67", "0.58", "-", "-", "-", "-")
+    assert rows[1] == ("second", "1,000", "3", "72.67", "1.53", "+2.00", "0.074", "0.074", "-")
+
+
+def test_holms_method_by_hand():
+    # sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, which must not fall
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([0.03]) == [0.03] and holm([]) == []
+    assert holm([None, 0.02, None, 0.01]) == [None, 0.02, None, 0.02]  # missing tests are not counted
+
+
+def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chance_of_any():
+    first = [70.0, 71.0, 71.0]
+    scores = {"first": first, "real": [90.0, 91.1, 91.0], "lucky": [71.0, 73.0, 73.0]}
+    few = Comparison((0, 1, 2), {name: scores[name] for name in ("first", "lucky")}, dict.fromkeys(scores, 1), {}, TOP1)
+    assert few.rows()[1][-3:-1] == ("0.038", "0.038") and "beyond chance" in few.verdict()[0]
+    assert few.verdict()[-1].endswith("for 1 comparison.")
+    many = {"first": first} | {f"{name} {i}": scores[name] for i in range(3) for name in ("real", "lucky")}
+    found = Comparison((0, 1, 2), many, dict.fromkeys(many, 1), {}, TOP1)
+    assert found.rows()[1][-3:-1] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
+    assert found.rows()[2][-3:-1] == ("0.038", "0.113")
+    assert found.verdict()[1].endswith("p = 0.113: not significant after correction for 6 tests.")
+    assert found.verdict()[-1].endswith("for 6 comparisons.")
+
+
+def test_a_difference_that_chance_explains_is_called_none():
+    assert "no difference within error" in comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).verdict()[0]
+    assert "beyond chance" in comparison([70.0, 71.0, 71.0], [75.0, 76.1, 76.0]).verdict()[0]
+    assert "too few seeds" in comparison([70.0], [75.0]).verdict()[0]
+
+
+def test_default_and_lape_start_from_the_same_weights_with_the_same_seed():
+    models = []
+    for joining in ("default", "lape"):
+        torch.manual_seed(3)
+        models.append(build_model(small(joining=joining), num_classes=10, channels=1))
+    default, lape = (dict(model.named_parameters()) for model in models)
+    assert default.keys() < lape.keys()
+    assert all(torch.equal(default[name], lape[name]) for name in default)
+
+
+def test_a_choice_that_cannot_be_built_stops_all_before_any_work(tmp_path):
+    choices = {"good": small(), "bad": small(encoding="sinusoidal_1d", joining="unshared")}
+    with pytest.raises(ValueError, match="unshared"):
+        compare(choices, [0], tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_another_recipe_made_is_not_taken_for_ours(tmp_path):
+    train(small(lr=0.5), tmp_path / "default" / "seed-0", progress=False)
+    with pytest.raises(ValueError, match="whose recipe differs"):
+        compare({"default": small()}, [0], tmp_path, progress=False)
+
+
+def test_seeds_must_differ(tmp_path):
+    with pytest.raises(ValueError, match="seeds"):
+        compare({"default": small()}, [1, 1], tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("examples", "seeds", "decimals"),
+    # a score is a multiple of 100 / examples percent, and a mean over seeds of a fraction of that
+    [(100, 1, 0), (101, 1, 1), (1000, 1, 1), (1000, 3, 2), (1000, 10, 2), (10_000, 5, 3), (40, 2, 0), (10**7, 5, 3)],
+)
+def test_a_mean_has_as_many_decimals_as_the_examples_support(examples, seeds, decimals):
+    assert supported_decimals(TOP1, examples, seeds) == decimals
+    assert supported_decimals(TOP1, None, seeds) == TOP1.decimals
+    assert supported_decimals(BITS_PER_BYTE, examples, seeds) == BITS_PER_BYTE.decimals
+
+
+CHOICES = {"joining=default": small(), "encoding=learnable(std=1.0)": small(encoding="learnable(std=1.0)")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train two choices with two seeds; returns them and their folder."""
+    folder = tmp_path_factory.mktemp("compare")
+    return compare(CHOICES, [0, 1], folder, progress=False, command="graticule compare x"), folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    """Return a copy of the folder of a comparison."""
+    return shutil.copytree(trained[1], tmp_path / "copy")
+
+
+def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
+    found, folder = trained
+    run = Run.open(folder / "joining=default" / "seed-0")
+    assert found.scores["joining=default"][0] == run.result()["last_top1"]
+    assert found.scores["joining=default"][0] % 5 == 0 and found.examples == 20  # no 37.79999923706055
+    assert (folder / "comparison.md").read_text().startswith("| choice |")
+
+
+def test_the_json_holds_what_repeats_the_comparison(trained):
+    found, folder = trained
+    kept = json.loads((folder / "comparison.json").read_text())
+    assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores
+    assert kept["choices"] == {
+        "joining=default": {"encoding": None},
+        list(CHOICES)[1]: {"encoding": "learnable(std=1.0)"},
+    }
+    for name, differing in kept["choices"].items():
+        assert Recipe.from_dict({**kept["recipe"], **differing}) == CHOICES[name]
+    assert kept["versions"]["torch"] and kept["machine"]["threads"] and kept["date"].startswith("20")
+    assert kept["runs"]["joining=default"] == ["joining=default/seed-0", "joining=default/seed-1"]
+    assert all(seconds > 0 for runs in kept["seconds"].values() for seconds in runs)
+
+
+def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_papers(trained):
+    found, folder = trained
+    with (folder / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["choice"], row["seed"]) for row in rows] == [(name, seed) for name in CHOICES for seed in "01"]
+    assert [float(row["top1"]) for row in rows] == [score for scores in found.scores.values() for score in scores]
+    assert all((folder / row["folder"] / "recipe.json").is_file() for row in rows)
+    kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
+
+
+def test_the_latex_table_escapes_what_latex_reads_as_commands():
+    comparison = Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1)
+    text = latex_table(comparison.columns, comparison.rows())
+    assert r"\texttt{a\_b \& 50\% \{x\}\textasciitilde{}\textbackslash{}} & 5 & 1 & 1.00 & - &" in text
+    lines = text.splitlines()
+    assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r" \\"))
+
+
+def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):
+    before = (folder / "comparison.json").read_bytes()
+    fewer = {"joining=default": CHOICES["joining=default"]}
+    with pytest.raises(ValueError, match=r"which also has encoding=learnable\(std=1.0\), seed 1; .*--replace"):
+        compare(fewer, [0], folder, progress=False)
+    assert (folder / "comparison.json").read_bytes() == before
+    compare(fewer, [0], folder, progress=False, replace=True)
+    assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
+
+
+def test_the_plan_tells_states_and_estimates_the_time_left(folder):
+    runs = plan(CHOICES, [0, 1], folder)
+    assert [row[3:] for row in planned_rows(runs)[1:]] == [*[("finished", "0.0 s")] * 4, ("4 of 4 finished", "0.0 s")]
+    shutil.rmtree(runs[0].folder)
+    history = (runs[2].folder / "metrics.csv").read_text().splitlines()
+    seconds = float(history[1].split(",")[history[0].split(",").index("seconds")])
+    rows = planned_rows(runs)
+    assert rows[1][3:] == ("epoch 0 of 1", format_seconds(seconds))  # as long as the other seed took
+    assert planned_rows(plan(CHOICES, [0], folder / "empty"))[-1][3:] == ("0 of 2 finished", "unknown")
+
+
+def test_parts_train_every_run_once(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(module, "train_runs", lambda runs, *_, **__: trained.extend(one.folder for one in runs))
+    assert train_part(CHOICES, [0, 1], tmp_path, (1, 3), progress=False) == 4
+    assert len(trained) == 2
+    for number in (2, 3):
+        train_part(CHOICES, [0, 1], tmp_path, (number, 3), progress=False)
+    assert sorted(trained) == sorted(one.folder for one in plan(CHOICES, [0, 1], tmp_path))
+    for part in ((0, 3), (4, 3)):
+        with pytest.raises(ValueError, match="`part` must be K/N"):
+            train_part(CHOICES, [0], tmp_path, part)
+
+
+def test_two_choices_of_one_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="must have different letters and digits"):
+        plan({"a(b)": small(), "a[b]": small()}, [0], tmp_path)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [({}, "must have a value"), ({"a": []}, "must have a value")])
+def test_a_plot_of_no_scores_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        score_plot(wrong, "top-1")

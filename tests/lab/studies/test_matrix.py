@@ -1,0 +1,113 @@
+"""Compatibility of families, encodings and joinings: a combination runs, or is refused with a reason."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import graticule
+from graticule.lab.studies.matrix import SMALL, build, choices_table, combinations, encodings_table, initials, table
+from graticule.position.joining import JOININGS
+from graticule.position.position import ENCODINGS
+from tiny import fields, takes
+
+BETWEEN = {"pre", "before", "after"}
+ATTENTION = {"bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
+MIXING = {*BETWEEN, "mixing", "spatial_bias"}
+#: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
+#: windows of Swin have borders inside of the image.
+USES = {
+    family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys", "token_bias"} for family in SMALL
+} | {
+    "ConViT": {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys"}
+    - {"token_bias", "key_bias", "value_bias"},
+    "PVT": {*BETWEEN, "inner"},
+    "Twins-SVT": {*BETWEEN, "inner"},
+    "Swin": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
+    "Swin V2": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
+    "SAM": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
+    "MViTv2": {*BETWEEN, "inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"},
+    "gMLP": MIXING,
+    "MLP-Mixer": {*MIXING, "inner"},
+    "ResMLP": {*MIXING, "inner"},
+    "GFNet": {*MIXING, "inner"},
+    "Swin-MLP": {*MIXING, "inner"},
+    "PosMLP": MIXING,
+}
+
+
+def allowed(family, encoding, joining):
+    """Return whether the mathematics allows it, by the fields of the encoding and those that the family uses."""
+    if not takes(joining, encoding):
+        return False
+    given = fields(encoding, joining)
+    if family in ("Swin", "Swin V2", "SAM", "MViTv2") and JOININGS[joining].whole_grid:
+        return False
+    if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
+        return False
+    return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])
+
+
+#: The contract runs every encoding in a ViT or gMLP; these families use encodings differently.
+WINDOWED = [
+    (family, encoding)
+    for family in ("PVT", "Swin", "Swin V2", "Twins-SVT", "SAM", "MViTv2", "Swin-MLP", "PosMLP")
+    for encoding in ENCODINGS
+]
+
+
+@pytest.mark.parametrize(("family", "encoding"), [case for case in WINDOWED if allowed(*case, "default")])
+def test_pyramids_run_whole_with_every_encoding_that_they_take(family, encoding):
+    runs_whole(family, encoding, "default")
+
+
+@pytest.mark.parametrize("joining", JOININGS)
+def test_pyramids_run_whole_with_every_joining_that_they_take(joining):
+    if allowed("Swin", "learnable", joining):
+        runs_whole("Swin", "learnable", joining)
+
+
+def runs_whole(family, encoding, joining):
+    model = build(family, encoding, joining)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel() and not parameter.any() and not name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)  # parameters that start at zero would hide later ones
+    side = model.img_size[0]
+    images = torch.randn(2, model.in_chans, side, side)
+    model.train()(images).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+    model.eval()
+    with torch.no_grad():
+        logits = model(images)
+        assert logits.shape == (2, 5) and logits.isfinite().all()
+        wide = torch.randn(1, model.in_chans, side, 2 * side)
+        assert model(wide).isfinite().all()
+        torch.testing.assert_close(graticule.fold(copy.deepcopy(model))(images), logits)
+        model.set_input_size((side, 2 * side))
+        assert model.grid.width == 2 * model.grid.height
+        assert model(wide).isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Return every combination, with the reason if it is refused."""
+    return combinations()
+
+
+def test_what_is_not_allowed_is_refused_with_a_reason(found):
+    wrong = [case for case, reason in found.items() if bool(reason) == allowed(*case)]
+    assert not wrong
+    known = re.compile(r"`(encoding|joining|head_dim)` must|must have no prefix tokens where tokens are mixed")
+    assert [reason for reason in found.values() if reason and not known.search(reason)] == []
+
+
+def test_the_generated_tables_are_those_in_the_docs(found):
+    """`python -m graticule.lab.studies.matrix` writes them."""
+    root = Path(__file__).parents[3]
+    assert (root / "docs" / "matrix.md").read_text(encoding="utf-8") == table(found)
+    assert encodings_table() in (root / "docs" / "encodings.md").read_text(encoding="utf-8")
+    assert choices_table() in (root / "README.md").read_text(encoding="utf-8")
+    assert len(set(initials().values())) == len(JOININGS)

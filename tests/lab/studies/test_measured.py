@@ -1,0 +1,86 @@
+"""Tables and figures of measurements are written from stored cells, each with command, date and machine."""
+
+import csv
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from evidence.measured import FIGURES, Cell, curves, page_text, read_cells, table_of, write_pages
+
+DOCS = Path(__file__).parents[3] / "docs"
+DATA = DOCS / "data" / "measured"
+NAMES = [field.name for field in dataclasses.fields(Cell)]
+PAGE = "before\n<!-- measured x: begin, written by a command -->\nold\n<!-- measured x: end -->\nafter\n"
+
+
+def cell(row="a", column="10", value="1", **others):
+    empty = dict.fromkeys(NAMES, "")
+    return Cell(**{**empty, "keys": "choice", "row": row, "column": column, "value": value, **others})
+
+
+def write(path, *cells):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([NAMES, *(dataclasses.astuple(one) for one in cells)])
+
+
+def test_the_tables_of_every_page_are_those_of_their_files():
+    shown = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if found := re.findall(r"<!-- measured (\S+): begin", text):
+            shown += found
+            assert page_text(text, DATA) == text, f"{page.name}: run python -m evidence.measured"
+    assert sorted(shown) == sorted(path.stem for path in DATA.glob("*.csv"))
+
+
+def test_every_cell_names_its_command_date_and_machine():
+    for path in DATA.glob("*.csv"):
+        for one in read_cells(path):
+            assert one.command and one.machine and re.fullmatch(r"\d{4}-\d\d-\d\d", one.date), path.name
+            assert one.row and one.column, path.name
+
+
+def test_no_table_of_results_is_typed_by_hand():
+    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    written = re.sub(r"<!-- study (\S+) -->.*?<!-- end of study \1 -->", "", text, flags=re.DOTALL)
+    written = re.sub(r"<!-- measured (\S+): begin.*?<!-- measured \1: end -->", "", written, flags=re.DOTALL)
+    assert [line for line in written.splitlines() if line.startswith("|")] == []
+    assert set(re.findall(r"\]\(figures/(\S+?)\)", written)) == set(FIGURES)
+
+
+def test_a_cell_is_written_with_its_error_and_its_test():
+    assert str(cell(value="12544")) == "12,544"
+    assert str(cell(value="1.01", low="0.99", high="1763")) == "1.01 (0.99 to 1,763)"
+    assert str(cell(value="3.61", deviation="0.42", unit="~")) == "3.61 ± 0.42 ~"
+    assert str(cell(value="+0.06", p="< 0.001", adjusted="≤ 0.016")) == "+0.06 (p < 0.001; ≤ 0.016)"
+    assert str(cell(value="")) == ""
+
+
+def test_a_table_has_the_order_of_its_cells_and_rows_may_have_several_keys():
+    cells = [
+        cell(row, column, value, keys="shape | batch")
+        for row, column, value in (("s | 8", "x", "1"), ("s | 8", "y", ""), ("s | 32", "x", "2"), ("s | 32", "y", "3"))
+    ]
+    assert table_of(cells) == [("shape", "batch", "x", "y"), ("s", "8", "1", ""), ("s", "32", "2", "3")]
+
+
+def test_pages_and_figures_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp_path, monkeypatch):
+    data = tmp_path / "data" / "measured"
+    data.mkdir(parents=True)
+    (tmp_path / "page.md").write_text(PAGE)
+    points = [cell(row, column, "5", deviation="1") for row in "ab" for column in ("28 (trained)", "1,024")]
+    write(data / "x.csv", *points)
+    monkeypatch.setattr("evidence.measured.FIGURES", {"x.png": ("x", "size", "score")})
+    assert write_pages(tmp_path) == [tmp_path / "page.md", tmp_path / "figures" / "x.png"]
+    text = (tmp_path / "page.md").read_text()
+    assert "| a | 5 ± 1 | 5 ± 1 |" in text and text.startswith("before\n") and text.endswith("after\n")
+    (ax,) = curves(points, "size", "score").axes
+    assert [line.get_xdata().tolist() for line in ax.lines[:1]] == [[28.0, 1024.0]]
+    write(data / "y.csv", cell())
+    with pytest.raises(ValueError, match="`docs` must have a page with the markers of every table, got none for y"):
+        write_pages(tmp_path)
+    (data / "y.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"y\.csv must have the columns keys, row"):
+        read_cells(data / "y.csv")

@@ -1,0 +1,306 @@
+"""Reading run folders without their models: progress, results, and which runs differ only in the seed."""
+
+import dataclasses
+import json
+import math
+import os
+import time
+
+import pytest
+
+from graticule.lab.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.training.metric import BITS_PER_BYTE, TOP1
+from graticule.lab.training.run import Run
+from graticule.system.files import locked
+
+HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
+
+
+def write_run(folder, scores=(), kind=Recipe, **recipe):
+    """Write a run with the files of training; returns its folder."""
+    folder.mkdir(parents=True)
+    described = {"recipe": kind(**recipe).to_dict(), "metric": dataclasses.asdict(kind.metric), "parameters": 10}
+    (folder / "recipe.json").write_text(json.dumps(described))
+    if scores:
+        rows = [f"{epoch},{2 / epoch},{3 / epoch},{score},0.001,{10 + epoch}" for epoch, score in enumerate(scores, 1)]
+        (folder / "metrics.csv").write_text("\n".join([HEADER.format(column=kind.metric.column), *rows]) + "\n")
+    return folder
+
+
+# Finding runs
+
+
+def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path):
+    for name in ("b", "a/seed-1", "a/seed-0", "x/y/z"):
+        write_run(tmp_path / name)
+    write_run(tmp_path / "b" / "checkpoints" / "inner")
+    write_run(tmp_path / ".trash" / "old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)]
+    assert sorted(found) == ["a/seed-0", "a/seed-1", "b", "x/y/z"]
+    assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
+    assert list(find_runs(tmp_path / "empty")) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match=r"`folders`.*nowhere.*does not exist"):
+        list(find_runs(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"file', which is not a folder"):
+        list(find_runs(tmp_path / "file"))
+
+
+# Progress
+
+
+def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
+    new, stopped, finished, running = (
+        write_run(tmp_path / name, top1) for name, top1 in (("n", ()), ("s", (50,)), ("f", (50, 60)), ("r", (50,)))
+    )
+    (finished / "result.json").write_text("{}")
+    with locked(running) as free:
+        assert free
+        assert [summarise(path).state for path in (new, stopped, finished)] == ["no epoch yet", "stopped", "finished"]
+        assert summarise(running).state == "running" and Run(running).running
+    assert summarise(running).state == "stopped"
+
+
+def test_a_run_is_not_touched_by_looking_at_it(tmp_path):
+    folder = write_run(tmp_path / "run", (50,))
+    before = sorted(folder.iterdir())
+    summarise(folder)
+    assert sorted(folder.iterdir()) == before
+    with locked(folder):
+        pass
+    os.chmod(folder / ".lock", 0o444)  # a run of another user, which can only be read
+    assert summarise(folder).state == "stopped"
+
+
+def test_epochs_and_top1_are_those_of_the_metrics(tmp_path):
+    one = summarise(write_run(tmp_path / "run", (50, 70.5, 70.5, 60.25), epochs=30, cooldown_epochs=5))
+    assert (one.epoch, one.epochs, one.best, one.last) == (4, 35, (70.5, 2), 60.25)
+    assert one.recipe["model"] == "vit_nano_patch4_28" and one.damage == ""
+    one = summarise(write_run(tmp_path / "new"))
+    assert (one.epoch, one.epochs, one.best, one.last) == (0, 10, None, None)
+
+
+def test_a_score_that_is_no_number_is_neither_best_nor_last(tmp_path):
+    one = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
+    assert (one.epoch, one.best, one.last, one.state) == (3, (40.0, 2), None, "stopped")
+    assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
+
+
+def test_the_lowest_bits_per_byte_are_the_best_and_the_first_of_equals(tmp_path):
+    one = summarise(write_run(tmp_path / "run", (3.5, 2.25, 2.25, 2.5, "nan"), kind=TextRecipe))
+    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, (2.25, 2), None)
+    one = summarise(write_run(tmp_path / "other", ("nan", 3.5, 2.25), kind=TextRecipe))
+    assert (one.best, one.last) == ((2.25, 3), 2.25)
+    one = summarise(write_run(tmp_path / "new", kind=TextRecipe))
+    assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, None, None)
+
+
+def test_the_recipe_says_what_a_run_is_judged_by_whatever_its_metrics_have(tmp_path):
+    folder = write_run(tmp_path / "run", kind=TextRecipe)
+    (folder / "metrics.csv").write_text("epoch,val_top1,val_bpb\n1,50,3\n2,60,4\n")
+    assert (summarise(folder).best, summarise(folder).last) == ((3.0, 1), 4.0)
+    (folder / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
+    assert (summarise(folder).best, summarise(folder).last) == (None, None)
+
+
+def test_a_recipe_without_a_metric_is_judged_by_the_columns_of_its_metrics(tmp_path):
+    folder = write_run(tmp_path / "run", (50, 60))
+    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit"}}')
+    one = summarise(folder)
+    assert (one.metric, one.best, one.state) == (TOP1, (60.0, 2), "stopped")
+
+
+def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that_it_recorded(tmp_path):
+    folder = write_run(tmp_path / "run")
+    described = {"recipe": {"task": "detection", "epochs": 7, "model": "detr"}}
+    (folder / "metrics.csv").write_text("epoch,val_map\n1,0.25\n2,0.125\n")
+    (folder / "recipe.json").write_text(json.dumps(described))
+    one = summarise(folder)
+    assert (one.state, one.epoch, one.epochs, one.recipe["task"]) == ("stopped", 2, 7, "detection")
+    assert (one.metric, one.best, one.last) == (None, None, None)
+    metric = {"key": "map", "label": "mAP", "unit": "", "highest": True, "decimals": 3}
+    (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric}))
+    one = summarise(folder)
+    assert (one.metric.title, one.best, one.last, one.damage) == ("mAP", (0.25, 1), 0.125, "")
+    (folder / "recipe.json").write_text(json.dumps(described | {"metric": metric | {"highest": "yes"}}))
+    assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
+
+
+def test_where_the_recipe_is_damaged_the_columns_say_what_a_run_is_judged_by(tmp_path):
+    folder = write_run(tmp_path / "run", (3.5, 2.25, 2.5), kind=TextRecipe)
+    (folder / "recipe.json").write_text("{")
+    one = summarise(folder)
+    assert (one.metric, one.best, one.last, one.state) == (BITS_PER_BYTE, (2.25, 2), 2.5, "damaged")
+
+
+def test_the_last_change_is_that_of_metrics_or_log(tmp_path):
+    folder = write_run(tmp_path / "run", (50,))
+    (folder / "log.txt").touch()
+    now = int(time.time())
+    for name, age in (("recipe.json", 0), ("metrics.csv", 500), ("log.txt", 300)):
+        os.utime(folder / name, (now - age, now - age))
+    assert summarise(folder).changed == now - 300
+    (folder / "log.txt").unlink()
+    assert summarise(folder).changed == now - 500
+    (folder / "metrics.csv").unlink()
+    assert summarise(folder).changed == now
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "no table"),
+        (b"\x00\xff\xfe\x80", "no table"),
+        (b"hello\n", "no header with epoch, got 'hello'"),
+        (b"epoch,epoch\n1,1\n", "no header with epoch"),
+        (b"epoch,val_top1\n1,50\n2\n", "line 3: 1 of 2 columns"),
+        (b"epoch,val_top1\n1,50,60\n", "line 2: 3 of 2 columns"),
+        (b"epoch,val_top1\n1,good\n", "line 2: no number, got 'good'"),
+        (b"epoch,val_top1\n1,50\n1,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n2,50\n1,50\n", "epochs out of order"),
+        (b"epoch,val_top1\nnan,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n,50\n", "epochs out of order"),
+        (b"epoch,val_top1\n1.5,50\n", "epochs out of order"),
+        (b"epoch\n" + b"1\n" * 100_001, "more than 100,000 epochs"),
+        (b"epoch\n" + b"1" * (65 << 20), "must have at most 67,108,864 bytes"),
+    ],
+)
+def test_damaged_metrics_are_reported_in_the_summary(tmp_path, text, said):
+    folder = write_run(tmp_path / "run", (50,))
+    (folder / "metrics.csv").write_bytes(text)
+    with pytest.raises(ValueError, match=r"metrics\.csv") as told:
+        read_metrics(folder / "metrics.csv")
+    one = summarise(folder)
+    assert said in str(told.value) and one.damage == str(told.value) and "\n" not in one.damage
+    assert (one.state, one.epoch, one.epochs, one.best) == ("damaged", 0, 10, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "must be JSON"),
+        (b'{"recipe": {\n"epochs": 3,', "line 2"),
+        (b"\xff\xfe\x80", "must be JSON"),
+        (b"[]", "it must be a valid dictionary, got []"),
+        (b"{}", "`recipe` must be given"),
+        (b'{"recipe": 3}', "`recipe` must be a valid dictionary, got 3"),
+        (b'{"recipe": {}}', "`recipe.epochs` must be given"),
+        (b'{"recipe": {"epochs": "ten"}}', "`recipe.epochs` must be a valid integer, got 'ten'"),
+        (
+            b'{"recipe": {"epochs": 3, "cooldown_epochs": null}}',
+            "`recipe.cooldown_epochs` must be a valid integer",
+        ),
+        (b'{"recipe": {"epochs": 1e30}}', "`recipe.epochs` must be a valid integer, got 1e+30"),
+        (b'{"recipe": {"epochs": 100001}}', "`recipe.epochs` must be at most 100000, got 100001"),
+        (b'{"recipe": {"epochs": 3, "peg": ' + b"[" * 40 + b"]" * 40 + b"}}", "must be nested at most 32 levels deep"),
+        (b" " * (5 << 20) + b"{}", "must have at most"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, said):
+    folder = write_run(tmp_path / "run", (50, 60))
+    (folder / "recipe.json").write_bytes(text)
+    one = summarise(folder)
+    assert one.state == "damaged" and one.damage.startswith("recipe.json") and said in one.damage
+    assert (one.epoch, one.epochs, one.best, one.recipe) == (2, None, (60.0, 2), {})
+
+
+def test_what_is_gone_or_is_no_file_is_damaged_too(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.csv").mkdir()
+    (folder / "recipe.json").unlink()
+    assert (
+        summarise(folder).damage
+        == "recipe.json: No such file or directory; metrics.csv must be a plain file, got a folder"
+    )
+
+
+def test_a_recipe_of_another_version_is_read(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "recipe.json").write_text('{"recipe": {"epochs": 7, "model": "vit", "invented_later": 1}}')
+    assert read_recipe(folder / "recipe.json")["invented_later"] == 1
+    assert summarise(folder).epochs == 7 and summarise(folder).state == "no epoch yet"
+
+
+def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
+    text = "\n".join([HEADER.format(column="val_top1"), *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
+    for i in range(200):
+        (write_run(tmp_path / str(i)) / "metrics.csv").write_text(text)
+    start = time.perf_counter()
+    assert len([summarise(path) for path in find_runs(tmp_path)]) == 200
+    assert time.perf_counter() - start < 5  # 0.2 s where nothing else runs
+
+
+# Following runs
+
+
+def metrics(*top1, seconds=10.0):
+    return {
+        "epoch": [float(epoch) for epoch in range(1, len(top1) + 1)],
+        "val_top1": list(map(float, top1)),
+        "seconds": [seconds] * len(top1),
+    }
+
+
+def test_one_run_is_followed_as_it_is():
+    assert curve([metrics(50, 60)], "val_top1") == [Point(1, 10, 50, None), Point(2, 20, 60, None)]
+
+
+def test_several_runs_are_a_mean_and_a_deviation_over_the_epochs_that_all_have():
+    points = curve([metrics(50, 60, 70), metrics(54, 64, seconds=20)], "val_top1")
+    assert points == [Point(1, 15, 52, pytest.approx(8**0.5)), Point(2, 30, 62, pytest.approx(8**0.5))]
+    assert curve([metrics(50), metrics()], "val_top1") == []
+
+
+@pytest.mark.parametrize("missing", [math.nan, math.inf])
+def test_where_one_run_has_no_number_there_is_none(missing):
+    first, second = curve([metrics(50, missing), metrics(54, 64)], "val_top1")
+    assert first.mean == 52 and math.isnan(second.mean) and math.isnan(second.deviation)
+
+
+def test_seconds_that_are_not_there_are_no_number():
+    without = metrics(50, 60)
+    del without["seconds"]
+    assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]
+    assert all(math.isnan(point.seconds) for point in curve([without], "val_top1"))
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group_named_by_what_tells_it_from_others():
+    recipes = {
+        f"{joining}/{seed}": Recipe(joining=joining, seed=seed).to_dict()
+        for seed in (0, 1)
+        for joining in ("default", "lape")
+    }
+    assert group_seeds(recipes) == {
+        "joining=default": ["default/0", "default/1"],
+        "joining=lape": ["lape/0", "lape/1"],
+    }
+    recipes["other"] = Recipe(img_size=(28, 56), share_seed=1).to_dict()
+    assert list(group_seeds(recipes))[-1] == "joining=default, img_size=28 56, share_seed=1"
+
+
+def test_one_group_is_named_by_its_model_and_joining():
+    recipes = {str(seed): Recipe(seed=seed).to_dict() for seed in range(3)}
+    assert group_seeds(recipes) == {"vit_nano_patch4_28, default": ["0", "1", "2"]}
+
+
+def test_nested_values_and_keys_of_one_version_alone_tell_groups_apart():
+    old = Recipe().to_dict()
+    del old["mixing"]["mixup"]
+    new = Recipe().to_dict()
+    assert group_seeds({"old": old, "new": new}) == {"mixing.mixup=-": ["old"], "mixing.mixup=0.0": ["new"]}
+
+
+def test_a_group_that_would_have_a_long_name_is_named_by_its_first_run():
+    first = Recipe()
+    second = Recipe(model="vit_nano_patch4_28", lr=1e-4, epochs=300, batch_size=1024, weight_decay=0.1, warmup_epochs=5)
+    recipes = {"a": first.to_dict(), "b": second.to_dict()}
+    assert group_seeds(recipes) == {"as a": ["a"], "as b": ["b"]}

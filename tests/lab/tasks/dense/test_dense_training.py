@@ -1,0 +1,239 @@
+"""Training of detectors and segmentation models by the common engine."""
+
+import json
+import signal
+
+import pytest
+import torch
+from dense_runs import RICH, detector, segmenter
+from safetensors.torch import load_file
+from torch import nn
+
+from commands import run_command
+from forked import forked, two_processes
+from graticule.checkpoints.read import read_checkpoint, save_weights
+from graticule.lab.tasks.parts.dense import freeze_batchnorm, windows_of
+from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses
+from graticule.lab.training.loop import train
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_model, task_of
+from tiny import holds
+
+PLAIN = {"precision": "64-true", "optimizer": "sgd", "lr": 0.02}
+
+
+@pytest.fixture(scope="module", params=[detector, segmenter], ids=["detection", "segmentation"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(kind, tmp_path_factory):
+    """Train a run with all random options."""
+    return train(kind(**RICH), tmp_path_factory.mktemp("dense") / "run", progress=False)
+
+
+def die_at(recipe, folder, step):
+    """Train, and kill this process in the step after `step`."""
+    inner = TrainingModule.training_step
+
+    def outer(self, *arguments):
+        if self.global_step == step:
+            signal.raise_signal(signal.SIGKILL)
+        return inner(self, *arguments)
+
+    TrainingModule.training_step = outer
+    train(recipe, folder, progress=False)
+
+
+def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bit(kind, whole, tmp_path):
+    recipe = kind(**RICH)
+    process = forked(die_at, recipe, tmp_path / "run", 3)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    resumed = train(recipe, tmp_path / "run", resume=True, progress=False)
+    ours, theirs = load_file(resumed.weights), load_file(whole.weights)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+    last = [read_checkpoint(run.last)["optimizer_states"][0]["state"] for run in (resumed, whole)]
+    assert all(torch.equal(last[0][n]["exp_avg"], state["exp_avg"]) for n, state in last[1].items())
+    assert resumed.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
+
+
+def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
+    alone = train(kind(**PLAIN), tmp_path / "alone", progress=False)
+    recipe = kind(**PLAIN, devices=2)
+    two_processes(lambda: train(recipe, tmp_path / "both", progress=False))
+    both = Run(tmp_path / "both")
+    ours, theirs = load_file(both.weights), load_file(alone.weights)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-9)
+    key = f"best_{recipe.metric.key}"
+    assert both.result()[key] == pytest.approx(alone.result()[key], abs=1e-4)
+
+
+def test_the_rate_falls_to_a_tenth_right_after_the_named_epochs(tmp_path):
+    rates = []
+    inner = TrainingModule.optimizer_step
+
+    def outer(self, *arguments, **options):
+        rates.append(max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
+        return inner(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingModule, "optimizer_step", outer)
+        steps = segmenter(schedule="step", decay_epochs=(1,), warmup_steps=1, warmup_lr=1e-5)
+        train(steps, tmp_path / "a", progress=False)
+        assert rates == pytest.approx([1e-5, 1e-3, 1e-4, 1e-4])
+        rates.clear()
+        train(segmenter(schedule="poly", poly_power=2.0, min_lr=1e-4), tmp_path / "b", progress=False)
+    assert rates == pytest.approx([1e-4 + 9e-4 * (1 - n / 4) ** 2 for n in range(4)])
+
+
+def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
+    recipe = detector(layer_decay=0.5, model_kwargs=("depth=2", "embed_dim=24", "num_heads=3"))
+    described = {"channels": 3, "class_names": tuple("ab"), "category_ids": (1, 2)}
+    model = build_model(recipe, **described)
+
+    class Batches:
+        steps = 5
+
+    class Task:
+        pass
+
+    task = Task()
+    task.recipe = recipe
+    module = TrainingModule(task, model, Batches())
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scale = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
+    backbone = "model.backbone.backbone."
+    assert scale[backbone + "blocks.1.mlp.fc1.weight"] == 0.5
+    assert scale[backbone + "blocks.0.mlp.fc1.weight"] == 0.25
+    assert scale[backbone + "patch_embed.proj.weight"] == 0.125
+    assert {value for name, value in scale.items() if not name.startswith(backbone)} == {1.0}
+    decayed = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert not any(decay for name, decay in decayed.items() if ".position." in name)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schedule": "step"}, "`decay_epochs` must be given with the schedule step"),
+        ({"decay_epochs": (1,)}, "`decay_epochs` must be given with the schedule step and no other"),
+        ({"schedule": "step", "decay_epochs": (2,)}, "`decay_epochs` must increase and be below `epochs`, 2"),
+        ({"warmup_epochs": 1, "warmup_steps": 1}, "`warmup_steps` must be 0 .* to count in steps, set `warmup_epochs`"),
+        ({"warmup_epochs": 2}, "`warmup_epochs` must be fewer than `epochs`, 2, got 2; give fewer, or 0 for none"),
+        ({"poly_power": 2.0}, "`poly_power` must be left out with the schedule cosine"),
+        ({"schedule": "linear"}, "`schedule`"),
+        ({"layer_decay": 1.5}, "`layer_decay`"),
+        ({"fit": (200, 100)}, "`fit` must be the shorter and the longer side, 100 200"),
+        ({"head": "retinane"}, "did you mean"),
+        ({"neck": "fnp"}, "`neck`|neck"),
+        ({"model_kwargs": ("heads=3",)}, "`model_kwargs`"),
+        ({"dataset": "digits"}, "`dataset` must have boxes, got 'digits', which has one class per image"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_before_any_work(options, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        train(detector(**options), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_windows_that_cannot_be_are_refused():
+    for options in ({"stride": 8}, {"located": True}, {"window": 32, "stride": 64}):
+        with pytest.raises(ValueError, match=r"`stride` (and|must)"):
+            segmenter(**options)
+
+
+def test_frozen_batch_norms_keep_their_statistics_and_scales():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(nn.BatchNorm2d(4)), nn.BatchNorm2d(4))
+    x = torch.randn(5, 3, 6, 6)
+    model(x)
+    expected = model.eval()(x)
+    freeze_batchnorm(model)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items() if name[0] != "0"}
+    model(x).sum().backward()
+    torch.testing.assert_close(model(x), expected)
+    assert holds(model, before)
+    assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+
+
+def test_the_hardest_pixels_are_those_of_the_highest_loss():
+    logits = torch.randn(2, 3, 4, 5)
+    classes = torch.randint(0, 3, (2, 4, 5))
+    classes[0, 0] = 255
+    each = pixel_losses(logits, classes)
+    assert not each[0, 0].any() and (each[1] > 0).all()
+    model = nn.Identity()
+    batch = [list(logits), [{"classes": one} for one in classes]]
+    whole, half = (task_of(segmenter(hardest=share)).loss(model, batch, 0) for share in (1.0, 0.5))
+    assert whole == pytest.approx(float(each.mean()))
+    top = each.flatten(1).sort(descending=True).values[:, :10]
+    assert half == pytest.approx(float(top.mean()))
+
+
+def test_the_backbone_starts_from_a_classifier_and_from_a_dense_run_at_other_sizes(whole, tmp_path):
+    other = segmenter(start_from=whole.folder, img_size=(64, 80), epochs=1, limit_train=4)
+    run = train(other, tmp_path / "run", progress=False)
+    assert "starts from" in run.log_file.read_text()
+    classifier = {
+        name.partition("backbone.")[2].removeprefix("backbone."): value
+        for name, value in load_file(whole.weights).items()
+        if "backbone." in name
+    }
+    classifier["head.weight"], classifier["head.bias"] = torch.zeros(7, 24), torch.zeros(7)
+    save_weights(classifier, tmp_path / "weights.safetensors")
+    started = train(
+        segmenter(start_from=tmp_path / "weights.safetensors", lr=1e-9, min_lr=0.0), tmp_path / "two", progress=False
+    )
+    found = load_file(started.weights)["features.backbone.blocks.0.mlp.fc1.weight"]
+    torch.testing.assert_close(found, classifier["blocks.0.mlp.fc1.weight"], rtol=0, atol=1e-6)
+
+
+def test_runs_are_evaluated_at_several_sizes_on_the_original_images(kind, whole, tmp_path, capsys):
+    command = ["evaluate", whole.folder, "--sizes", "96", "64x80", "--per-class", "--output", tmp_path]
+    code, out, err = run_command(capsys, *command)
+    assert code == 0, err
+    assert "96x96 *" in out and "64x80" in out and (tmp_path / "evaluation.png").exists()
+    score = whole.result()[f"best_{kind().metric.key}"]
+    assert f"{score:.2f}" in out.splitlines()[2]
+    code, _, err = run_command(capsys, "evaluate", whole.folder, "--sizes", "80x64")
+    assert code == 1 and "`sizes` must be SHORTERxLONGER" in err
+
+
+def test_windows_that_know_where_they_lie_are_evaluated(kind, whole, tmp_path, capsys):
+    if kind is detector:
+        code, _, err = run_command(capsys, "evaluate", whole.folder, "--window", "64")
+        assert code == 1 and "`window` must be left out with the task detection" in err
+        return
+    code, _, err = run_command(capsys, "evaluate", whole.folder, "--sizes", "64", "96", "--output", tmp_path)
+    assert code == 0 and (tmp_path / "evaluation.png").exists(), err
+    code, out, err = run_command(capsys, "evaluate", whole.folder, "--window", "64", "--located", "--output", tmp_path)
+    assert code == 0 and " 96x96 in 64/42, located " in out and "*" not in out.splitlines()[2], err
+    (record,) = json.loads((tmp_path / "evaluation.json").read_text())
+    assert (record["window"], record["stride"], record["located"]) == (64, 42, True)
+    assert not (tmp_path / "evaluation.png").exists()  # it was of other scores
+
+
+def test_a_window_of_ones_own_has_a_stride_of_its_own_whatever_the_recipe_has():
+    task = task_of(segmenter(window=64, stride=64))
+    for options, expected in (
+        ({}, (64, 64, False)),
+        ({"window": 48}, (48, 32, False)),
+        ({"stride": 16, "located": True}, (64, 16, True)),
+        ({"window": 32, "stride": 8}, (32, 8, False)),
+    ):
+        assert windows_of(SegmentationEvaluation(**options).recipe_of(task)) == expected
+
+
+def test_activations_of_the_backbone_can_be_recomputed_and_the_steps_are_the_same(tmp_path):
+    options = {"limit_train": 4, "limit_test": 2, "epochs": 1}
+    runs = [
+        train(segmenter(**options, grad_checkpointing=recomputed), tmp_path / str(recomputed), progress=False)
+        for recomputed in (False, True)
+    ]
+    ours, theirs = (load_file(run.weights) for run in runs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)

@@ -1,0 +1,97 @@
+"""Short runs for tests: two epochs of three steps, with an action at one of them."""
+
+import csv
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.tasks.classification import Mixing, Recipe
+from graticule.lab.training.interruption import Preempted
+from graticule.lab.training.loop import train
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.run import Run
+
+#: Everything that draws random numbers or has its own state.
+RICH: dict[str, Any] = {
+    "joining": "lape",
+    "drop_path_rate": 0.2,
+    "augmentation": Augmentation(random_crop_padding=2, erasing=0.3),
+    "mixing": Mixing(mixup=0.5, cutmix=0.5),
+    "ema_decay": 0.8,
+    "warmup_epochs": 1,
+    "aug_repeats": 3,
+    "accumulate": 2,
+}
+
+
+def short(**options: Any) -> Recipe:
+    """Return a recipe of two epochs of three steps."""
+    fixed = {"limit_train": 60, "limit_test": 20, "batch_size": 20, "epochs": 2, "accelerator": "cpu"}
+    return Recipe(**{**fixed, "model_kwargs": ("depth=2",), **options})
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, action: Any, method: str = "training_step") -> None:
+    """Call `action` once, in the call of `method` of the training module after `step` steps."""
+    inner, done = getattr(TrainingModule, method), []
+
+    def outer(self: Any, *arguments: Any) -> Any:
+        if self.global_step == step and not done:
+            done.append(True)
+            action()
+        return inner(self, *arguments)
+
+    patch.setattr(TrainingModule, method, outer)
+
+
+def signal_itself(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def stopped(recipe: TrainingRecipe, folder: Path, step: int) -> Run:
+    """Train until a signal in the step after `step`."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, signal_itself)
+        with pytest.raises(Preempted):
+            train(recipe, folder, progress=False, resume=folder.exists())
+    return Run.open(folder)
+
+
+def copied(run: Run, folder: Path) -> Run:
+    """Copy a run, to resume the copy."""
+    return Run(Path(shutil.copytree(run.folder, folder)))
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """Check that two sets of weights are equal bit for bit."""
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def rows(run: Run) -> list[dict[str, str]]:
+    """Read the history without its seconds."""
+    with run.metrics_file.open(newline="") as file:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+def assert_same_end(ours: Run, theirs: Run) -> None:
+    """Check that two runs have the same weights, averages, optimizer and history, bit for bit."""
+    assert_same(load_file(ours.weights), load_file(theirs.weights))
+    last = [read_checkpoint(run.last) for run in (ours, theirs)]
+    assert last[0]["global_step"] == last[1]["global_step"]
+    for state in ("state_dict", "current_model_state"):
+        assert_same(*(checkpoint.get(state, {}) for checkpoint in last))
+    states = [checkpoint["optimizer_states"][0]["state"] for checkpoint in last]
+    for index, state in states[0].items():
+        assert_same(state, states[1][index])
+    assert rows(ours) == rows(theirs)
+    results = [run.result() | {"seconds": 0} for run in (ours, theirs)]
+    assert results[0] == results[1]

@@ -1,0 +1,268 @@
+"""A checkpoint is complete or absent, the last ones and the best are kept, and a damaged one does not affect others."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import assert_same_end, at_step, copied, rows, short, stopped
+
+from commands import run_command
+from graticule.lab.cli import main
+from graticule.lab.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
+from graticule.lab.training.loop import train
+from graticule.lab.training.metric import TOP1
+from graticule.lab.training.run import Run
+from graticule.system.files import append, held, remove, write_bytes
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    return train(short(), tmp_path_factory.mktemp("whole") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory) -> Run:
+    """Return a run stopped within the second epoch, with the checkpoints of steps 2 to 5."""
+    return stopped(short(keep=9, checkpoint_steps=2), tmp_path_factory.mktemp("halfway") / "run", step=4)
+
+
+def steps(run: Run) -> list[int]:
+    return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
+
+
+# Kept checkpoints
+
+#: A rate at which nothing changes, so that the first epoch stays the best.
+STILL = {"lr": 1e-30, "min_lr": 0.0, "warmup_lr": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"keep": 1}, [3, 9]),
+        ({"keep": 2}, [3, 6, 9]),
+        ({"keep": 1, "checkpoint_steps": 2}, [3, 9]),
+        ({"keep": 3, "checkpoint_steps": 2}, [3, 6, 8, 9]),  # 6 after the second epoch; 8 and 9 follow
+        ({"keep": 9, "checkpoint_steps": 2}, [2, 3, 4, 6, 8, 9]),
+    ],
+)
+def test_exactly_the_last_ones_and_the_best_are_kept(tmp_path, options, kept):
+    run = train(short(epochs=3, **STILL, **options), tmp_path / "run", progress=False)
+    assert steps(run) == kept
+    assert run.last.name == "step-000000009.ckpt" and run.best.name == "step-000000003.ckpt"
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "best.json",
+        *[f"step-{step:09d}.ckpt" for step in kept],
+    ]
+
+
+def test_the_best_is_that_of_the_highest_top1(whole):
+    pointer = json.loads((whole.checkpoints / "best.json").read_text())
+    scores = [float(row["val_top1"]) for row in rows(whole)]
+    assert pointer["val_top1"] == max(scores)
+    assert pointer["checkpoint"] == f"step-{3 * (1 + scores.index(max(scores))):09d}.ckpt"
+
+
+@pytest.mark.parametrize("left", [None, '{"checkpoint": "step-000000001.ckpt", "val_top1": 0}'])
+def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_is_resumed(tmp_path, left):
+    run = stopped(short(**STILL), tmp_path / "run", step=3)
+    pointer = run.checkpoints / "best.json"
+    pointer.unlink() if left is None else pointer.write_text(left)
+    train(short(**STILL), run.folder, resume=True, progress=False)
+    assert run.best.name == "step-000000003.ckpt" and run.best.is_file()
+
+
+def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, whole):
+    run = copied(whole, tmp_path / "run")
+    for path in (run.checkpoints / "best.json", run.result_file, run.weights):
+        path.unlink()
+    train(short(), run.folder, resume=True, progress=False)
+    assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
+def test_a_pointer_to_anything_but_a_checkpoint_beside_it_is_refused(tmp_path, name):
+    (tmp_path / "best.json").write_text(json.dumps({"checkpoint": name}))
+    with pytest.raises(ValueError, match=r"best\.json must name a checkpoint beside it"):
+        best_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"checkpoint": 3}', "[" * 100_000])
+def test_a_damaged_pointer_is_named(tmp_path, text):
+    (tmp_path / "best.json").write_text(text)
+    with pytest.raises(ValueError, match=r"best\.json (is damaged|must be JSON)"):
+        best_checkpoint(tmp_path)
+
+
+def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path, halfway):
+    run = copied(halfway, tmp_path / "run")
+    shares = run.checkpoints / ".step-000000099.ckpt.tmp"
+    shares.mkdir()
+    (shares / "__0_0.distcp").write_bytes(b"half")
+    (run.checkpoints / ".step-000000098.ckpt.77.tmp").write_bytes(b"half")
+    (run.checkpoints / ".best.json.77.tmp").write_text("{")
+    (run.folder / ".weights.safetensors.77.tmp").write_bytes(b"half")
+    (run.folder / ".mine.tmp").write_text("of the user")
+    (run.checkpoints / "step-x.ckpt").write_text("of the user")
+    train(short(), run.folder, resume=True, progress=False)
+    assert sorted(path.name for path in run.checkpoints.iterdir() if not path.name.startswith("step-0")) == [
+        "best.json",
+        "step-x.ckpt",
+    ]
+    assert sorted(path.name for path in run.folder.iterdir() if path.name.startswith(".")) == [".lock", ".mine.tmp"]
+    remove_leftovers(tmp_path / "nowhere")  # of a run that did not get so far
+
+
+# Damaged checkpoints
+
+
+def cut(path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, capsys, halfway, whole):
+    run = copied(halfway, tmp_path / "run")
+    assert steps(run) == [2, 3, 4, 5]
+    cut(run.last)
+    assert main(["train", "--resume", str(run.folder)]) == 1
+    said = capsys.readouterr().err
+    assert "step-000000005.ckpt" in said and "truncated" in said
+    assert "remove it to resume from an older one, step-000000004.ckpt" in said
+    assert "also step-000000003.ckpt, step-000000002.ckpt" in said and "Traceback" not in said
+    run.last.unlink()
+    train(short(), run.folder, resume=True, progress=False)
+    assert_same_end(run, whole)
+    assert "resumed after step 4" in run.log_file.read_text()
+
+
+def test_where_the_only_checkpoint_is_cut_it_says_so(tmp_path):
+    run = stopped(short(), tmp_path / "run", step=1)
+    cut(run.last)
+    with pytest.raises(ValueError, match=r"step-000000002\.ckpt.*there is no older one"):
+        train(short(), run.folder, resume=True, progress=False)
+
+
+def test_a_file_that_is_no_checkpoint_of_a_run_is_named(tmp_path):
+    run = stopped(short(), tmp_path / "run", step=1)
+    torch.save({"state_dict": {}}, run.last)
+    with pytest.raises(ValueError, match="`progress` must be given"):
+        train(short(), run.folder, resume=True, progress=False)
+
+
+def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, whole):
+    run = copied(train(short(keep=9, checkpoint_steps=1), tmp_path / "first", progress=False), tmp_path / "run")
+    run.result_file.unlink()
+    for step in (3, 4, 5, 6):  # including the best one
+        (run.checkpoints / f"step-{step:09d}.ckpt").unlink()
+    train(short(), run.folder, resume=True, progress=False)
+    assert run.best.is_file() and run.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
+    assert torch.equal(load_file(run.weights)["head.weight"], load_file(whole.weights)["head.weight"])
+
+
+# A folder that is replaced during training
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", ""])
+def test_nothing_is_written_or_removed_through_a_link_that_replaced_a_folder_during_training(tmp_path, name):
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    mine.mkdir()
+    for file in ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"):
+        (mine / file).write_text("precious")
+
+    def replaced():
+        (folder / name).rename(tmp_path / "moved")
+        (folder / name).symlink_to(mine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, replaced)
+        with pytest.raises(OSError, match=rf"{name} was deleted, moved or replaced while .* used it"):
+            train(short(checkpoint_steps=1), folder, progress=False)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == dict.fromkeys(
+        ("step-000000001.ckpt", "step-000000004.ckpt", "log.txt", "metrics.csv"), "precious"
+    )
+
+
+def test_a_file_is_removed_in_the_folder_that_was_opened(tmp_path):
+    folder, mine = tmp_path / "folder", tmp_path / "mine"
+    mine.mkdir()
+    with held(folder):
+        for place in (folder, mine):
+            (place / "step-000000001.ckpt").write_text("weights")
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(mine)
+        for writes in (remove, lambda path: append(path, b"more"), lambda path: write_bytes(path, b"other")):
+            with pytest.raises(OSError, match="was deleted, moved or replaced"):
+                writes(folder / "step-000000001.ckpt")
+    assert [(path / "step-000000001.ckpt").read_text() for path in (mine, tmp_path / "moved")] == ["weights"] * 2
+
+
+def test_a_run_folder_that_is_deleted_during_training_ends_the_run_and_is_not_created_again(tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, lambda: shutil.rmtree(folder))
+        given = ("--quick", "--limit-train", 40, "--epochs", 2, "--model-kwargs", "depth=1", "--output", folder)
+        code, _, err = run_command(capsys, "train", "digits_quick", *given)
+    assert code == 1 and not folder.exists()
+    assert err.splitlines()[-1].endswith("restore it, or name another folder.")
+
+
+# A full disk
+
+
+def full(path) -> None:
+    path.write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, monkeypatch, capsys, whole):
+    save, folder = torch.save, tmp_path / "run"
+
+    def limited(values, path, *arguments):
+        if "step-000000004" in str(path):
+            full(path)
+        return save(values, path, *arguments)
+
+    monkeypatch.setattr("graticule.lab.training.checkpoints.torch.save", limited)
+    with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written .*No space left.*is the disk full"):
+        train(short(checkpoint_steps=2), folder, progress=False)
+    monkeypatch.undo()
+    run = Run.open(folder)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["best.json", "step-000000003.ckpt"]
+    assert "stopped by OSError" in run.log_file.read_text()
+    train(short(checkpoint_steps=2), folder, resume=True, progress=False)
+    assert_same_end(run, whole)
+
+
+def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, whole):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # from the fourth step on, no file can be larger than that
+        at_step(monkeypatch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1])))
+        with pytest.raises(OSError, match=r"step-000000004\.ckpt could not be written.*An existing file is unchanged"):
+            train(short(checkpoint_steps=1), tmp_path / "run", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run = Run.open(tmp_path / "run")
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["best.json", "step-000000003.ckpt"]
+    train(short(), run.folder, resume=True, progress=False)
+    assert_same_end(run, whole)
+
+
+def test_a_disk_that_is_full_when_the_folder_is_made_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("graticule.system.files.Path.write_text", lambda path, *arguments, **named: full(path))
+    with pytest.raises(OSError, match=r"recipe\.json could not be written"):
+        train(short(), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    assert not (tmp_path / "run" / "recipe.json").exists()
+    assert train(short(), tmp_path / "run", progress=False).finished  # nothing is left over
+
+
+def test_the_state_of_a_checkpoint_without_a_name_is_taken_up(tmp_path):
+    saver = Checkpoints(tmp_path, keep=1, every=None, metric=TOP1)
+    saver.load_state_dict({"best": 12.5})  # the first format of this state
+    assert saver.state_dict() == {"best": 12.5, "best_name": None}

@@ -1,0 +1,476 @@
+"""Distillation: the teacher's part of the loss, its inputs, and its unchanged state."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.data.digits import INFO
+from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.module import build_mixup
+from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.tasks.distillation import Distillation
+from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
+from graticule.lab.training.loop import train
+from graticule.lab.training.task import build_model
+
+COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LN2, LN3 = math.log(2), math.log(3)
+#: A student of every kind, by the input of its classifier.
+STUDENTS = {
+    "distillation token": {
+        "model": "deit_tiny_distilled_patch16_224",
+        "patch_size": 7,
+        "model_kwargs": ("embed_dim=24", "depth=2"),
+    },
+    "class token": {"model": "vit_nano_patch4_28", "model_kwargs": ("depth=2",)},
+    "average": {"model": "vit_nano_patch4_28", "model_kwargs": ("depth=2",), "global_pool": "avg"},
+    "mixer": {"model": "gmlp_nano_patch4_28", "model_kwargs": ("num_blocks=2",)},
+}
+
+
+class Probe(nn.Module):
+    """Records its inputs."""
+
+    def forward(self, images):
+        self.seen = images
+        return images.mean((2, 3))[:, :2]
+
+
+def teacher_of(info=COLOURS, size=(3, 12, 20), mean=MEAN, std=STD, **options) -> Teacher:
+    return Teacher(Probe(), Distillation(**options), info, mean=mean, std=std, size=size)
+
+
+def student_images(raw: torch.Tensor, info: DatasetInfo) -> torch.Tensor:
+    mean, std = torch.tensor(info.mean), torch.tensor(info.std)
+    return (raw - mean[:, None, None]) / std[:, None, None]
+
+
+def small(**kwargs) -> Recipe:
+    options = {"limit_train": 24, "limit_test": 10, "batch_size": 8, "epochs": 1, "accelerator": "cpu"}
+    return Recipe(**options | kwargs)
+
+
+@pytest.fixture(scope="module")
+def convnet(tmp_path_factory):
+    """Return the weights of a small convnet for ten classes, with statistics of some images."""
+    torch.manual_seed(1)
+    model = timm.create_model("test_resnet", num_classes=10)
+    with torch.no_grad():
+        model.train()(torch.randn(8, 3, 64, 64))
+    path = tmp_path_factory.mktemp("teacher") / "convnet.pth"
+    torch.save({"model": model.state_dict()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def teacher_run(tmp_path_factory):
+    """Train a run at 32 x 32."""
+    recipe = small(model="posmlp_nano_32", img_size=(32, 32))
+    return train(recipe, tmp_path_factory.mktemp("teacher") / "run", progress=False)
+
+
+# The loss
+
+
+def test_the_soft_loss_is_the_mean_divergence_from_the_teacher_by_hand():
+    student = torch.tensor([[0.0, LN3], [1.0, 2.0]])  # (1/4, 3/4)
+    teacher = torch.tensor([[LN2, 0.0], [1.0, 2.0]])  # (2/3, 1/3); both agree on the second image
+    divergence = (2 / 3 * math.log(8 / 3) + 1 / 3 * math.log(4 / 9)) / 2
+    loss = torch.tensor(2.0)
+    found = teacher_of(form="soft", temperature=1.0).combine(loss, student, teacher)
+    assert found.item() == pytest.approx(0.9 * 2 + 0.1 * divergence)
+    # twice the logits at twice the temperature: the same probabilities, and tau squared
+    found = teacher_of(form="soft", temperature=2.0, alpha=0.3).combine(loss, 2 * student, 2 * teacher)
+    assert found.item() == pytest.approx(0.7 * 2 + 0.3 * 4 * divergence)
+
+
+def test_the_hard_loss_is_half_the_cross_entropy_with_the_teachers_decision_by_hand():
+    student = torch.tensor([[0.0, LN3], [LN2, 0.0]])  # (1/4, 3/4) and (2/3, 1/3)
+    teacher = torch.tensor([[5.0, 4.0], [0.1, 0.0]])  # the first class, both times
+    found = teacher_of().combine(torch.tensor(2.0), student, teacher)
+    assert found.item() == pytest.approx((2 + (math.log(4) + math.log(3 / 2)) / 2) / 2)
+
+
+def test_the_hard_loss_is_its_definition():
+    student, teacher, labels = torch.randn(6, 5), torch.randn(6, 5), torch.randint(5, (6,))
+    loss = F.cross_entropy(student, labels)
+    decided = -student.log_softmax(1)[torch.arange(6), teacher.argmax(1)].mean()
+    torch.testing.assert_close(teacher_of().combine(loss, student, teacher), (loss + decided) / 2)
+
+
+@pytest.mark.parametrize("form", ["hard", "soft"])
+def test_the_ends_of_alpha_are_the_plain_loss_and_the_teacher_alone(form):
+    student, teacher, loss = torch.randn(6, 5), torch.randn(6, 5), torch.tensor(1.7)
+    assert torch.equal(teacher_of(form=form, alpha=0.0).combine(loss, student, teacher), loss)
+    alone = [teacher_of(form=form, alpha=1.0).combine(other, student, teacher) for other in (loss, loss * 9)]
+    assert torch.equal(*alone)
+    half = teacher_of(form=form, alpha=0.5).combine(loss, student, teacher)
+    torch.testing.assert_close(half, (loss + alone[0]) / 2)
+
+
+def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
+    logits = torch.randn(6, 5)
+    student = (logits + 3.0).requires_grad_()  # a constant on all logits has no effect
+    loss = teacher_of(form="soft", alpha=1.0).combine(torch.tensor(0.0), student, logits)
+    loss.backward()
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(student.grad, torch.zeros(6, 5), atol=1e-6, rtol=0)
+
+
+def test_the_hotter_the_soft_loss_the_more_it_matches_logits():
+    # Hinton et al. (2015), section 2.1: the gradient tends to the difference of centred logits over the classes
+    student, teacher = torch.randn(6, 5), torch.randn(6, 5)
+    centred = [logits - logits.mean(1, keepdim=True) for logits in (student, teacher)]
+    matching = (centred[0] - centred[1]) / 5 / 6  # the mean over six images
+    errors = []
+    for temperature in (1.0, 10.0, 100.0):
+        logits = student.clone().requires_grad_()
+        options = {"form": "soft", "alpha": 1.0, "temperature": temperature}
+        teacher_of(**options).combine(torch.tensor(0.0), logits, teacher).backward()
+        errors.append(((logits.grad - matching).norm() / matching.norm()).item())
+    assert errors[2] < errors[1] / 5 < errors[0] / 10 and errors[2] < 0.01
+
+
+def test_softmaxes_of_half_precision_are_in_float32():
+    student, teacher = torch.randn(6, 5).bfloat16(), torch.randn(6, 5).bfloat16()
+    for form in ("hard", "soft"):
+        made = teacher_of(form=form, alpha=1.0).combine(torch.tensor(0.0), student, teacher)
+        assert made.dtype == torch.float32
+        whole = teacher_of(form=form, alpha=1.0).combine(torch.tensor(0.0), student.float(), teacher.float())
+        assert torch.equal(made, whole)
+
+
+def test_what_is_left_open_is_as_in_the_paper():
+    hard, soft = Distillation(), Distillation(form="soft")
+    assert (hard.share, soft.share, soft.tau) == (0.5, 0.1, 3.0)
+
+
+# Inputs of the teacher
+
+
+def test_the_teacher_sees_what_it_would_see_of_the_raw_image():
+    teacher, raw = teacher_of(), torch.rand(2, 3, 12, 20)
+    teacher(student_images(raw, COLOURS))
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    torch.testing.assert_close(teacher.model.seen, (raw - mean) / std, atol=1e-5, rtol=1e-5)
+
+
+def test_a_teacher_of_the_same_normalisation_and_size_sees_the_students_images_bit_for_bit():
+    teacher, images = teacher_of(mean=COLOURS.mean, std=COLOURS.std), torch.randn(2, 3, 12, 20)
+    teacher(images)
+    assert torch.equal(teacher.model.seen, images)
+
+
+@pytest.mark.parametrize("size", [(6, 10), (25, 31), (12, 40)])
+def test_images_come_at_the_teachers_size(size):
+    teacher, raw = teacher_of(), torch.rand(2, 3, *size)
+    teacher(student_images(raw, COLOURS))
+    resized = F.interpolate(raw, (12, 20), mode="bicubic", antialias=True)
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    torch.testing.assert_close(teacher.model.seen, (resized - mean) / std, atol=1e-4, rtol=1e-4)
+
+
+def test_a_gray_image_comes_in_each_of_three_channels():
+    teacher, raw = teacher_of(INFO), torch.rand(2, 1, 12, 20)
+    teacher(student_images(raw, INFO))
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    torch.testing.assert_close(teacher.model.seen, (raw.expand(-1, 3, -1, -1) - mean) / std, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gray_teacher_of_gray_images_sees_one_channel():
+    teacher, raw = teacher_of(INFO, (1, 12, 20), (0.5,), (0.5,)), torch.rand(2, 1, 12, 20)
+    teacher.model.forward = lambda images: images  # (B, 1, 12, 20)
+    torch.testing.assert_close(teacher(student_images(raw, INFO)), (raw - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gray_teacher_of_colour_images_is_refused():
+    with pytest.raises(ValueError, match=r"`distillation.teacher` must take images of 3 channels.*got one of 1"):
+        teacher_of(COLOURS, (1, 12, 20), (0.5,), (0.5,))
+
+
+# State of the teacher
+
+
+def test_a_teacher_is_never_trained_nor_copied(convnet):
+    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), INFO, (28, 28))
+    assert teacher.train() is teacher and not any(module.training for module in teacher.modules())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert not teacher(torch.randn(2, 1, 28, 28, requires_grad=True)).requires_grad
+    assert copy.deepcopy({"of a task": teacher})["of a task"] is teacher
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_kwargs": ("depth=2",), "ema_decay": 0.9},
+        {**STUDENTS["distillation token"], "precision": "bf16-true"},
+        {"model_kwargs": ("depth=2",), "precision": "bf16-mixed", "mixing": Mixing(mixup=0.8, cutmix=1.0)},
+    ],
+    ids=["averaged", "distillation token, bfloat16", "mixed"],
+)
+def test_an_epoch_leaves_the_teacher_as_it_was_and_out_of_the_checkpoint(tmp_path, monkeypatch, convnet, options):
+    kept = []
+
+    def build(*arguments):
+        kept.append(build_teacher(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr("graticule.lab.tasks.parts.teacher.build_teacher", build)
+    distillation = Distillation(teacher="test_resnet", teacher_checkpoint=convnet)
+    run = train(small(distillation=distillation, **options), tmp_path / "run", progress=False)
+    before, after = read_checkpoint(convnet)["model"], kept[0].model.state_dict()
+    assert run.finished and before.keys() == after.keys()
+    assert any(name.endswith("running_mean") for name in before)
+    assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
+    assert not any("teacher" in name for name in read_checkpoint(run.last)["state_dict"])
+    assert run.recipe().distillation == distillation
+    assert run.model()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_a_teacher_without_a_share_changes_nothing_bit_for_bit(tmp_path, teacher_run):
+    plain = small(**STUDENTS["class token"], drop_path_rate=0.1)
+    options = Distillation(teacher=str(teacher_run.folder), alpha=0.0)
+    taught = small(**STUDENTS["class token"], drop_path_rate=0.1, distillation=options)
+    found = [load_file(train(one, tmp_path / str(n), progress=False).weights) for n, one in enumerate((plain, taught))]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_head_of_the_distillation_token_learns_from_the_teacher_alone(tmp_path, teacher_run):
+    options = Distillation(teacher=str(teacher_run.folder), alpha=0.0)
+    recipe = small(**STUDENTS["distillation token"], distillation=options)
+    weights = load_file(train(recipe, tmp_path / "run", progress=False).weights)
+    torch.manual_seed(recipe.seed)
+    fresh = build_model(recipe, num_classes=10, channels=1).state_dict()
+    assert torch.equal(weights["head_dist.bias"], fresh["head_dist.bias"])  # no weight decay
+    assert not torch.equal(weights["head.bias"], fresh["head.bias"])
+
+
+# Students
+
+
+def gradients(student: str, options: Distillation, labels: torch.Tensor, mixed: bool = False) -> dict:
+    """Return the gradients of one step of a student; the brighter the image, the higher the teacher's class of ten."""
+    recipe = small(**STUDENTS[student], distillation=options)
+    torch.manual_seed(0)
+    model = build_model(recipe, num_classes=10, channels=1)
+
+    class Bright(nn.Module):
+        def forward(self, images):
+            return images.mean((1, 2, 3))[:, None] * torch.arange(10.0)
+
+    teacher = Teacher(Bright(), options, INFO, mean=(0.5,), std=(0.5,), size=(1, 28, 28))
+    mixup = (
+        build_mixup(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=10)
+        if mixed
+        else None
+    )
+    task = Classification(recipe)
+    task.teacher, task.mixup = teacher, mixup
+    if hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)
+    torch.manual_seed(1)
+    images = torch.randn(8, 1, 28, 28)
+    np.random.seed(0)
+    task.loss(model.train(), (images, labels), 0).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("form", ["hard", "soft"])
+@pytest.mark.parametrize("student", STUDENTS)
+def test_labels_reach_one_head_and_the_teacher_the_other_or_both_the_only_one(student, form):
+    first, second = torch.arange(8), torch.arange(8).flip(0)
+    labelled = [gradients(student, Distillation(form=form, alpha=0.0), labels) for labels in (first, second)]
+    taught = [gradients(student, Distillation(form=form, alpha=1.0), labels) for labels in (first, second)]
+    both = gradients(student, Distillation(form=form, alpha=0.5), first)
+    assert not torch.equal(labelled[0]["head.weight"], labelled[1]["head.weight"])
+    for name, gradient in both.items():  # the step is the mean of the two
+        torch.testing.assert_close(gradient, (labelled[0][name] + taught[0][name]) / 2, atol=1e-6, rtol=1e-4)
+        assert torch.equal(taught[0][name], taught[1][name])  # it does not depend on labels
+    if student == "distillation token":
+        assert not labelled[0]["head_dist.weight"].any() and not taught[0]["head.weight"].any()
+        assert labelled[0]["head.weight"].any() and taught[0]["head_dist.weight"].any()
+    else:
+        assert labelled[0]["head.weight"].any() and taught[0]["head.weight"].any()
+
+
+def test_the_teacher_is_asked_about_the_mixed_images(monkeypatch):
+    seen = []
+    forward = Teacher.forward
+    monkeypatch.setattr(Teacher, "forward", lambda self, images: seen.append(images) or forward(self, images))
+    labels = torch.arange(8)
+    found = gradients("class token", Distillation(), labels, mixed=True)
+    torch.manual_seed(1)
+    assert not torch.equal(seen[0], torch.randn(8, 1, 28, 28))
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("form", ["hard", "soft"])
+@pytest.mark.parametrize("student", STUDENTS)
+def test_every_kind_of_student_learns_from_a_run(tmp_path, teacher_run, student, form):
+    options = Distillation(teacher=str(teacher_run.folder), form=form)
+    run = train(small(**STUDENTS[student], distillation=options), tmp_path / "run", progress=False)
+    assert run.finished and run.recipe().distillation == options
+    assert run.model()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+# Sources of teachers
+
+
+def test_there_is_no_teacher_where_none_is_named():
+    assert build_teacher(Distillation(), INFO, (28, 28)) is None
+
+
+def test_a_run_is_asked_at_its_own_size_in_its_own_normalisation(teacher_run):
+    teacher = build_teacher(Distillation(teacher=str(teacher_run.folder)), INFO, (28, 28))
+    images, _ = teacher_run.data().test_images((32, 32), range(4))
+    with torch.no_grad():
+        assert torch.equal(teacher(images), teacher_run.model()(images))
+
+
+def test_a_named_model_is_what_timm_makes_of_its_weights(convnet, tmp_path):
+    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), COLOURS_OF_TEN, (64, 48))
+    model = timm.create_model("test_resnet", num_classes=10)
+    model.load_state_dict(read_checkpoint(convnet)["model"])
+    assert teacher.size == tuple(model.pretrained_cfg["input_size"][1:]) == (160, 160)
+    raw = torch.rand(2, 3, 160, 160)
+    with torch.no_grad():
+        logits = model.eval()((raw - 0.5) / 0.5)
+    torch.testing.assert_close(teacher(student_images(raw, COLOURS_OF_TEN)), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_named_model_of_ours_reads_safetensors(tmp_path):
+    model = build_model(Recipe(), num_classes=10, channels=1).eval()
+    save_file(model.state_dict(), tmp_path / "ours.safetensors")
+    options = Distillation(teacher="vit_nano_patch4_28", teacher_checkpoint=tmp_path / "ours.safetensors")
+    teacher = build_teacher(options, INFO, (28, 28))
+    raw = torch.rand(2, 1, 28, 28)
+    with torch.no_grad():
+        logits = model((raw - 0.5) / 0.5)
+    torch.testing.assert_close(teacher(student_images(raw, INFO)), logits, atol=1e-4, rtol=1e-4)
+
+
+def test_building_a_teacher_draws_no_numbers(convnet):
+    before = torch.get_rng_state()
+    build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), INFO, (28, 28))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "warm"}, r"`distillation.form` must be 'hard' or 'soft', got 'warm'"),
+        ({"alpha": -0.1}, r"`distillation.alpha` must be at least 0, got -0.1"),
+        ({"alpha": 1.5}, r"`distillation.alpha` must be at most 1, got 1.5"),
+        ({"alpha": math.nan}, r"`distillation.alpha` must be a finite number, got nan"),
+        ({"temperature": 2.0}, r"`distillation.temperature` must be left out unless .* soft.* got 2.0"),
+        ({"form": "soft", "temperature": 0.0}, r"`distillation.temperature` must be greater than 0, got 0.0"),
+        ({"form": "soft", "temperature": math.inf}, r"`distillation.temperature` must be a finite number, got inf"),
+        ({"teacher_checkpoint": "a.pth"}, r"`distillation.teacher_checkpoint` must be given with `distillation"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(**options)
+
+
+def assert_refused(error, message, info=INFO, **options):
+    with pytest.raises(error, match=message):
+        build_teacher(Distillation(**options), info, (28, 28))
+
+
+def test_a_teacher_that_is_not_there_is_refused_with_the_nearest_names(tmp_path):
+    assert_refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
+    assert_refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
+    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path / "nowhere"))
+    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path))
+
+
+def test_a_folder_does_not_shadow_the_name_of_a_teacher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("test_resnet", "mine"):
+        (tmp_path / name).mkdir()
+    assert_refused(ValueError, "test_resnet has no weights", teacher="test_resnet")
+    assert_refused(ValueError, r"for the run in that folder, \./mine", teacher="mine")
+
+
+def test_a_named_teacher_without_weights_is_refused(tmp_path):
+    assert_refused(ValueError, "has no weights: give `distillation.teacher_checkpoint`", teacher="test_resnet")
+    assert_refused(
+        FileNotFoundError,
+        "`distillation.teacher_checkpoint` must be a file",
+        teacher="test_resnet",
+        teacher_checkpoint=tmp_path / "none.pth",
+    )
+
+
+def test_a_teacher_of_other_classes_is_refused_with_both_numbers(convnet, teacher_run):
+    message = r"the classes of colours, 2, got 10 in"
+    assert_refused(ValueError, message, COLOURS, teacher="test_resnet", teacher_checkpoint=convnet)
+    gray = DatasetInfo("gray", ("a", "b"), 1, None, (0.5,), (0.5,))
+    assert_refused(ValueError, r"the classes of gray, 2, got 10 in", gray, teacher=str(teacher_run.folder))
+
+
+def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
+    assert_refused(
+        ValueError,
+        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*it has no",
+        teacher="test_convnext",
+        teacher_checkpoint=convnet,
+    )
+    state = read_checkpoint(convnet)["model"]
+    torch.save({**state, "conv1.0.weight": torch.zeros(1)}, tmp_path / "shape.pth")
+    assert_refused(
+        ValueError,
+        r"conv1.0.weight is \(1,\) where the model has",
+        teacher="test_resnet",
+        teacher_checkpoint=tmp_path / "shape.pth",
+    )
+    (tmp_path / "text.pth").write_text("no weights")
+    assert_refused(ValueError, "not a checkpoint", teacher="test_resnet", teacher_checkpoint=tmp_path / "text.pth")
+
+
+def test_a_run_has_its_own_weights_and_its_weights_are_no_named_models(teacher_run, convnet):
+    assert_refused(
+        ValueError,
+        "`distillation.teacher_checkpoint` must be left out",
+        teacher=str(teacher_run.folder),
+        teacher_checkpoint=convnet,
+    )
+    for path in (teacher_run.weights, teacher_run.best):
+        assert_refused(ValueError, "must not be part of a run", teacher="posmlp_nano_32", teacher_checkpoint=path)
+
+
+def test_a_student_is_not_its_own_teacher(tmp_path):
+    folder = tmp_path / "run"
+    recipe = small(distillation=Distillation(teacher=str(folder)))
+    with pytest.raises(ValueError, match=r"`distillation.teacher` must be the folder of a run"):
+        train(recipe, folder, progress=False)
+    folder.mkdir()
+    described = {"recipe": recipe.to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
+    (folder / "recipe.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"`distillation.teacher` must be another run than the student's own"):
+        train(recipe, folder, resume=True, progress=False)
+
+
+def test_options_survive_being_written(tmp_path):
+    options = Distillation(teacher="test_resnet", teacher_checkpoint=tmp_path / "a.pth", form="soft", temperature=2.0)
+    assert Recipe.from_dict(small(distillation=options).to_dict()).distillation == options
+
+
+def test_the_teacher_of_the_imagenet_recipes_sees_their_images_as_they_are():
+    given = timm.get_pretrained_cfg("regnety_160")
+    assert tuple(given.input_size) == (3, 224, 224) and (tuple(given.mean), tuple(given.std)) == (MEAN, STD)

@@ -1,0 +1,79 @@
+"""An evaluation counts every image once, at any size, and does not change the model."""
+
+import json
+
+import pytest
+import torch
+from short_runs import rows, short
+
+import graticule
+from commands import run_command
+from graticule.lab.data.module import DataModule
+from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def data() -> DataModule:
+    module = DataModule("digits", size=(28, 28), limit_train=20, limit_test=50, eval_batch_size=16)
+    module.setup()
+    return module
+
+
+def model_that_knows(data: DataModule, wrong: int) -> torch.nn.Module:
+    """Return a model that classifies all test images correctly except the first `wrong`, by looking them up."""
+    model = graticule.create_model("vit_nano_patch4_28")
+    dataset = data.eval_dataloader((28, 28)).dataset
+    images, answers = dataset.tensors, dataset.labels.clone()
+    answers[:wrong] = (answers[:wrong] + 1) % 10
+
+    def look_up(x):
+        distances = torch.cdist(x.flatten(1), images.flatten(1))
+        return 2 * torch.nn.functional.one_hot(answers[distances.argmin(1)], 10).float()
+
+    model.forward = look_up
+    return model
+
+
+def test_top1_is_the_share_of_images_that_are_classified_correctly(data):
+    (score,) = evaluate(model_that_knows(data, wrong=7), data, [(28, 28)], progress=False)
+    assert score.images == 50
+    assert score.top1 == pytest.approx(100 * 43 / 50, abs=1e-4)
+
+
+def test_the_loss_is_the_mean_over_images_whatever_the_batches(data):
+    (score,) = evaluate(model_that_knows(data, wrong=0), data, [(28, 28)], progress=False)
+    expected = -torch.log_softmax(torch.tensor([2.0] + [0.0] * 9), 0)[0].item()
+    assert score.loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_model_is_as_it_was(data):
+    model = graticule.create_model("vit_nano_patch4_28", joining="lape").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scores = evaluate(model, data, [(20, 28), (28, 28)], progress=False)
+    assert [score.size for score in scores] == [(20, 28), (28, 28)]
+    assert model.training and model.position.training and type(model.position).__name__ == "JoinedPosition"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_size_that_no_patch_divides_is_refused_before_any_work(data):
+    model = graticule.create_model("vit_nano_patch4_28").train()
+    with pytest.raises(ValueError, match="`img_size`"):
+        evaluate(model, data, [(28, 28), (28, 30)], progress=False)
+    assert model.training
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
+def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, capsys, precision):
+    run = train(short(precision=precision), tmp_path / "run", progress=False)
+    held_out = {int(row["epoch"]): float(row["val_loss"]) for row in rows(run)}
+    loss = {}
+    for given in ((), ("--precision", "32-true")):
+        code, out, _ = run_command(capsys, "evaluate", run.folder, *given)
+        (record,) = json.loads((run.folder / "evaluation.json").read_text())
+        assert code == 0 and (f"computed in {precision}" in out) == (record.get("precision") == precision) == (
+            not given
+        )
+        loss[given] = record["loss"]
+    assert loss[()] == pytest.approx(held_out[run.result()["best_epoch"]], rel=1e-6)
+    assert precision == "64-true" or loss[()] != loss["--precision", "32-true"]

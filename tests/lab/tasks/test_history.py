@@ -1,0 +1,204 @@
+"""History, log, progress bar and TensorBoard files of a run; a resumed run has the same as an uninterrupted one."""
+
+import csv
+import io
+import re
+import types
+
+import pytest
+import torch
+from short_runs import RICH, at_step, rows, short, stopped
+
+from graticule.lab.training.callbacks import History, Progress, memory
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import RunFolder
+
+DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    return train(short(**RICH), tmp_path_factory.mktemp("whole") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory) -> Run:
+    """Return a run stopped in the middle of both epochs and resumed."""
+    folder = tmp_path_factory.mktemp("resumed") / "run"
+    for step in (1, 4):
+        stopped(short(**RICH), folder, step)
+    return train(short(**RICH), folder, resume=True, progress=False)
+
+
+def said(run: Run) -> list[str]:
+    lines = [DATED.fullmatch(line) for line in run.log_file.read_text().splitlines()]
+    assert all(lines), run.log_file.read_text()
+    return [line[1] for line in lines]
+
+
+# The log
+
+
+def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(whole):
+    lines = said(whole)
+    assert lines[0] == "starts on 1 device, cpu" and len(lines) == 3
+    for number, line in enumerate(lines[1:], start=1):
+        assert re.fullmatch(
+            rf"epoch {number} of 2: train_loss \S+, val_loss \S+, val_top1 \S+, lr \S+, seconds \S+", line
+        )
+
+
+def test_the_log_says_where_it_was_stopped_by_what_and_where_it_resumes(resumed):
+    assert [line.partition(":")[0] for line in said(resumed)] == [
+        "starts on 1 device, cpu",
+        "stopped by Preempted",
+        "resumed after step 2 on 1 device, cpu",
+        "epoch 1 of 2",
+        "stopped by Preempted",
+        "resumed after step 5 on 1 device, cpu",
+        "epoch 2 of 2",
+    ]
+
+
+def test_the_log_says_the_first_line_of_an_error(tmp_path, monkeypatch):
+    def fail():
+        raise ValueError("too bad\nsecond line")
+
+    at_step(monkeypatch, 1, fail)
+    with pytest.raises(ValueError, match="too bad"):
+        train(short(), tmp_path / "run", progress=False)
+    assert said(Run(tmp_path / "run"))[-1] == "stopped by ValueError: too bad"
+
+
+# The history
+
+
+def test_the_history_has_a_row_an_epoch_of_numbers(whole):
+    with whole.metrics_file.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == ["epoch", "train_loss", "val_loss", "val_top1", "lr", "seconds"]
+    assert [row["epoch"] for row in found] == ["1", "2"]
+    for row in found:
+        assert 0 < float(row["train_loss"]) < 10 and 0 <= float(row["val_top1"]) <= 100 and float(row["seconds"]) > 0
+
+
+def test_an_epoch_that_was_resumed_in_its_middle_has_the_loss_of_a_whole_one(whole, resumed):
+    assert rows(resumed) == rows(whole)
+
+
+def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("graticule.lab.training.callbacks.time.perf_counter", lambda: now[0])
+    trainer = types.SimpleNamespace(
+        is_global_zero=True, global_step=0, world_size=1, current_epoch=0, max_epochs=1, callback_metrics={},
+        strategy=types.SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    RunFolder(tmp_path).events.mkdir()
+    first, again = (History(RunFolder(tmp_path)) for _ in range(2))
+    first.on_train_start(trainer, None)
+    first.on_train_epoch_start(trainer, None)
+    now[0] += 7
+    kept = first.state_dict()
+    now[0] += 1000  # between the two
+    again.load_state_dict(kept)
+    again.on_train_start(trainer, None)
+    now[0] += 5
+    again.on_train_epoch_end(trainer, None)
+    assert again.rows[-1]["seconds"] == 12
+
+
+def test_an_epoch_that_comes_again_has_one_row(tmp_path):
+    run = stopped(short(keep=9, checkpoint_steps=1, epochs=3), tmp_path / "run", step=7)
+    for step in (5, 6, 7, 8):
+        (run.checkpoints / f"step-{step:09d}.ckpt").unlink()  # resume within the second epoch
+    train(short(epochs=3), run.folder, resume=True, progress=False)
+    assert [row["epoch"] for row in rows(run)] == ["1", "2", "3"]
+
+
+def test_tensorboard_has_the_same_numbers(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(whole.folder / "tensorboard"))
+    read.Reload()
+    for name in ("train_loss", "val_loss", "val_top1", "lr"):
+        found = [event.value for event in read.Scalars(name)]
+        assert found == pytest.approx([float(row[name]) for row in rows(whole)], rel=1e-6)
+
+
+# The bar
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """Return the opened bars, drawn at every step."""
+    from tqdm import tqdm
+
+    found = []
+
+    def opened(**options):
+        drawn = []
+        bar = tqdm(
+            **(options | {"disable": False, "mininterval": 0, "miniters": 1, "file": io.StringIO(), "ncols": 200})
+        )
+        inner = bar.display
+
+        def display(*arguments, **named):
+            drawn.append((bar.n, bar.total, str(bar)))
+            return inner(*arguments, **named)
+
+        bar.display = display
+        found.append(drawn)
+        return bar
+
+    monkeypatch.setattr("graticule.lab.training.callbacks.progress_bar", opened)
+    return found
+
+
+def test_the_bar_shows_images_a_second_memory_the_end_and_what_it_came_to(tmp_path, bars):
+    train(short(accumulate=2, epochs=3), tmp_path / "run")
+    (drawn,) = bars
+    steps = [n for n, _, _ in drawn]
+    assert steps == sorted(steps) and set(range(1, 10)) <= set(steps) and steps[-1] == 9
+    assert {total for _, total, _ in drawn} == {9}
+    texts = [text for _, _, text in drawn]
+    assert all("%" in text and "/9" in text for text in texts)
+    later = texts[-1]
+    rate = float(re.search(r"img/s=([\d,]+)", later)[1].replace(",", ""))
+    steps_a_second = re.search(r"([\d.]+)(step/s|s/step)", later)
+    found = float(steps_a_second[1]) ** (1 if steps_a_second[2] == "step/s" else -1)
+    assert 0.2 < rate / (20 * found) < 5  # both are smoothed, at different times
+    assert re.search(r"mem=\d+\.\dG", later) and "best=" in later and "loss=" in later and "top1=" in later
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", later) and "epoch 3/3" in later  # elapsed time, remaining time
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_after_a_resume_the_bar_continues_where_it_was_and_ends_at_its_end(tmp_path, bars, stop):
+    folder = tmp_path / "run"
+    stopped(short(), folder, stop)
+    bars.clear()
+    train(short(), folder, resume=True)
+    (drawn,) = bars
+    steps = [n for n, _, _ in drawn]
+    assert steps[0] >= stop + 1 and steps == sorted(steps) and steps[-1] == 6 == drawn[-1][1]
+    rates = [float(text[1].replace(",", "")) for _, _, shown in drawn if (text := re.search(r"img/s=([-\d,]+)", shown))]
+    assert all(rate > 0 for rate in rates)
+
+
+def test_no_bar_is_left_open_by_an_error(tmp_path, bars, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Progress, "_close", lambda self: closed.append(self._bar.close()))
+
+    def fail():
+        raise ValueError("of its own")
+
+    at_step(monkeypatch, 1, fail)
+    with pytest.raises(ValueError, match="of its own"):
+        train(short(), tmp_path / "run")
+    assert closed == [None]
+
+
+def test_memory_is_that_of_the_process():
+    before = memory(torch.device("cpu"))
+    held = torch.ones(60, 1024, 1024)
+    assert memory(torch.device("cpu")) >= max(before, held.nbytes)

@@ -1,0 +1,331 @@
+"""Options of a run that may change when it is resumed, and errors of failing machines."""
+
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
+from torch import nn
+
+from forked import forked
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.cli import main
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.data.pack import pack
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.loop import build_trainer, train
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import task_of
+from graticule.system.files import locked
+
+# of Python since 3.12, about the loader's processes
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+#: Random augmentation of single images, so that other processes have work.
+EACH = Augmentation(erasing=0.3)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    return train(short(augmentation=EACH), tmp_path_factory.mktemp("whole") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory) -> Run:
+    """Return a run stopped after the first epoch."""
+    return stopped(short(augmentation=EACH), tmp_path_factory.mktemp("between") / "run", step=2)
+
+
+@pytest.fixture(scope="module")
+def within(tmp_path_factory) -> Run:
+    """Return a run stopped within the second epoch."""
+    return stopped(short(augmentation=EACH), tmp_path_factory.mktemp("within") / "run", step=3)
+
+
+def command(capsys, *arguments: object) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return code, said
+
+
+# Resuming
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--workers 1", "--eval-batch-size 7", "--keep 3", "--checkpoint-steps 1 --keep 2", "--grad-checkpointing"],
+)
+def test_a_run_resumed_with_other_machine_options_has_the_same_end(tmp_path, capsys, within, whole, options):
+    run = copied(within, tmp_path / "run")
+    assert command(capsys, "train", "--resume", run.folder, *options.split())[0] == 0
+    if "eval" in options:  # the validation loss is summed in a different order
+        assert_same(*(read_checkpoint(one.last)["state_dict"] for one in (run, whole)))
+    else:
+        assert_same_end(run, whole)
+    assert run.recipe() == within.recipe()  # as it was started
+
+
+def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, capsys, between, within, whole):
+    run = copied(between, tmp_path / "between")
+    assert command(capsys, "train", "--resume", run.folder, "--accumulate", 2)[0] == 0
+    ours, theirs = (read_checkpoint(one.last)["state_dict"] for one in (run, whole))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)  # Adam enlarges what is near 0
+    run = copied(within, tmp_path / "within")
+    code, said = command(capsys, "train", "--resume", run.folder, "--accumulate", 2)
+    assert code == 1 and "`accumulate` must be 1 until the end of the current epoch, got 2" in said
+    assert command(capsys, "train", "--resume", run.folder)[0] == 0
+    assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--lr 0.5", ["`lr`"]),
+        ("--epochs 3 --seed 1", ["`epochs`", "`seed`"]),
+        ("--augmentation.erasing 0.1", ["`augmentation`"]),
+        ("--batch-size 10 --accumulate 2", ["`batch_size`"]),
+        ("--nonfinite skip", ["`nonfinite`"]),
+    ],
+)
+def test_anything_else_is_refused_by_name(tmp_path, capsys, within, options, named):
+    run = copied(within, tmp_path / "run")
+    code, said = command(capsys, "train", "--resume", run.folder, *options.split())
+    assert code == 1 and "whose recipe differs" in said and all(name in said for name in named), said
+    assert "`accumulate`" not in said and run.last.name == within.last.name
+
+
+@pytest.mark.parametrize("options", ["--output elsewhere", "--auto-resume", "--quick"])
+def test_an_option_that_has_no_effect_on_a_resumed_run_is_refused(capsys, within, options):
+    code, said = command(capsys, "train", "--resume", within.folder, *options.split())
+    assert code == 1 and "`--resume` must be given without --output" in said
+
+
+def test_more_devices_than_started_processes_or_shares_are_refused(capsys, within):
+    code, said = command(capsys, "train", "--resume", within.folder, "--devices", 3)
+    assert code == 1 and "`batch_size` must be a multiple of devices x nodes x accumulate" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda recipe: recipe.update(epoch=3), "epoch (did you mean epochs?)"),
+        (lambda recipe: recipe["mixing"].update(mixupp=3), "`mixing` must not have the keys mixupp (did"),
+        (lambda recipe: recipe.update(mixing=3), "`mixing` must be a dictionary"),
+        (lambda recipe: recipe.update(epochs="three"), "`epochs` must be a valid integer, got 'three'"),
+        (lambda recipe: recipe.update(lr=-1), "`lr` must be greater than 0, got -1"),
+        (lambda recipe: recipe.update(seed=1.5), "`seed` must be a valid integer, got 1.5"),
+        (lambda recipe: recipe.update(joining=3), "`joining` must be a valid string, got 3"),
+        (lambda recipe: recipe.update(epochs=1e30), "`epochs` must be a valid integer, got 1e+30"),
+        (lambda recipe: recipe.update(lr="\x1b[31m\n"), r"`lr` must be a valid number, got '\x1b[31m\n'"),
+        (lambda recipe: recipe.clear(), "is not a recipe: `model` must be given"),
+    ],
+)
+def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, change, said):
+    run = copied(within, tmp_path / "run")
+    described = json.loads(run.recipe_file.read_text())
+    change(described["recipe"])
+    run.recipe_file.write_text(json.dumps(described))
+    code, error = command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and said in error and str(run.recipe_file) in error and error.count("\n") == 1
+
+
+# Two runs in one folder
+
+
+def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_it(tmp_path, monkeypatch):
+    run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=2, epochs=9)
+    step = TrainingModule.training_step
+
+    def slow(self, *arguments):  # so that it does not finish
+        time.sleep(1)
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "training_step", slow)
+        process = forked(functools.partial(train, recipe, run.folder, progress=False))
+    try:
+        while not (run.log_file.exists() and "starts" in run.log_file.read_text()):
+            assert process.is_alive(), "the run ended by itself"
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert run.running
+        before = sorted(run.folder.rglob("*"))
+        with pytest.raises(
+            BlockingIOError, match=r"`folder` must be of one run at a time.*another process is training"
+        ):
+            train(recipe, run.folder, resume=True, progress=False)
+        assert sorted(run.folder.rglob("*")) == before
+    finally:
+        process.kill()
+    process.join()
+    killed = time.time()
+    while run.running:  # the loader's processes also hold the lock
+        assert time.time() - killed < 4
+        time.sleep(0.05)
+
+
+def test_a_folder_that_is_held_is_refused_in_a_line(tmp_path, capsys, within):
+    run = copied(within, tmp_path / "run")
+    assert not run.running
+    with locked(run.folder):
+        assert run.running
+        code, said = command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and "another process is training" in said and said.count("\n") == 1
+    assert not run.running
+
+
+# The loader's processes
+
+
+def kill_a_loader(number: int = signal.SIGKILL) -> None:
+    pid = multiprocessing.active_children()[0].pid
+    subprocess.run(["/bin/sh", "-c", f"kill -{int(number)} {pid}"], check=True)  # from a process other than its parent
+    time.sleep(0.5)
+
+
+def test_a_loader_that_is_killed_is_named_and_the_last_checkpoint_is_resumed(tmp_path, capsys, monkeypatch, whole):
+    # PyTorch installs its handler for ended processes only once, and Lightning removes it after the first training
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+    run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, kill_a_loader)
+        with pytest.raises(ChildProcessError, match=r"a process that loads images died .*Killed.*The last checkpoint"):
+            train(recipe, run.folder, progress=False)
+    assert run.last.name == "step-000000003.ckpt" and "stopped by" in run.log_file.read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, kill_a_loader)
+        code, said = command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error: a process that loads images died")
+    assert command(capsys, "train", "--resume", run.folder)[0] == 0
+    assert_same_end(run, whole)
+
+
+def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, whole):
+    run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, lambda: [kill_a_loader(signal.SIGTERM), kill_a_loader(signal.SIGUSR1)])
+        train(recipe, run.folder, progress=False)
+    assert_same_end(run, whole)
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    noise = np.random.default_rng(0)
+    for split, images in (("train", 10), ("val", 4)):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            for number in range(images):
+                pixels = noise.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.png")
+    return root
+
+
+def of_pictures(root: Path, dataset: str, **options) -> Recipe:
+    fixed = {"limit_train": None, "limit_test": None, "batch_size": 8, "augmentation": EACH, "checkpoint_steps": 1}
+    return short(dataset=dataset, data_root=root, **{**fixed, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_in_evaluation_is_said_in_a_line(tmp_path, capsys, pictures, workers):
+    import shutil
+
+    root = Path(shutil.copytree(pictures, tmp_path / "pictures"))
+    broken = root / "val" / "dog" / "2.png"
+    whole_image = broken.read_bytes()
+    broken.write_bytes(whole_image[:200])
+    run = Run(tmp_path / "run")
+    with pytest.raises((ValueError, OSError)) as error:
+        train(of_pictures(root, "image_folder", workers=workers), run.folder, progress=False)
+    assert str(broken) in str(error.value) and "Traceback" not in str(error.value) and "\n" not in str(error.value)
+    code, said = command(capsys, "train", "--resume", run.folder)
+    assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error:") and "dog/2.png" in said
+    broken.write_bytes(whole_image)
+    assert command(capsys, "train", "--resume", run.folder)[0] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_packed_file_that_is_cut_while_it_is_read_is_named_and_the_run_resumes_when_it_is_whole(
+    tmp_path, capsys, pictures, workers
+):
+    pack(pictures, tmp_path / "packed", workers=1, progress=False)
+    recipe = of_pictures(tmp_path / "packed", "hugging_face", workers=workers)
+    end = train(recipe, tmp_path / "whole", progress=False)
+    files = {path: path.read_bytes() for path in (tmp_path / "packed" / "train").glob("*.arrow")}
+    run = Run(tmp_path / "run")
+
+    def cut() -> None:
+        for path, data in files.items():
+            os.truncate(path, len(data) // 4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 2, cut)
+        with pytest.raises((ValueError, OSError)) as error:
+            train(recipe, run.folder, progress=False)
+    assert any(str(path) in str(error.value) for path in files) and "Traceback" not in str(error.value)
+    assert run.last is not None and not run.finished
+    for path, data in files.items():
+        path.write_bytes(data)
+    assert command(capsys, "train", "--resume", run.folder)[0] == 0
+    assert_same_end(run, end)
+
+
+# Computation
+
+
+def test_activations_that_are_computed_again_give_the_same_weights(tmp_path, whole):
+    run = train(short(augmentation=EACH, grad_checkpointing=True), tmp_path / "run", progress=False)
+    assert_same_end(run, whole)
+    options = {"drop_path_rate": 0.3, "ema_decay": 0.8}
+    ours, theirs = (
+        train(short(grad_checkpointing=again, **options), tmp_path / f"{again}", progress=False)
+        for again in (True, False)
+    )
+    assert_same_end(ours, theirs)
+
+
+def test_a_compiled_model_is_trained_saved_under_the_same_names_and_resumed(tmp_path, monkeypatch, whole):
+    inner, compiled = nn.Module.compile, []
+
+    def compile(module: nn.Module) -> None:
+        compiled.append(module)
+        inner(module, backend="aot_eager")  # captures the model and its gradients, without a C++ compiler
+
+    monkeypatch.setattr(nn.Module, "compile", compile)
+    run = stopped(short(augmentation=EACH, compile=True), tmp_path / "run", step=3)
+    train(run.recipe(), run.folder, resume=True, progress=False)
+    assert len(compiled) == 2
+    ours, theirs = (read_checkpoint(one.last)["state_dict"] for one in (run, whole))
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-3)
+    assert_same(run.model(checkpoint="last").state_dict(), {n.removeprefix("model."): v for n, v in ours.items()})
+
+
+def test_batch_norm_over_gpus_is_refused_without_them(tmp_path):
+    with pytest.raises(ValueError, match="`sync_batchnorm` must be off on CPUs"):
+        train(short(sync_batchnorm=True), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    assert not short(sync_batchnorm=True).quick().sync_batchnorm
+
+
+def test_several_machines_that_nobody_started_are_refused_and_not_waited_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match=r"`nodes` must be 1 unless the machines are known.*torchrun"):
+        train(short(nodes=2), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert build_trainer(task_of(short(nodes=2)), Run(tmp_path / "run"), []).world_size == 2

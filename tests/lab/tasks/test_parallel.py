@@ -1,0 +1,179 @@
+"""Several processes compute the same as one."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import at_step, signal_itself
+
+from forked import forked, two_processes
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.cli import main
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.devices import check_shards, read_shards
+from graticule.lab.training.interruption import Preempted
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+
+#: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
+#: not full, and an odd number of test images.
+PLAIN = {
+    "model_kwargs": ("depth=2",),
+    "limit_train": 50,
+    "limit_test": 21,
+    "batch_size": 20,
+    "eval_batch_size": 4,
+    "epochs": 2,
+    "joining": "lape",
+    "optimizer": "sgd",
+    "lr": 0.05,
+    "precision": "64-true",
+    "accelerator": "cpu",
+}
+FLOAT32 = {"precision": "32-true"}
+SHARDED = {"strategy": "fsdp", "checkpoint_steps": 2, "keep": 2} | FLOAT32
+
+
+def both(folder: Path, **options: Any) -> Run:
+    """Train with two processes, or resume."""
+    recipe = Recipe(**(PLAIN | {"devices": 2} | options))
+    two_processes(lambda: train(recipe, folder, resume=True, progress=False))
+    return Run(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Run:
+    return train(Recipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def alone_in_float32(tmp_path_factory) -> Run:
+    """Return the reference of sharded runs: Lightning shards only in float32 and bfloat16."""
+    return train(Recipe(**(PLAIN | FLOAT32)), tmp_path_factory.mktemp("alone32") / "run", progress=False)
+
+
+def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
+    ours, theirs = load_file(run.weights), load_file(other.weights)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=atol)
+    rows = [
+        [[float(value) for value in line.split(",")[:-1]] for line in one.metrics_file.read_text().split()[1:]]
+        for one in (run, other)
+    ]
+    torch.testing.assert_close(torch.tensor(rows[0]), torch.tensor(rows[1]), rtol=0, atol=1e-5)
+    assert [row[3] for row in rows[0]] == pytest.approx([row[3] for row in rows[1]], abs=1e-9)  # top-1, to the image
+
+
+def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
+    assert_equal_runs(train(Recipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
+
+
+def start_as_a_program(arguments: list[str]) -> None:
+    """Imitate `python -m graticule`, which Lightning starts again for the second process."""
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("graticule.__main__")
+    sys.argv = ["graticule", *arguments]
+    sys.exit(main(arguments))
+
+
+@pytest.fixture
+def of_two(tmp_path) -> list[str]:
+    """Return the command that trains with two processes."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import graticule\n\ndef recipe():\n    return graticule.Recipe(**{PLAIN | {'devices': 2}})\n")
+    return ["train", str(file), "--output", str(tmp_path / "run")]
+
+
+def assert_trained_by_two(run: Run, alone: Run) -> None:
+    assert_equal_runs(run, alone)
+    assert "on 2 devices, cpu" in run.log_file.read_text()
+
+
+def test_two_processes_that_torchrun_started_make_the_steps_and_the_scores_of_one(tmp_path, of_two, alone):
+    two_processes(main, of_two)
+    assert_trained_by_two(Run(tmp_path / "run"), alone)
+
+
+@pytest.mark.slow
+def test_two_processes_of_which_lightning_starts_the_second_do_so_too(tmp_path, of_two, alone):
+    process = forked(start_as_a_program, of_two)
+    process.join(300)
+    assert process.exitcode == 0
+    assert_trained_by_two(Run(tmp_path / "run"), alone)
+
+
+def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_path, alone):
+    run = both(tmp_path / "run", accumulate=2)
+    assert_equal_runs(run, alone)
+    sums = read_checkpoint(run.last)["progress"]["sums"]  # of several processes, but plain data in one file
+    assert [images for _, images in sums] == [25, 25]
+
+
+def test_sharded_parameters_are_trained_saved_and_put_together_again(tmp_path, alone_in_float32):
+    run = both(tmp_path / "run", **SHARDED)
+    assert_equal_runs(run, alone_in_float32, atol=1e-6)
+    assert run.last is not None and run.last.is_dir()
+    assert len(list(run.last.glob("*.distcp"))) == 2  # each process wrote its shard
+    ours = read_shards(run.last)
+    theirs = run.model(checkpoint="last").state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_sharded_run_that_was_interrupted_resumes(tmp_path, alone_in_float32):
+    recipe, folder = Recipe(**(PLAIN | {"devices": 2} | SHARDED)), tmp_path / "run"
+
+    def interrupted() -> None:
+        if os.environ["RANK"] == "1":
+            at_step(pytest.MonkeyPatch(), 4, signal_itself)
+        with pytest.raises(Preempted):
+            train(recipe, folder, progress=False)
+
+    two_processes(interrupted)
+    run = Run(folder)
+    assert not run.finished
+    assert run.last is not None and run.last.name == "step-000000005.ckpt"  # the first epoch's 3, and 2
+    assert_equal_runs(both(folder, **SHARDED), alone_in_float32, atol=1e-6)
+    assert "resumed after step 5" in run.log_file.read_text()
+
+
+def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
+    run = Run(tmp_path / "run")
+    train(Recipe(**PLAIN), run.folder, progress=False)
+    assert run.last is not None
+    for path in (run.result_file, run.weights, run.last):
+        path.unlink()  # as if it had been killed in the second epoch
+    assert run.last is not None and run.last.name == "step-000000003.ckpt"
+    assert_equal_runs(both(run.folder), alone)
+
+
+def test_what_cannot_work_together_is_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match=r"devices x nodes x accumulate, 2 x 1 x 3, got 20; the nearest is 18 or 24"):
+        Recipe(batch_size=20, devices=2, accumulate=3)
+    with pytest.raises(ValueError, match="`ema_decay` must be left out with strategy fsdp"):
+        Recipe(strategy="fsdp", ema_decay=0.9)
+    with pytest.raises(ValueError, match="`precision` must be"):
+        train(Recipe(strategy="fsdp", precision="16-mixed"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sharded_checkpoint_that_is_not_whole_or_would_run_code_is_not_read(tmp_path):
+    import pickle
+
+    with pytest.raises(ValueError, match=r"lacks \.metadata"):
+        check_shards(tmp_path)
+    (tmp_path / "meta.pt").write_bytes(b"")
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Path.cwd))  # a method: getattr of a class
+    with pytest.raises(ValueError, match="would import"):
+        check_shards(tmp_path)
+    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n(S'touch %b'\ntR." % str(tmp_path / "ran").encode())
+    with pytest.raises(ValueError, match=r"would import os\.system"):
+        check_shards(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04")
+    with pytest.raises(ValueError, match="damaged"):
+        check_shards(tmp_path)

@@ -1,0 +1,186 @@
+"""A run with model, encoding and joining from a file outside of the package."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import stopped
+
+import graticule
+from commands import run_command
+from graticule.hub.config import classes_within
+from graticule.lab.cli import main
+from graticule.lab.gym.recipe import GymRecipe
+from graticule.lab.studies.matrix import combinations, families
+from graticule.lab.studies.study_table import recipe_hash
+from graticule.lab.training.interruption import Interrupted
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_model, recipe_plugins
+from graticule.position.position import ENCODINGS
+from graticule.registry import plugins
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+FILE = Path(__file__).parents[3] / "docs" / "my_methods.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def methods(my_methods):
+    """Load the methods for every test of this file."""
+    return my_methods
+
+
+@pytest.fixture(scope="module")
+def run(methods, tmp_path_factory):
+    """Train a run on the command line with model, encoding and joining from the file."""
+    folder = tmp_path_factory.mktemp("plugins") / "run"
+    command = ["train", "digits_quick", "--plugin", FILE, "--quick", "--output", folder, "--model", "convolutional_vit"]
+    chosen = ["--encoding", "random_fourier(frequencies=4) + distance", "--joining", "decayed(rate=0.9)"]
+    assert main([str(word) for word in [*command, *chosen]]) == 0
+    return Run.open(folder)
+
+
+def test_a_run_keeps_text_file_and_hash(run):
+    described = json.loads(run.recipe_file.read_text())
+    assert described["plugins"] == {FILE.name: plugins._hash(FILE)}
+    assert described["recipe"]["encoding"] == "random_fourier(frequencies=4) + distance"
+    model = run.model()
+    assert type(model).__name__ == "ConvolutionalVit" and model.position.parts[0].joining.rate == 0.9
+    images = torch.randn(2, 1, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(graticule.fold(copy.deepcopy(model))(images), model(images))
+
+
+def test_a_stopped_run_prints_the_whole_command_that_resumes_it(tmp_path, capsys, monkeypatch):
+    def stop(*arguments, **options):
+        raise Interrupted
+
+    monkeypatch.setattr("graticule.lab.training.loop.train", stop)
+    folder = tmp_path / "my run"
+    code, _, err = run_command(capsys, "train", "fourier_digits", "--plugin", FILE, "--output", folder)
+    assert code == 130 and f"resume with: graticule train --resume '{folder}' --plugin {FILE}\n" in err
+
+
+def test_a_run_is_evaluated_and_drawn_from_the_command_line(run, capsys):
+    for command in (("evaluate", run.folder, "--sizes", 36), ("correlations", run.folder, "--untrained", 0)):
+        code, out, _ = run_command(capsys, *command, "--plugin", FILE)
+        assert code == 0 and "wrote" in out
+
+
+def test_a_run_of_built_in_methods_needs_no_plugin(tmp_path, capsys):
+    code, _, _ = run_command(capsys, "train", "digits_quick", "--quick", "--output", tmp_path / "run")
+    assert code == 0 and "plugins" not in json.loads((tmp_path / "run" / "recipe.json").read_text())
+
+
+def test_without_the_plugin_a_run_says_what_to_pass_and_imports_nothing(run, monkeypatch, capsys):
+    monkeypatch.setattr(plugins, "_registered", {})
+    with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if named"):
+        run.model()
+    code, _, err = run_command(capsys, "evaluate", run.folder)
+    assert code == 1 and "--plugin my_methods.py" in err
+
+
+def test_a_run_records_the_plugin_of_a_resampler():
+    recipe = graticule.Recipe(encoding="learnable(resampler='nearest')", model_kwargs=("depth=1",))
+    model = build_model(recipe, num_classes=2, channels=1)
+    assert recipe_plugins(recipe, classes_within(model.modules())) == {FILE.name: plugins._hash(FILE)}
+
+
+def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):
+    command = (
+        "matrix",
+        "convolutional_vit",
+        "posmlp_nano_32",
+        "--encodings",
+        "random_fourier",
+        "distance",
+        "--reasons",
+    )
+    code, out, _ = run_command(capsys, *command)
+    lines = [line.split("  ") for line in out.splitlines()]
+    cells = {words[0]: [word.strip() for word in words[1:] if word.strip()] for words in lines}
+    assert code == 0 and cells["random_fourier"] == ["d c s u qk t ls l d2", "-"]
+    assert cells["distance"] == ["d l", "-"] and "posmlp_nano_32, distance, default: `encoding` must be" in out
+    assert "d2 = decayed" in out
+    models = {"convolutional_vit": graticule.create_model("convolutional_vit")}
+    found = combinations(models, ["distance(scale=2.0)"])
+    assert [case[2] for case, reason in found.items() if not reason] == ["default", "lape"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graticule.lab.studies.matrix.SMALL", {})
+        assert list(families()) == ["convolutional_vit"]
+
+
+def test_all_missing_plugins_of_a_run_are_named(run, tmp_path):
+    described = json.loads(run.recipe_file.read_text())
+    described["plugins"] = {"one.py": "0", FILE.name: "0", "two.py": "0"}
+    (tmp_path / "recipe.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ValueError, match=r"needs the plugin one\.py and two\.py, .* pass --plugin one\.py --plugin two\.py"
+    ):
+        Run.open(tmp_path).recipe()
+
+
+def test_a_run_is_resumed_bit_for_bit_and_not_with_a_changed_plugin(run, tmp_path, monkeypatch):
+    recipe = run.recipe()
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    part = stopped(recipe, tmp_path / "part", 7)
+    changed = {FILE: "0" * 64}
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "_registered", changed)
+        with pytest.raises(ValueError, match=r"cannot be resumed: its plugin my_methods\.py has changed"):
+            train(recipe, part.folder, resume=True, progress=False)
+        with pytest.warns(UserWarning, match="the plugin my_methods.py has changed since"):
+            part.recipe()
+    train(recipe, part.folder, resume=True, progress=False)
+    expected, found = (load_file(each.weights) for each in (whole, part))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items()) and expected.keys() == found.keys()
+
+
+def test_a_comparison_takes_it_and_mixes_no_versions_of_it(run, tmp_path, capsys, monkeypatch):
+    command = ["compare", "digits_quick", "--plugin", FILE, "--quick", "--seeds", 0, "--output", tmp_path / "compared"]
+    choices = ["encoding=learnable", "encoding=random_fourier(frequencies=4, sigma=1.0),joining=lape(layers=2)"]
+    code, out, _ = run_command(capsys, *command, "--choices", *choices)
+    assert code == 0 and choices[1] in out
+    recorded = json.loads((tmp_path / "compared" / "comparison.json").read_text())["command"]
+    assert recorded.startswith("graticule compare digits_quick ") and recorded.endswith(f" --plugin {FILE}")
+    monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
+    code, _, err = run_command(capsys, *command, "--choices", *choices)
+    assert code == 1 and "its plugin my_methods.py has changed since it was started" in err
+
+
+def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
+    own = [
+        graticule.Recipe(encoding="learnable(resampler='nearest')"),
+        graticule.Recipe(joining="decayed"),
+        GymRecipe(encoding="rope + distance"),
+        GymRecipe(model="convolutional_vit"),
+    ]
+    others = [graticule.Recipe(encoding="rope"), GymRecipe(encoding="rope")]
+
+    def hashes(recipes):
+        return [one.hash if isinstance(one, GymRecipe) else recipe_hash(one) for one in recipes]
+
+    before = hashes(own), hashes(others)
+    monkeypatch.setattr(plugins, "_registered", {FILE: "0" * 64})
+    assert all(a != b for a, b in zip(before[0], hashes(own), strict=True)) and hashes(others) == before[1]
+
+
+def test_a_recipe_finds_what_lies_beside_it(tmp_path, capsys):
+    (tmp_path / "beside_methods.py").write_text(
+        "import graticule\nfrom graticule.position.position import NoEncoding\n"
+        "@graticule.register_encoding('beside')\nclass Beside(NoEncoding):\n    pass\n"
+    )
+    (tmp_path / "my_recipe.py").write_text(
+        "import beside_methods\nfrom graticule.lab.tasks import Recipe\n"
+        "def recipe():\n    return Recipe(encoding='beside', limit_train=40, limit_test=40, epochs=1)\n"
+    )
+    try:
+        code, _, err = run_command(capsys, "train", tmp_path / "my_recipe.py", "--output", tmp_path / "run")
+        assert code == 0, err
+        assert list(Run.open(tmp_path / "run").plugins) == ["beside_methods.py"]
+    finally:
+        ENCODINGS._classes.pop("beside", None)

@@ -1,0 +1,246 @@
+"""Preemption: the run saves a checkpoint, exits with its code, and resumes as if never interrupted."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from short_runs import assert_same_end, at_step, short, signal_itself, stopped
+
+from forked import forked, run_command
+from graticule.lab.cli import main
+from graticule.lab.training.checkpoints import Checkpoints, saved_checkpoints
+from graticule.lab.training.interruption import Interrupted, Preempted, handling_signals
+from graticule.lab.training.loop import train
+from graticule.lab.training.metric import TOP1
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.run import Run
+
+STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "amplitude.py"
+
+#: All options with random numbers or state: two epochs of three steps of two micro-batches.
+TYPED = """
+    digits_quick --limit-train 60 --limit-test 20 --batch-size 20 --epochs 2 --accelerator cpu --model-kwargs depth=2
+    --joining lape --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --augmentation.erasing 0.3
+    --mixing.mixup 0.5 --mixing.cutmix 0.5 --ema-decay 0.8 --warmup-epochs 1 --aug-repeats 3 --accumulate 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def _the_process_has_its_handlers_back():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory) -> Run:
+    """Train an uninterrupted run."""
+    command = [*TYPED.split(), "--output", str(tmp_path_factory.mktemp("rich") / "run")]
+    assert main(["train", *command]) == 0
+    return Run.open(command[-1])
+
+
+def steps(run: Run) -> list[int]:
+    return [int(path.name[5:14]) for path in saved_checkpoints(run.checkpoints)]
+
+
+def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_bit_for_bit(
+    tmp_path, monkeypatch, rich
+):
+    folder, errors = tmp_path / "run", tmp_path / "errors"
+    command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
+    step = TrainingModule.training_step
+
+    def slow(self, *arguments):  # so that the signal arrives within a step, while both workers wait or load
+        time.sleep(0.2)
+        return step(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingModule, "training_step", slow)
+        process = forked(run_command, command, errors)
+    log = Run(folder).log_file
+    while not (log.exists() and "starts" in log.read_text()):
+        assert process.is_alive(), errors.read_text()
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.join(120)
+    run, said = Run.open(folder), errors.read_text()
+    assert process.exitcode == 75, said
+    assert f"resume with: graticule train --resume {folder}" in said and "Traceback" not in said
+    assert len(steps(run)) == 1 and 1 <= steps(run)[0] <= 3 and not run.finished
+    saved = steps(run)[0]
+    assert "stopped by Preempted" in run.log_file.read_text()
+    assert main(command) == 0
+    assert f"resumed after step {saved}" in run.log_file.read_text()
+    assert_same_end(run, rich)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_current_step_is_completed_and_saved(tmp_path, capsys, monkeypatch, rich, number):
+    command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
+    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", "99")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, lambda: signal_itself(number))
+        assert main(command) == 99
+    run = Run.open(tmp_path / "run")
+    assert steps(run)[-1] == 5 and not run.finished
+    assert capsys.readouterr().err.count("saved and stopped on a signal") == 1
+    assert main(command) == 0
+    assert "resumed after step 5" in run.log_file.read_text()
+    assert_same_end(run, rich)
+
+
+@pytest.mark.parametrize("code", ["", "-1", "256", "seventy", "7.5"])
+def test_an_exit_code_that_cannot_be_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
+    monkeypatch.setenv("GRATICULE_REQUEUE_CODE", code)
+    assert main(["train", "digits_quick", "--output", str(tmp_path / "run")]) == 1
+    assert "`GRATICULE_REQUEUE_CODE` must be an exit code" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "saved"),
+    [
+        ("training_step", 2, 3),  # the last of an epoch
+        ("validation_step", 3, 3),
+        ("on_validation_epoch_end", 3, 3),
+        ("training_step", 5, 6),  # the last of all
+        ("validation_step", 6, 6),
+    ],
+)
+def test_within_the_last_step_or_validation_the_run_stops_after_the_epoch(tmp_path, method, step, saved, rich):
+    run = Run(tmp_path / "run")
+    recipe = rich.recipe()
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, signal_itself, method)
+        with pytest.raises(Preempted):
+            train(recipe, run.folder, progress=False)
+    assert steps(run)[-1] == saved and not run.finished
+    assert len(run.metrics_file.read_text().splitlines()) == 1 + saved // 3
+    train(recipe, run.folder, resume=True, progress=False)
+    assert_same_end(run, rich)
+
+
+def test_a_run_stopped_in_every_step_ends_as_one_that_was_not(tmp_path, rich):
+    for step in range(6):
+        run = stopped(rich.recipe(), tmp_path / "run", step)
+        assert steps(run)[-1] == step + 1
+    train(rich.recipe(), run.folder, resume=True, progress=False)
+    assert_same_end(run, rich)
+
+
+def test_two_signals_in_a_row_are_one(tmp_path, monkeypatch):
+    at_step(monkeypatch, 1, lambda: [signal_itself(), signal_itself(), signal_itself(signal.SIGUSR1)])
+    with pytest.raises(Preempted):
+        train(short(), tmp_path / "run", progress=False)
+    assert steps(Run(tmp_path / "run")) == [2]
+
+
+@pytest.mark.parametrize("at", ["Classification.build_data", "Classification.build_model", "write_json"])
+def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tmp_path, monkeypatch, capsys, at):
+    def signalled(*arguments):
+        signal_itself()
+        raise AssertionError("it continues")
+
+    room = "lab.tasks.classification" if at.startswith("Classification") else "lab.training.loop"
+    monkeypatch.setattr(f"graticule.{room}.{at}", signalled)
+    command = ["train", *TYPED.split(), "--output", str(tmp_path / "run"), "--auto-resume"]
+    assert main(command) == 75
+    assert not Run(tmp_path / "run").recipe_file.exists()
+    monkeypatch.undo()
+    assert main(command) == 0
+
+
+def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingModule, "configure_optimizers", lambda self: signal_itself())
+    with pytest.raises(Preempted):
+        train(short(), tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    assert train(short(), tmp_path / "run", resume=True, progress=False).finished
+
+
+def test_a_signal_between_the_last_epoch_and_the_weights_does_not_lose_them(tmp_path, monkeypatch):
+    from graticule.checkpoints.read import save_weights
+
+    def signalled(*arguments):
+        signal_itself()
+        save_weights(*arguments)
+
+    monkeypatch.setattr("graticule.lab.training.loop.save_weights", signalled)
+    run = train(short(), tmp_path / "run", progress=False)
+    assert run.finished and run.weights.is_file()
+
+
+def test_in_a_thread_a_run_trains_without_listening(tmp_path):
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(train(short(), tmp_path / "run", progress=False).finished)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
+    def fail():
+        raise ValueError("its own")
+
+    at_step(monkeypatch, 1, fail)
+    with pytest.raises(ValueError, match="its own"):
+        train(short(), tmp_path / "run", progress=False)
+
+
+def test_preempted_is_a_kind_of_interrupted():
+    assert issubclass(Preempted, Interrupted)  # a handler of one catches the other
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "compare digits_quick --choices encoding=peg", "gym --choices encoding=peg", f"study {STUDY}"]
+)
+def test_a_command_of_many_runs_says_in_one_line_that_it_was_stopped_and_resumes(
+    tmp_path, monkeypatch, capsys, command
+):
+    name, *rest = command.split()
+    arguments = [name, *rest, "--output", str(tmp_path)]
+    home = {"demo": "pages.demo.demo", "gym": "gym.run.gym", "study": "studies.study_runs.run_study"}
+    work, resumes = home.get(name, "studies.comparison_runs.compare"), "the same command resumes it."
+    for stop, code, said in (
+        (raising(Preempted), 75, "graticule: stopped on a signal"),  # a run has saved its checkpoint
+        (lambda *_, **__: signal_itself(), 75, "graticule: stopped on a signal"),  # between two runs
+        (raising(Interrupted), 130, "graticule: stopped"),
+        (raising(KeyboardInterrupt), 130, "graticule: stopped"),
+    ):
+        monkeypatch.setattr(f"graticule.lab.{work}", stop)
+        assert main(arguments) == code, stop
+        assert capsys.readouterr().err.strip() == f"{said}; {resumes}"
+
+
+def raising(kind):
+    def stop(*arguments, **options):
+        raise kind
+
+    return stop
+
+
+def test_a_signal_at_the_very_end_of_a_run_stops_what_would_train_the_next(tmp_path):
+    saver = Checkpoints(tmp_path, 1, None, TOP1)
+    ended = []
+    with pytest.raises(Preempted), handling_signals(_preempt), saver.listening():
+        saver._at_once = False
+        signal_itself()
+        ended.append(True)
+    assert ended == [True]
+
+
+def _preempt(number, frame):
+    raise Preempted

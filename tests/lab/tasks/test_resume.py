@@ -1,0 +1,117 @@
+"""A run that is killed and resumed ends with the same state as an uninterrupted one."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import assert_same_end, at_step, rows, short, signal_itself
+
+from forked import forked, run_command
+from graticule.lab.cli import main
+from graticule.lab.training.interruption import Interrupted
+from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
+
+#: All options with random numbers or state are on; three epochs of 10 steps.
+TYPED = """
+    digits_quick --epochs 3 --warmup-epochs 1 --limit-train 100 --limit-test 50 --batch-size 10 --joining lape
+    --drop-path-rate 0.2 --augmentation.random-crop-padding 2 --mixing.mixup 0.5 --ema-decay 0.9 --accelerator cpu
+"""
+
+
+def resume_and_die(run: Run, step: int) -> None:
+    """Kill this process in the step after `step`."""
+    at_step(pytest.MonkeyPatch(), step, lambda: signal_itself(signal.SIGKILL))
+    main(["train", *TYPED.split(), "--output", str(run.folder), "--auto-resume"])
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp_path):
+    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    assert main(["train", *TYPED.split(), "--output", str(whole.folder)]) == 0
+
+    for step, last in ((4, None), (13, "step-000000010.ckpt")):  # before the first checkpoint, and after it
+        process = forked(resume_and_die, killed, step)
+        process.join(300)
+        assert process.exitcode == -signal.SIGKILL and not killed.finished
+        assert (killed.last and killed.last.name) == last
+    errors = tmp_path / "errors"
+    process = forked(run_command, ["train", "--resume", str(killed.folder), "--checkpoint-steps", "2"], errors)
+    while killed.last is None or killed.last.name == last:
+        assert process.is_alive(), f"the run ended before it could be killed: {errors.read_text()}"
+        time.sleep(0.005)
+    process.kill()  # at any step
+    process.join()
+    assert not killed.finished
+
+    assert main(["train", "--resume", str(killed.folder)]) == 0
+    assert_same_end(killed, whole)
+    assert len(rows(whole)) == 3
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path, monkeypatch):
+    calls = 0
+    step = torch.nn.functional.cross_entropy
+
+    def stop(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    previous = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", stop)
+    with pytest.raises(Interrupted):
+        train(short(), tmp_path / "run", progress=False)
+    signal.signal(signal.SIGINT, previous)  # Lightning protects its shutdown from a second Ctrl-C
+    run = Run.open(tmp_path / "run")
+    assert run.last.exists() and not run.finished
+    monkeypatch.undo()
+    train(run.recipe(), run.folder, resume=True, progress=False)
+    assert run.finished and run.result()["epochs"] == 2
+
+
+def test_a_run_folder_is_not_trained_over(tmp_path):
+    train(short(), tmp_path, progress=False)
+    with pytest.raises(FileExistsError, match="--resume"):
+        train(short(seed=1), tmp_path, progress=False)
+    assert Run.open(tmp_path).recipe() == short()
+
+
+def test_a_run_can_be_repeated_from_its_folder(tmp_path):
+    first = train(short(joining="lape"), tmp_path / "first", progress=False)
+    again = train(Run.open(first.folder).recipe(), tmp_path / "again", progress=False)
+    ours, theirs = load_file(first.weights), load_file(again.weights)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_another_seed_gives_other_weights(tmp_path):
+    first = train(short(), tmp_path / "a", progress=False)
+    other = train(short(seed=1), tmp_path / "b", progress=False)
+    name = "head.weight"
+    assert not torch.equal(load_file(first.weights)[name], load_file(other.weights)[name])
+
+
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"recipe\.json"):
+        Run.open(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        Run.open(Path(tmp_path, "nowhere"))
+
+
+def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
+    train(short(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="whose recipe differs"):
+        train(short(lr=0.5), tmp_path, resume=True, progress=False)
+
+
+def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path):
+    run = train(short(), tmp_path, progress=False)
+    result, written = run.result(), run.last.stat().st_mtime_ns
+    run.result_file.unlink()
+    run.weights.unlink()
+    train(short(), tmp_path, resume=True, progress=False)
+    assert run.result() == result and run.weights.is_file() and run.last.stat().st_mtime_ns == written

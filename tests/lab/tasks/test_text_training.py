@@ -1,0 +1,399 @@
+"""Language models are trained, saved, resumed and sharded by the same engine as backbones."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from short_runs import assert_same_end, rows, stopped
+
+from forked import two_processes
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.data.sampling import PADDING
+from graticule.lab.data.text_module import TextModule
+from graticule.lab.tasks.classification import Recipe
+from graticule.lab.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
+from graticule.lab.tasks.parts.text_scores import token_nats
+from graticule.lab.training.loop import train
+from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_data, build_model, read_recipe
+from graticule.lab.training.validation import held_out
+
+#: Two epochs of three steps, the last one not full; an odd number of held-out windows.
+SHORT = {
+    "model": "lm_nano",
+    "encoding": "learnable",
+    "joining": "lape",
+    "context": 16,
+    "limit_train": 50,
+    "limit_test": 21,
+    "batch_size": 20,
+    "eval_batch_size": 4,
+    "epochs": 2,
+    "accelerator": "cpu",
+}
+PLAIN = SHORT | {"optimizer": "sgd", "lr": 0.05, "precision": "64-true"}
+RICH = SHORT | {"drop_rate": 0.1, "drop_path_rate": 0.1, "ema_decay": 0.8, "warmup_epochs": 1, "accumulate": 2}
+
+
+def short(**options) -> TextRecipe:
+    return TextRecipe(**(SHORT | options))
+
+
+def naive_bits(model, data: TextModule) -> float:
+    """Compute bits per byte, window by window, in float64."""
+    model = model.double().eval()
+    nats = 0.0
+    with torch.inference_mode():
+        for inputs, targets in data.val_dataloader():
+            for text, wanted in zip(inputs, targets, strict=True):
+                chances = model(text[None])[0].softmax(-1)
+                nats -= sum(float(chances[place, word].log()) for place, word in enumerate(wanted) if word != PADDING)
+    return nats / math.log(2) / data.num_bytes("test")
+
+
+@torch.inference_mode()
+def validated(recipe: TextRecipe, model, data: TextModule) -> float:
+    """Compute bits per byte as after an epoch."""
+    return held_out(LanguageModeling(recipe), model, data, progress=False)[0]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Run:
+    return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
+
+
+# Measurement
+
+
+def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(tmp_path):
+    run = train(short(), tmp_path / "run", progress=False)
+    result = run.result()
+    assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
+    assert result["best_bpb"] == min(float(row["val_bpb"]) for row in rows(run))
+
+
+def test_an_untrained_model_without_weights_pays_log2_of_the_vocabulary_for_every_token():
+    recipe = short()
+    data = build_data(recipe)
+    model = build_model(recipe, num_classes=data.info.num_classes)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert validated(recipe, model, data) == pytest.approx(math.log2(257), abs=1e-5)  # with bytes, a token is a byte
+    loss = LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0)
+    assert loss.item() == pytest.approx(math.log(257), abs=1e-5)
+
+
+def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(0, 7, (2, 5))
+    targets[1, 4] = PADDING
+    nats = token_nats(logits, targets)
+    for text, place in ((0, 0), (0, 4), (1, 3)):
+        by_hand = -math.log(float(logits[text, place].softmax(-1)[targets[text, place]]))
+        assert nats[text, place].item() == pytest.approx(by_hand, abs=1e-6)
+    assert nats[1, 4] == 0
+
+
+def test_a_score_begins_again():
+    recipe = short()
+    data = build_data(recipe)
+    model = build_model(recipe, num_classes=257).eval()
+    found = [validated(recipe, model, data) for _ in range(2)]
+    assert found[0] == found[1] > 5
+
+
+def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_path, monkeypatch):
+    scores = iter([3.0, 2.0, 2.5])
+    monkeypatch.setattr(LanguageModeling, "score", lambda self, sums, count: next(scores))
+    run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
+    assert run.best is not None and run.best.name == "step-000000006.ckpt"
+    assert (run.result()["best_bpb"], run.result()["best_epoch"], run.result()["last_bpb"]) == (2.0, 2, 2.5)
+    assert json.loads((run.checkpoints / "best.json").read_text())["val_bpb"] == 2.0
+    state = read_checkpoint(run.best)["state_dict"]
+    assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
+
+
+def test_speed_is_in_tokens():
+    assert LanguageModeling(short()).rate == ("tok/s", 20 * 16)
+
+
+def test_the_line_of_an_epoch_shows_bits_per_byte(tmp_path, capsys):
+    run = train(short(), tmp_path / "run", progress=True)
+    shown = capsys.readouterr().err
+    assert f"bpb {run.result()['last_bpb']:.3f}, best {run.result()['best_bpb']:.3f}, " in shown
+
+
+def test_a_run_whose_scores_are_no_numbers_has_no_best(tmp_path, monkeypatch):
+    inner = TrainingModule.validation_step
+
+    def spoilt(self, batch, batch_idx):
+        self.model.norm.weight.data[0] = math.nan
+        inner(self, batch, batch_idx)
+
+    monkeypatch.setattr(TrainingModule, "validation_step", spoilt)
+    with pytest.raises(ValueError, match="no epoch has a finite val_bpb"):
+        train(short(epochs=1), tmp_path / "run", progress=False)
+    run = Run(tmp_path / "run")
+    assert run.best is None and [(row["val_bpb"], row["val_loss"]) for row in rows(run)] == [("nan", "nan")]
+
+
+def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
+    run = train(short(precision="bf16-true", limit_test=300), tmp_path / "run", progress=False)
+    model, data = run.model(checkpoint="last").bfloat16(), run.data()
+    nats = 0.0
+    with torch.inference_mode():
+        for inputs, targets in data.val_dataloader():
+            nats += token_nats(model(inputs), targets).sum(dtype=torch.float64).item()
+    found = run.result()["last_bpb"]
+    assert found == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
+
+
+def test_training_makes_the_held_out_text_cheaper(tmp_path):
+    run = train(short(limit_train=400, epochs=3, lr=3e-3), tmp_path / "run", progress=False)
+    found = [float(row["val_bpb"]) for row in rows(run)]
+    assert found[0] > found[1] > found[2] and found[2] < 6 < math.log2(257)
+
+
+# The engine
+
+
+def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_path):
+    recipe = TextRecipe(**RICH)
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    run = stopped(recipe, tmp_path / "run", step=4)
+    assert not run.finished
+    assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
+
+
+def test_what_does_not_decide_the_result_may_change_when_a_run_is_resumed(tmp_path, texts):
+    recipe = short(dataset="text_folder", data_root=texts)
+    run = stopped(recipe, tmp_path / "run", step=2)
+    moved = texts.rename(tmp_path / "moved")
+    recipe = dataclasses.replace(recipe, data_root=moved, eval_batch_size=3)
+    assert train(recipe, run.folder, resume=True, progress=False).finished
+
+
+def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
+    assert_equal_runs(train(TextRecipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
+
+
+def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
+    ours, theirs = load_file(run.weights), load_file(other.weights)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=atol)
+    for row, expected in zip(rows(run), rows(other), strict=True):
+        assert {k: float(v) for k, v in row.items()} == pytest.approx({k: float(v) for k, v in expected.items()}, 1e-5)
+
+
+def both(folder, **options) -> Run:
+    """Train with two processes."""
+    recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
+    two_processes(lambda: train(recipe, folder, progress=False))
+    return Run(folder)
+
+
+def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
+    assert_equal_runs(both(tmp_path / "run"), alone)
+
+
+def test_sharded_parameters_make_the_steps_and_the_scores_of_one(tmp_path):
+    options = {"precision": "32-true", "tied": False}
+    alone = train(TextRecipe(**(PLAIN | options)), tmp_path / "alone", progress=False)
+    run = both(tmp_path / "run", strategy="fsdp", **options)
+    assert run.last is not None and run.last.is_dir()
+    assert_equal_runs(run, alone, atol=1e-6)
+
+
+def test_tied_weights_are_sharded_too(tmp_path):
+    alone = train(TextRecipe(**(PLAIN | {"precision": "32-true"})), tmp_path / "alone", progress=False)
+    assert_equal_runs(both(tmp_path / "run", strategy="fsdp", precision="32-true"), alone, atol=1e-6)
+
+
+def test_checkpointed_activations_change_nothing(tmp_path, alone):
+    assert_equal_runs(train(TextRecipe(**PLAIN, grad_checkpointing=True), tmp_path / "run", progress=False), alone)
+
+
+def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
+    recipe = short()
+    spoilt = int(next(iter(build_data(recipe).train_order().sampler.indices(1))))
+    inner = F.cross_entropy
+    calls = []
+
+    def cross_entropy(logits, targets, **kwargs):
+        if logits.requires_grad:
+            calls.append(1)
+        return inner(logits, targets, **kwargs) * (math.nan if logits.requires_grad and len(calls) == 4 else 1)
+
+    monkeypatch.setattr(F, "cross_entropy", cross_entropy)
+    with pytest.raises(FloatingPointError, match="the windows of the batch are named in"):
+        train(recipe, tmp_path / "run", progress=False)
+    (kept,) = (tmp_path / "run").glob("nonfinite-*.json")
+    assert json.loads(kept.read_text())["windows"][0] == spoilt
+
+
+def test_every_parameter_is_trained(tmp_path):
+    recipe = short(encoding="learnable+relative_bias")
+    data = build_data(recipe)
+    model = build_model(recipe, num_classes=data.info.num_classes)
+    LanguageModeling(recipe).loss(model, next(iter(data.train_dataloader())), 0).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+# The recipe and the run folder
+
+
+def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
+    for recipe in (short(data_root="texts", model_kwargs=("depth=2",)), Recipe(seed=3)):
+        again = read_recipe(json.loads(json.dumps(recipe.to_dict())))
+        assert type(again) is type(recipe) and again.to_dict() == recipe.to_dict()
+    with pytest.raises(ValueError, match="`task` must be given"):
+        read_recipe({"seed": 3})
+    known = "classification, language, detection, segmentation"
+    with pytest.raises(ValueError, match=f"`task` must be one of {known}; got 'langauge'"):
+        read_recipe({"task": "langauge"})
+    with pytest.raises(ValueError, match="img_size"):
+        read_recipe({"task": "language", "img_size": [28, 28]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "`context` must be at least 1, got 0"),
+        ({"drop_rate": 1.0}, "`drop_rate` must be less than 1, got 1.0"),
+        ({"batch_size": 5, "accumulate": 2}, "`batch_size` must be a multiple"),
+        ({"optimizer": "adamv"}, "`optimizer` must be one of"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        TextRecipe(**(SHORT | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "lm_nan"}, "lm_nano"),
+        ({"encoding": "peg", "joining": "default"}, "would use later tokens"),
+        ({"model_kwargs": ("dept=2",)}, "`model_kwargs` must be one of .*depth"),
+        ({"model_kwargs": ("depth=[2]",)}, "`depth` must be a whole number"),
+        ({"tokenizer": "byte"}, "`tokenizer` must be one of bytes, bpe"),
+        ({"vocab_size": 300}, "`vocab_size` must be left out with `tokenizer` bytes"),
+        ({"dataset": "pydocs"}, "`dataset` must be one of pydoc, text_folder"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_anything_is_written(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(short(**options), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_another_task_is_not_gone_on_with(tmp_path):
+    train(short(), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="`task` would change"):
+        train(Recipe(), tmp_path / "run", resume=True, progress=False)
+
+
+def test_arguments_of_the_model_reach_it():
+    recipe = short(model_kwargs=("depth=2", "qkv_bias=false"), tied=False, drop_rate=0.3)
+    model = build_model(recipe, num_classes=300)
+    assert len(model.blocks) == 2 and model.blocks[0].attn.qkv.bias is None and model.head.weight.shape == (300, 64)
+    assert model.context == 16 and model.pos_drop.p == 0.3
+
+
+# Vocabularies
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Write a folder of texts with a few words that repeat."""
+    folder = tmp_path / "texts"
+    for split, times in (("train", 60), ("val", 20)):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "a.txt").write_text("the grid of latitude and longitude is a graticule. " * times)
+    return folder
+
+
+def byte_pairs(texts, **options) -> TextRecipe:
+    pytest.importorskip("tokenizers")
+    given = {"dataset": "text_folder", "data_root": texts, "tokenizer": "bpe", "vocab_size": 280}
+    return short(**(given | {"limit_train": None, "limit_test": None} | options))
+
+
+def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
+    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
+    own = BytePairTokenizer.load(run.tokenizer_file)
+    assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
+    assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
+    assert run.data().info.vocabulary == own.fingerprint  # the current texts are read with the tokenizer learned before
+
+
+def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
+    run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 80)
+    again = train(run.recipe(), run.folder, resume=True, progress=False)
+    assert tokenizer_of(again).fingerprint == tokenizer_of(run).fingerprint
+    # the tokens of another vocabulary of the same size would cost a different number of bits
+    assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
+
+
+def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
+    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
+    other = train(byte_pairs(texts), tmp_path / "other", progress=False)
+    run.tokenizer_file.write_bytes(other.tokenizer_file.read_bytes())
+    with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*run, bpe-280-\w+, got bpe-280-"):
+        run.data()
+    run.tokenizer_file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        tokenizer_of(run)
+
+
+def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys):
+    first = train(short(), tmp_path / "first", progress=False)
+    options = {"start_from": first.folder, "context": 32, "joining": "default"}
+    second = train(short(limit_train=25, lr=1e-9, min_lr=0.0, **options), tmp_path / "second", progress=False)
+    ours, theirs = load_file(second.weights), load_file(first.weights)
+    torch.testing.assert_close(ours["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"], atol=1e-6, rtol=0)
+    assert "1x16 -> 1x32" in capsys.readouterr().out
+    for source in (first.folder, first.weights, first.last):
+        with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*first"):
+            train(byte_pairs(texts, start_from=source), tmp_path / "third", progress=False)
+    assert not (tmp_path / "third").exists()
+
+
+def test_what_a_run_starts_from_must_be_there_and_on_text(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
+        train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
+    images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)
+    with pytest.raises(ValueError, match="`start_from` must be a run on text"):
+        train(short(start_from=images.folder), tmp_path / "run", progress=False)
+
+
+def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
+    first = train(byte_pairs(texts), tmp_path / "first", progress=False)
+    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
+    with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} uses that of the run"):
+        train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
+    options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
+    second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
+    assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint
+
+
+def test_a_run_on_images_has_no_tokenizer(tmp_path):
+    run = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="`run` must be a run on text"):
+        tokenizer_of(run)
+
+
+def test_text_of_no_window_is_refused(tmp_path, texts):
+    with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens"):
+        train(short(dataset="text_folder", data_root=texts, context=20_000), tmp_path / "run", progress=False)

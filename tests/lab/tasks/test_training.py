@@ -1,0 +1,183 @@
+"""Training follows the recipe: schedule, optimizer, decay, averaging, precision."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from short_runs import short
+
+from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.commands.choices import parse_choices
+from graticule.lab.commands.options import overridden
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.tasks.classification import Classification, Mixing, Recipe
+from graticule.lab.training.loop import train
+from graticule.lab.training.module import TrainingModule, warmup_of
+from graticule.lab.training.task import build_data, build_model
+
+
+def module_of(recipe: Recipe) -> TrainingModule:
+    return TrainingModule(Classification(recipe), build_model(recipe, num_classes=10), build_data(recipe).train_order())
+
+
+def rates(recipe: Recipe, steps: int) -> list[float]:
+    """Return the optimizer's learning rate at every step."""
+    configured = module_of(recipe).configure_optimizers()
+    optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    found = []
+    for step in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        scheduler.step_update(step + 1)
+    return found
+
+
+def test_the_rate_warms_up_linearly_falls_as_a_cosine_and_stays_at_its_minimum():
+    recipe = short(epochs=10, warmup_epochs=2, cooldown_epochs=2, lr=1e-2, min_lr=1e-4, warmup_lr=1e-3)
+    found = rates(recipe, 36)
+    line = [1e-3 + (1e-2 - 1e-3) * step / 6 for step in range(6)]
+    cosine = [1e-4 + (1e-2 - 1e-4) / 2 * (1 + math.cos(math.pi * step / 30)) for step in range(6, 30)]
+    assert found == pytest.approx(line + cosine + [1e-4] * 6, rel=1e-6)
+
+
+def test_position_and_vectors_do_not_decay_and_matrices_do():
+    task = module_of(short(joining="lape", weight_decay=0.3))
+    optimizer = task.configure_optimizers()["optimizer"]
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in task.model.named_parameters():
+        spared = name.startswith("position.") or name == "cls_token" or parameter.ndim < 2
+        assert decay[id(parameter)] == (0.0 if spared else 0.3), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
+def test_every_optimizer_of_the_recipes_learns(tmp_path, optimizer):
+    lr = 0.05 if optimizer == "sgd" else 3e-3
+    run = train(short(optimizer=optimizer, lr=lr, epochs=6, warmup_epochs=1), tmp_path, progress=False)
+    rows = read_checkpoint(run.last)["callbacks"]["History"]["rows"]
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+
+
+def test_a_fixed_table_stays_as_it_is(tmp_path):
+    run = train(short(encoding="sinusoidal_2d", joining="lape"), tmp_path, progress=False)
+    torch.manual_seed(0)
+    fresh = build_model(run.recipe(), num_classes=10, channels=1)
+    name = "position.encodings.0.pos_embed"
+    assert torch.equal(load_file(run.weights)[name], fresh.get_parameter(name))
+
+
+def test_the_moving_average_is_kept_and_evaluated(tmp_path):
+    run = train(short(ema_decay=0.9), tmp_path, progress=False)
+    checkpoint = read_checkpoint(run.last)
+    averaged, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+    assert not torch.equal(averaged["model.head.weight"], current["model.head.weight"])
+    assert torch.equal(run.model(checkpoint="last").head.weight, averaged["model.head.weight"])
+
+
+def test_bfloat16_and_clipping_train(tmp_path):
+    run = train(short(precision="bf16-mixed", clip_grad=1.0), tmp_path, progress=False)
+    assert run.finished and all(value.isfinite().all() for value in load_file(run.weights).values())
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice_and_leaves_the_last_checkpoint(tmp_path):
+    with pytest.raises(FloatingPointError, match="`lr`"):
+        train(short(optimizer="sgd", lr=1e9, epochs=3), tmp_path, progress=False)
+
+
+def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
+    loader = build_data(short()).train_dataloader()
+    orders = []
+    for epoch in (0, 0, 1):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        orders.append([key[1] for batch in loader.batch_sampler for key in batch])
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 0),
+        ("epochs", 0),
+        ("lr", 0.0),
+        ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("warmup_epochs", 2),
+        ("optimizer_eps", 0.0),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=f"`{field}`"):
+        short(**{field: value})
+
+
+# Values that the user gave
+
+
+@pytest.mark.parametrize(
+    ("choice", "needs"),
+    [
+        ("schedule=step,decay_epochs=5,min_lr=1e-4", "schedule=cosine or schedule=poly"),
+        ("warmup_lr=1e-5,warmup_epochs=0", "warmup_epochs or warmup_steps"),
+        ("share_seed=1", "train_share"),
+        ("mixing.prob=0.5", "mixing.mixup or mixing.cutmix"),
+        ("mixing.off_epoch=2", "mixing.mixup or mixing.cutmix"),
+        ("mixing.mixup=0.5,mixing.switch_prob=0.1", "mixing.mixup and mixing.cutmix"),
+        ("distillation.alpha=0.2", "distillation.teacher"),
+        ("augmentation.rand_augment=rand-m9,augmentation.color_jitter=0.1", "augmentation.rand_augment=None"),
+        ("augmentation.crop_pct=0.5", "images larger than those of digits"),
+        ("augmentation.hflip=0.5,augmentation.ratio=0.2 5", "random crops by area"),
+        ("augmentation.random_interpolation=true", "random crops by area"),
+    ],
+)
+def test_a_given_value_without_effect_is_refused(choice, needs):
+    with pytest.raises(ValueError, match=f"must be left out without {needs}.*since it has no effect, got "):
+        build_data(parse_choices(load_recipe("digits_quick"), [choice], "train")[choice])
+
+
+def test_a_given_value_that_is_used_and_values_of_the_recipe_that_are_not_are_accepted():
+    recipe = replace(load_recipe("digits_quick"), mixing=Mixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
+    for choice in (
+        "schedule=step,decay_epochs=5",
+        "mixing.mixup=0.5,mixing.prob=0.2",
+        "train_share=0.5,share_seed=1",
+        "augmentation.scale=0.5 1,augmentation.ratio=0.9 1.1",
+        "schedule=poly,min_lr=1e-4",
+    ):
+        build_data(parse_choices(recipe, [choice], "train")[choice])
+
+
+def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():
+    given = parse_choices(load_recipe("digits_quick"), ["warmup_epochs=0,warmup_steps=800"], "train")
+    recipe = given.popitem()[1]
+    assert warmup_of(recipe, steps=81) == 800
+    with pytest.raises(ValueError, match="`warmup_steps` must be fewer than the steps of the run, 800, got 800"):
+        warmup_of(recipe, steps=80)
+    assert warmup_of(replace(recipe), steps=80) == 80  # a tenth
+
+
+def test_a_trial_of_one_epoch_shortens_the_warm_up_of_the_recipe_and_says_so(capsys):
+    recipe = overridden(replace(load_recipe("digits_quick"), warmup_epochs=4), ["--epochs", "3"], "train")
+    assert (recipe.epochs, recipe.warmup_epochs) == (3, 1)
+    assert "the warm-up of the recipe, 4 of 10 epochs, is shortened to 1 of 3" in capsys.readouterr().err
+    for base in (load_recipe("digits_quick"), replace(load_recipe("digits_quick"), warmup_prefix=True)):
+        recipe = overridden(base, ["--epochs=1"], "train")
+        assert (recipe.epochs, recipe.warmup_epochs) == (1, 0)
+    with pytest.raises(ValueError, match="`warmup_epochs` must be fewer than `epochs`, 1, got 1"):
+        overridden(load_recipe("digits_quick"), ["--epochs", "1", "--warmup-epochs", "1"], "train")
+
+
+def test_a_number_that_float32_cannot_hold_is_refused():
+    for kind, name in ((Recipe, "lr"), (Recipe, "min_lr"), (Recipe, "weight_decay"), (Augmentation, "color_jitter")):
+        with pytest.raises(ValueError, match=rf"{name}` must be at most 1000000000, got 1e\+300"):
+            kind(**{name: 1e300})
+
+
+@pytest.mark.parametrize(("optimizer", "reason"), [("adahessian", "does not require grad"), ("fusedadam", "CUDA")])
+def test_an_optimizer_that_cannot_run_here_is_refused_before_any_work(tmp_path, optimizer, reason):
+    with pytest.raises(ValueError, match=f"`optimizer` must be one that runs here.* got '{optimizer}' .*{reason}"):
+        train(short(optimizer=optimizer), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="`optimizer`") as refused:
+        short(optimizer="adahessia")
+    assert optimizer not in str(refused.value)

@@ -1,0 +1,167 @@
+"""Different encodings per layer, and biases of some heads: the same text in Python, commands and recipes."""
+
+import json
+
+import pytest
+import torch
+
+import graticule
+from commands import run_command
+from graticule import Grid, LayerPosition, build_position
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.bias import bias_of
+from graticule.position.position import ENCODINGS
+from in_turn import in_turn
+from tiny import draw, images, tiny
+from tiny import fields as given_fields
+
+GRID = Grid(2, 3)
+
+
+def given(encoding, joining="default", depth=4):
+    return build_position(GRID, dim=24, depth=depth, num_heads=3, encoding=encoding, joining=joining)
+
+
+def fields(position):
+    return {name for name, value in position._asdict().items() if value is not None}
+
+
+def test_each_layer_can_have_another_encoding_or_none():
+    position = given("rope(layers=[0, 1]) + relative_bias(layers=[3])")
+    assert [fields(layer) for layer in position(GRID)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
+
+
+def test_the_same_encoding_can_have_other_options_in_other_layers():
+    position = given("rope(base=100.0, layers=2) + rope(base=5.0, layers=[2, 3])")
+    first, _, third, _ = (layer.rotary for layer in position(GRID))
+    assert not torch.equal(first.table if hasattr(first, "table") else first[0], third[0])
+
+
+def test_the_layers_of_an_encoding_replace_those_of_the_joining():
+    position = given("learnable + rope(layers=[3])", "lape(layers=2)")
+    assert [fields(layer) for layer in position(GRID)] == [{"inner"}, {"inner"}, set(), {"rotary"}]
+    same = given("learnable(layers=[1, 2])", "shared")(GRID), given("learnable", "shared(layers=[1, 2])")(GRID)
+    assert [fields(a) for a in same[0]] == [fields(b) for b in same[1]] == [set(), {"pre"}, {"pre"}, set()]
+
+
+OPTIONAL = [
+    name
+    for name, kind in ENCODINGS.items()
+    if "layers" in ENCODINGS.options(name) and kind.has_layers() and kind.joined != "table"
+]
+
+
+@in_turn("encoding", OPTIONAL)
+def test_layers_as_an_option_is_layers_of_the_joining(encoding):
+    torch.manual_seed(0)
+    option = given(f"{encoding}(layers=[0, 2])")
+    torch.manual_seed(0)
+    joining = given(encoding, "default(layers=[0, 2])")
+    queries = torch.randn(2, 3, GRID.tokens, 8)
+    for a, b in zip(option(GRID), joining(GRID), strict=True):
+        assert fields(a) == fields(b)
+        biases = [None if x.bias is None else bias_of(x.bias, queries) for x in (a, b)]
+        assert (biases[0] is None and biases[1] is None) or torch.equal(*biases)
+    assert [layer != LayerPosition() for layer in option(GRID)] == [True, False, True, False]
+
+
+def test_the_layers_of_a_gated_mlp_can_mix_in_different_ways():
+    encoding = "ggqpe(layers=1) + gsgu(layers=[2]) + token_mlp(layers=[1])"
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
+    model = draw(graticule.create_model("gmlp_s16_224", encoding=encoding, **sizes)).double().eval()
+    x = images(dtype=torch.float64)
+    logits = model(x)
+    torch.testing.assert_close(graticule.fold(model)(x), logits, rtol=0, atol=1e-12)
+    graticule.unfold(model)
+    other = graticule.create_model("gmlp_s16_224", encoding=encoding, **sizes).double().eval()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), logits)
+    names = {name.split(".")[-1] for name, _ in model.position.named_parameters() if ".biases." in name}
+    assert names == {"0", "1", "2"}
+
+
+def test_maps_of_mixing_weights_are_those_of_each_layers_encoding():
+    from graticule.analysis.mixing import mixing_maps
+
+    model = graticule.create_model(
+        "gmlp_s16_224",
+        encoding="glrpe(layers=[1]) + sgu(layers=[0])",
+        img_size=32,
+        patch_size=8,
+        embed_dim=16,
+        num_blocks=2,
+        groups=4,
+    )
+    assert [(found.layer, found.groups) for found in mixing_maps(model)] == [(0, 1), (1, 4)]
+
+
+BIASES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and given_fields(name) == {"bias"}]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining"), [*((encoding, "default") for encoding in BIASES), ("relative_bias", "lape")]
+)
+def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
+    some, two = (
+        draw(build_position(GRID, dim=dim, depth=2, num_heads=heads, encoding=name, joining=joining))
+        for dim, heads, name in ((24, 3, f"{encoding}(heads=[0, 2])"), (16, 2, encoding))
+    )
+    two.load_state_dict(dict(zip(two.state_dict(), some.state_dict().values(), strict=True)))
+    queries = torch.randn(2, 3, GRID.tokens, 8)
+    for a, b in zip(some(GRID), two(GRID), strict=True):
+        found, expected = bias_of(a.bias, queries), bias_of(b.bias, queries[:, [0, 2]])
+        found = found if found.ndim == 4 else found[None]
+        assert torch.equal(found[:, [0, 2]], expected if expected.ndim == 4 else expected[None])
+        assert not found[:, 1].any()
+
+
+def test_weights_of_a_bias_of_some_heads_go_out_under_published_names_and_come_back():
+    model = draw(tiny("relative_bias(heads=[1])"))
+    state = graticule.published_state_dict(model)
+    assert "blocks.0.attn.relative_position_bias_table" in state
+    other = tiny("relative_bias(heads=[1])")
+    other.load_state_dict(state)
+    x = images()
+    assert torch.equal(other.eval()(x), model.eval()(x))
+
+
+def test_the_command_line_and_the_recipe_take_the_same_text(capsys, tmp_path):
+    encoding = "rope(layers=[0, 1]) + relative_bias(heads=[0], layers=[3])"
+    arguments = [
+        "train",
+        "digits_quick",
+        "--encoding",
+        encoding,
+        "--quick",
+        "--output",
+        tmp_path / "run",
+    ]
+    code, _, error = run_command(capsys, *arguments, "--model-kwargs", "depth=4")
+    assert code == 0, error
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert encoding in json.dumps(recipe)
+    run = graticule.Run.open(tmp_path / "run")
+    assert run.recipe().encoding == encoding
+    model = run.model()
+    assert [fields(layer) for layer in model.position(model.grid)] == [{"rotary"}, {"rotary"}, set(), {"bias"}]
+
+
+REFUSED = [
+    ("rope(layers=[0]) + rope(layers=[0, 1])", "default", "must name each encoding once per layer"),
+    ("rope + rope(layers=[1])", "default", "must name each encoding once per layer"),
+    ("rope(layers=5)", "default", "`layers` must be from 1 to the depth of the model, 4, got 5"),
+    ("rope(layers=[1, 4])", "default", "`layers` must be .* different layers from 0 to 3"),
+    ("learnable(layers=[1])", "default", "`layers` must be left out with joining 'default' and an absolute"),
+    ("none(layers=[1])", "default", "none must not have the option 'layers'"),
+    ("relative_bias(heads=[3])", "default", "`heads` must be different heads from 0 to 2, at least one"),
+    ("sandwich(heads=[0, 0])", "default", "`heads` must be different heads"),
+    ("rope(heads=[0])", "default", "rope must not have the option 'heads'"),
+    ("relative_bias(layers='x')", "default", "`layers` of encoding relative_bias must"),
+]
+
+
+def test_layers_and_heads_that_cannot_be_are_refused():
+    for encoding, joining, said in REFUSED:
+        with pytest.raises(ValueError, match=said):
+            given(encoding, joining)
+            pytest.fail(f"{encoding} with {joining} is taken")

@@ -1,0 +1,308 @@
+"""Crops: patches have their positions in a larger image."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import graticule
+from graticule import Crop, Grid
+from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.encodings.forms.mixing import TokenMixing
+from graticule.encodings.forms.rotary import RotaryEncoding
+from graticule.position.bias import bias_of
+from graticule.position.position import ENCODINGS
+from graticule.position.rotation import BlockRotation, PairRotation, PolarRotation
+from in_turn import in_turn
+
+BUILT, WHOLE = Grid(4, 5, 1), Grid(6, 8, 1)
+#: A crop of whole patches, and its tokens in the whole image.
+CROP = Grid(3, 4, 1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
+TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
+HEADS, DIM = 3, 24
+
+#: Depends on the number of tokens, not on their positions.
+COUNTED = {"log_n"}
+CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops and name not in COUNTED]
+
+
+def build(encoding, grid=BUILT, **kwargs):
+    torch.manual_seed(0)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # so that formulas are not rounded to float32
+    try:
+        position = graticule.build_position(grid, dim=DIM, depth=2, num_heads=HEADS, encoding=encoding, **kwargs)
+    finally:
+        torch.set_default_dtype(usual)
+    for parameter in position.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)  # biases start near zero
+    return position.double().eval()
+
+
+def chosen(position, tokens):
+    """Select the position of some of the tokens; a bias that depends on the queries is None."""
+    rotation = position.rotary
+    if isinstance(rotation, PairRotation):
+        rotation = rotation._replace(table=rotation.table[..., tokens, :])
+    elif isinstance(rotation, BlockRotation):
+        rotation = BlockRotation(rotation.matrices[:, tokens])
+    elif isinstance(rotation, PolarRotation):
+        rotation = PolarRotation(rotation.queries[tokens], rotation.keys[:, tokens])
+    bias = position.bias
+    return position._replace(
+        pre=None if position.pre is None else position.pre[tokens],
+        inner=None if position.inner is None else position.inner[tokens],
+        bias=bias[:, tokens][:, :, tokens] if isinstance(bias, torch.Tensor) else None,
+        rotary=rotation,
+        query_scale=None if position.query_scale is None else position.query_scale[tokens],
+    )
+
+
+def assert_same(found, expected, atol=1e-12):
+    for name in ("pre", "inner", "bias", "query_scale"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=atol, msg=name)
+    if expected.rotary is not None:
+        for one, other in zip(found.rotary, expected.rotary, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=atol)
+
+
+def test_positional_attention_is_over_the_patches_of_the_crop():
+    position = build("gpsa", WHOLE)
+    part, whole = position(CROP)[0].positional, position(WHOLE)[0].positional
+    patches = TOKENS[1:]
+    seen = whole.weights[:, patches][:, :, patches]
+    torch.testing.assert_close(part.weights[:, 1:, 1:], seen / seen.sum(-1, keepdim=True), rtol=0, atol=1e-12)
+    torch.testing.assert_close(part.gate, whole.gate[:, TOKENS], rtol=0, atol=1e-12)
+
+
+@in_turn("encoding", CROPPED)
+@in_turn("built", [BUILT, WHOLE])
+def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
+    position = build(encoding, built)
+    queries = torch.randn(2, HEADS, WHOLE.tokens, DIM // HEADS, dtype=torch.float64)
+    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
+        if whole.bias is not None and not isinstance(whole.bias, torch.Tensor):
+            found = bias_of(part.bias, queries[:, :, TOKENS])
+            expected = bias_of(whole.bias, queries)[..., TOKENS, :][..., TOKENS]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            part = part._replace(bias=None)
+        assert_same(part, chosen(whole, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        *("rope(preset='dinov3')", "rope(coordinates='max')", "rope(coordinates='corners')", "rope(preset='pe')"),
+        *("rope(scaling='yarn', ramp=(0.25, 1.0))", "rope(scaling='ntk')", "rope_1d(scaling='yarn')"),
+    ],
+)
+def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whole_image(encoding):
+    position = build(encoding)
+    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
+        assert_same(part, chosen(whole, TOKENS))
+
+
+@pytest.mark.parametrize("joining", [name for name in graticule.list_joinings() if name != "unshared"])
+def test_a_joining_of_a_crop_is_the_crop_of_the_joining(joining):
+    position = build("sinusoidal_2d", joining=joining)
+    for part, whole in zip(position(CROP), position(WHOLE), strict=True):
+        assert_same(part, chosen(whole, TOKENS))
+
+
+def test_a_crop_between_patches_is_evaluated_there():
+    grid = Grid(2, 2, crop=Crop((6, 8), (0.5, 1.25, 2, 2)))
+    assert grid.coordinates().tolist() == [[0.5, 1.25], [0.5, 2.25], [1.5, 1.25], [1.5, 2.25]]
+    table = build("sinusoidal_2d", Grid(6, 8))(grid)[0].pre
+    rate = 10_000 ** (-torch.arange(6, dtype=torch.float64) / 6)
+    for row, (y, x) in zip(table, grid.coordinates().tolist(), strict=True):
+        expected = torch.cat([torch.stack([(t * rate).sin(), (t * rate).cos()], -1).flatten() for t in (x, y)])
+        torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
+
+
+@in_turn("encoding", [name for name in CROPPED if not name.endswith("1d")])
+def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
+    if issubclass(ENCODINGS[encoding], AbsoluteEncoding):
+        return
+    position = build(encoding)
+    here, there = (Grid(3, 4, 1, crop=Crop(WHOLE.shape, (y, x, 3, 4))) for y, x in ((0, 0), (2.5, 3.25)))
+    q, k = torch.randn(2, 1, HEADS, here.tokens, DIM // HEADS, dtype=torch.float64)
+    for one, other in zip(position(here), position(there), strict=True):
+        if one.bias is not None:
+            torch.testing.assert_close(bias_of(other.bias, q), bias_of(one.bias, q), rtol=0, atol=1e-12)
+        if isinstance(one.rotary, PairRotation | PolarRotation):
+            first, second = (torch.einsum("bhid,bhjd->bhij", *each.rotary(q, k)) for each in (one, other))
+            torch.testing.assert_close(first[..., 1:, 1:], second[..., 1:, 1:], rtol=0, atol=1e-9)
+
+
+def test_patches_of_twice_the_size_are_twice_as_far_apart():
+    large = Grid(3, 4, 1, crop=Crop((6, 8), (0, 0, 6, 8)))
+    assert large.coordinates()[0].tolist() == [0.5, 0.5]
+    torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, 1).offsets(), rtol=0, atol=1e-12)
+    rope = build("rope")
+    every_second = Grid(3, 4, 1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
+    tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
+    assert_same(rope(every_second)[0], chosen(rope(Grid(18, 24, 1))[0], tokens))
+
+
+def test_a_quadratic_table_is_interpolated_exactly_between_patches():
+    position = build("learnable", Grid(8, 9))
+    y, x = Grid(8, 9).coordinates().double().unbind(-1)
+    with torch.no_grad():
+        next(position.parameters())[0] = (y * y - 3 * y * x + 2 * x)[:, None]
+    grid = Grid(3, 4, crop=Crop((8, 9), (2.3, 1.75, 3, 4.4)))
+    y, x = grid.coordinates().unbind(-1)
+    expected = (y * y - 3 * y * x + 2 * x)[:, None].expand(-1, DIM)
+    torch.testing.assert_close(position(grid)[0].pre, expected, rtol=0, atol=1e-12)
+
+
+def test_a_bias_table_is_interpolated_between_displacements():
+    position = build("relative_bias", Grid(6, 8))
+    dy, dx = (each.double() for each in Grid(6, 8).displacements())
+    with torch.no_grad():
+        for table in position.parameters():
+            table.copy_((dy[:, None] ** 2 + dx).flatten()[:, None].expand(-1, HEADS))
+    grid = Grid(3, 4, crop=Crop((6, 8), (1, 1, 4.5, 6)))  # patches of 1.5
+    dy, dx = grid.offsets().unbind(-1)
+    assert dy.max() == 3.0
+    torch.testing.assert_close(position(grid)[0].bias[0], dy**2 + dx, rtol=0, atol=1e-12)
+
+
+def test_half_the_sides_halve_a_crop():
+    grid = Grid(4, 6, crop=Crop((8, 12), (2, 4, 4, 6)))
+    _, half = grid.pyramid(2, prefix=1)
+    assert half == Grid(2, 3, 1, crop=Crop((4, 6), (1, 2, 2, 3)))
+    assert half.coordinates().tolist() == [[1, 2], [1, 3], [1, 4], [2, 2], [2, 3], [2, 4]]
+
+
+def test_a_crop_of_pixels_is_divided_by_the_patch():
+    assert Crop.of_pixels((96, 128), (16, 24, 48, 32), (16, 8)) == Crop((6, 16), (1, 3, 3, 4))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return vit("learnable + rope")
+
+
+def vit(encoding, **kwargs):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5, "patch_size": 8}
+    model = graticule.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 40), encoding=encoding, **{**sizes, **kwargs}
+    ).double()
+    return model.eval()
+
+
+IMAGES = torch.randn(2, 3, 24, 32, dtype=torch.float64)
+
+
+@torch.no_grad()
+def test_a_model_computes_a_crop_with_the_position_of_that_part(model):
+    crop = Crop((6, 8), (2, 3, 3, 4))
+    tokens = model.embed(IMAGES)
+    positions = [chosen(each, TOKENS) for each in model.position(WHOLE)]
+    layers = [(block, each, (Grid(3, 4, 1),)) for block, each in zip(model.blocks, positions, strict=True)]
+    *_, tokens = model.run_blocks(tokens, layers)
+    expected = model.forward_head(model.norm(tokens))
+    torch.testing.assert_close(model(IMAGES, crop=crop), expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(model(IMAGES), expected, atol=1e-6)
+    _, features = model.forward_intermediates(IMAGES, crop=crop)
+    torch.testing.assert_close(features[-1].flatten(2).mT, tokens[:, 1:], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_crop_of_the_whole_image_is_the_image(model):
+    crop = Crop((3, 4), (0, 0, 3, 4))
+    torch.testing.assert_close(model(IMAGES, crop=crop), model(IMAGES), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d", "rope", "kerple", "relative_bias", "liere", "pope"])
+def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encoding):
+    model = vit(encoding)
+    grid = Grid(3, 4, 1, crop=Crop((6, 8), (2, 3.5, 3, 4)))
+    order = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(grid.patches)])
+    tokens, positions = model.embed(IMAGES), model.position(grid)
+    outputs = []
+    for index in (torch.arange(grid.tokens), order):
+        layers = [(block, chosen(each, index), (grid,)) for block, each in zip(model.blocks, positions, strict=True)]
+        *_, last = model.run_blocks(tokens[:, index], layers)
+        outputs.append(model.forward_head(model.norm(last)))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-12)
+
+
+def test_a_model_with_crops_compiles_as_one_graph(model):
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for crop in (Crop((6, 8), (2, 3, 3, 4)), Crop((6, 8), (1, 2, 3, 4)), Crop((6, 8), (0.5, 0.25, 3, 6))):
+        torch.testing.assert_close(compiled(IMAGES, crop=crop), model(IMAGES, crop=crop), rtol=0, atol=1e-12)
+
+
+def test_a_pyramid_takes_a_crop():
+    torch.manual_seed(0)
+    pvt = graticule.create_model(
+        "pvt_tiny",
+        img_size=64,
+        num_classes=5,
+        encoding="sinusoidal_2d",
+        embed_dims=(8, 8, 16, 16),
+        depths=(1,) * 4,
+        num_heads=(1, 1, 1, 1),
+    ).eval()
+    image = torch.randn(1, 3, 64, 64)
+    found = pvt(image, crop=Crop((32, 32), (16, 8, 16, 16)))
+    assert found.shape == (1, 5)
+    assert not torch.allclose(found, pvt(image))
+
+
+def test_what_cannot_encode_a_crop_says_so():
+    crop = Crop((6, 8), (2, 3, 3, 4))
+    refused = [name for name, kind in ENCODINGS.items() if not kind.crops and not issubclass(kind, TokenMixing)]
+    assert "peg" in refused
+    for encoding in refused:
+        if encoding == "none":
+            continue
+        with pytest.raises(ValueError, match=f"`crop` must be left out with {encoding}|with B"):
+            vit(encoding, patch_size=8)(IMAGES, crop=crop)
+    gmlp = graticule.create_model(
+        "gmlp_s16_224", img_size=(24, 32), patch_size=8, embed_dim=8, num_blocks=1, num_classes=2
+    ).double()
+    for model, images, part, message in [
+        (gmlp, IMAGES, crop, "`crop` must be left out"),
+        (vit("relative_bias", joining="lape"), IMAGES, crop, "`crop` must be left out with NormalizedBias"),
+        (vit("sinusoidal_1d"), IMAGES, Crop((6, 8), (0.5, 0, 3, 4)), "`crop` must consist of whole patches"),
+        (vit("shaw"), IMAGES, Crop((6, 8), (0, 0, 4.5, 4)), "`crop` must not be scaled with shaw"),
+        (graticule.fold(vit("rope"), (24, 32)), IMAGES, crop, "folded .* got a crop"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model(images, crop=part)
+
+
+def test_a_crop_that_is_not_within_the_whole_image_is_refused():
+    for whole, box, message in [
+        ((4, 4), (0, 0, 5, 4), "`box` must be"),
+        ((4, 4), (-1, 0, 2, 2), "`box` must be"),
+        ((4, 4), (0, 0, 0, 2), "`box` must be"),
+        ((4, 4), (0, 0, float("nan"), 2), "`box` must be"),
+        ((4, 4), (0, 0, 2), "`whole` must be"),
+        ((0, 4), (0, 0, 1, 1), "`height` must be at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Crop(whole, box)
+    with pytest.raises(TypeError, match="`height` must be a whole number"):
+        Crop((4.5, 4), (0, 0, 1, 1))
+
+
+def test_rotary_encodings_and_absolute_formulas_take_crops():
+    for name, kind in ENCODINGS.items():
+        if issubclass(kind, RotaryEncoding):
+            assert kind.crops, name
+
+
+def test_the_example_of_the_docs_runs():
+    page = (Path(__file__).parents[2] / "docs" / "sizes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python crops\n(.*?)```", page, flags=re.DOTALL)
+    shown = {}
+    exec(compile(code, "sizes.md", "exec"), shown)
+    assert shown["logits"].shape == (2, 1000)
+    assert Crop.of_pixels((448, 448), (224, 0, 224, 224), (16, 16)) == Crop((28, 28), (14, 0, 14, 14))

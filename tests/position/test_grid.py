@@ -1,0 +1,246 @@
+"""Grids: order of tokens, offsets, prefix tokens and resampling."""
+
+import pytest
+import torch
+from timm.layers import resample_abs_pos_embed
+
+from graticule import Grid
+from graticule.position.grid import Windows
+
+
+def test_coordinates_are_y_then_x_row_by_row():
+    assert Grid(2, 3).coordinates().tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+
+
+def test_offsets_are_the_first_place_minus_the_second():
+    offsets = Grid(2, 3).offsets()
+    assert offsets.shape == (6, 6, 2)
+    assert offsets[0].tolist() == [[0, 0], [0, -1], [0, -2], [-1, 0], [-1, -1], [-1, -2]]
+    assert offsets[5, 1].tolist() == [1, 1]  # (1, 2) - (0, 1)
+    assert torch.equal(offsets, -offsets.transpose(0, 1))
+
+
+def test_distances_are_euclidean():
+    distances = Grid(2, 3).distances()
+    assert distances.shape == (6, 6)
+    torch.testing.assert_close(distances[0], torch.tensor([0.0, 1.0, 2.0, 1.0, 2**0.5, 5**0.5]))
+
+
+def test_prefix_tokens_count_as_tokens_and_not_as_patches():
+    grid = Grid(2, 3, prefix=2)
+    assert (grid.shape, grid.patches, grid.tokens) == ((2, 3), 6, 8)
+    assert len(grid.coordinates()) == 6
+
+
+@pytest.mark.parametrize(("shape", "center"), [((2, 3), 4), ((3, 5), 7), ((4, 4), 10), ((1, 1), 0)])
+def test_center_is_the_patch_at_half_the_height_and_half_the_width(shape, center):
+    grid = Grid(*shape, prefix=1)
+    assert grid.center == center
+    assert grid.coordinates()[center].tolist() == [shape[0] // 2, shape[1] // 2]
+
+
+def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
+    grid = Grid(8, 12).with_windows([(4, 6), (4, 5), (2, 3)])
+    stages = grid.pyramid(3, prefix=1)
+    assert [stage.within for stage in stages] == [Grid(4, 6), Grid(4, 5), Grid(2, 3)]
+    assert [len(stage.windows) for stage in stages] == [3, 2, 1]
+    assert [stage.tokens for stage in stages] == [96, 24, 7]
+    assert all(stage.within is stage for stage in Grid(8, 12, 1).pyramid(3))
+
+
+def test_square_windows_are_cut_to_the_grid_of_their_stage():
+    assert Grid(8, 12, 2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
+    assert Grid(5, 9).in_windows([7, 7, 7], pad=True).windows == ((5, 7), (3, 5), (2, 3))
+    assert Grid(8, 12, 2).in_windows([4]).prefix == 2
+    for sides, said in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
+        with pytest.raises(ValueError, match=said):
+            Grid(8, 12).in_windows(sides)
+
+
+def test_grids_of_the_same_tokens_are_equal_whatever_their_windows_are():
+    grid = Grid(4, 6, 1)
+    assert grid.in_windows([2]) == grid and hash(grid.in_windows([2])) == hash(grid)
+    table = torch.randn(25, 3)
+    assert grid.resize(table, grid.in_windows([2])) is table
+
+
+def test_split_cuts_prefix_tokens_from_patches():
+    grid = Grid(2, 3, prefix=2)
+    tokens = torch.randn(4, 8, 5)
+    prefix, patches = grid.split(tokens)
+    assert prefix.shape == (4, 2, 5)
+    assert patches.shape == (4, 6, 5)
+    assert torch.equal(torch.cat([prefix, patches], 1), tokens)
+
+
+def test_a_map_has_every_patch_at_its_coordinates():
+    grid = Grid(2, 3, prefix=1)
+    tokens = torch.randn(4, 7, 5)
+    features = grid.to_map(tokens)
+    assert features.shape == (4, 5, 2, 3)
+    for index, (y, x) in enumerate(grid.coordinates().tolist()):
+        assert torch.equal(features[:, :, y, x], tokens[:, 1 + index])
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_from_map_is_the_inverse_of_to_map(prefix):
+    grid = Grid(2, 3, prefix)
+    tokens = torch.randn(4, grid.tokens, 5)
+    assert torch.equal(grid.from_map(grid.to_map(tokens)), grid.split(tokens)[1])
+
+
+def test_prefix_rows_are_zero_and_come_first():
+    table = torch.randn(6, 5)
+    whole = Grid(2, 3, prefix=2).with_prefix_rows(table)
+    assert torch.equal(whole, torch.cat([torch.zeros(2, 5), table]))
+
+
+def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
+    bias = torch.randn(3, 6, 6)
+    whole = Grid(2, 3, prefix=2).with_prefix_bias(bias)
+    assert whole.shape == (3, 8, 8)
+    assert torch.equal(whole[:, 2:, 2:], bias)
+    assert not whole[:, :2].any()
+    assert not whole[:, :, :2].any()
+
+
+def test_the_grid_of_an_image_is_its_size_in_patches():
+    assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "side", "below", "above"),
+    [((30, 32), "height 30", 24, 32), ((32, 33), "width 33", 32, 40), ((0, 32), "height 0", 8, 8)],
+)
+def test_an_image_that_the_patch_does_not_divide_is_refused_with_the_nearest_sizes(image, side, below, above):
+    with pytest.raises(ValueError, match="`img_size`") as error:
+        Grid.of_image(image, (8, 8))
+    message = str(error.value)
+    assert side in message
+    assert "patch of 8" in message
+    assert str(below) in message
+    assert str(above) in message
+
+
+def test_an_image_smaller_than_the_patch_is_refused():
+    with pytest.raises(ValueError, match="`img_size` must be a positive multiple"):
+        Grid.of_image((8, 4), (8, 8))
+
+
+def test_resizing_to_the_same_grid_changes_nothing():
+    table = torch.randn(7, 5)
+    assert torch.equal(Grid(2, 3, 1).resize(table, Grid(2, 3, 1)), table)
+
+
+def _rounding(table):
+    """Return an error bound of float32, which timm uses: a rounding for each of the 4 x 4 entries of a cubic."""
+    return 16 * torch.finfo(torch.float32).eps * table.abs().max().item()
+
+
+@pytest.mark.parametrize("new", [(7, 7), (3, 5), (2, 2), (6, 2)])
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_resizing_is_timms_resampling(new, prefix):
+    table = torch.randn(16 + prefix, 12)
+    ours = Grid(4, 4, prefix).resize(table, Grid(*new, prefix))
+    theirs = resample_abs_pos_embed(table[None], list(new), [4, 4], num_prefix_tokens=prefix)[0]
+    assert ours.shape == (new[0] * new[1] + prefix, 12)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
+
+
+def test_resizing_from_a_grid_that_is_not_square_is_timms_resampling():
+    table = torch.randn(16, 12)
+    ours = Grid(3, 5, 1).resize(table, Grid(4, 2, 1))
+    theirs = resample_abs_pos_embed(table[None], [4, 2], [3, 5], num_prefix_tokens=1)[0]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
+
+
+def test_resizing_keeps_prefix_rows():
+    table = torch.randn(18, 5)
+    assert torch.equal(Grid(4, 4, 2).resize(table, Grid(3, 5, 2))[:2], table[:2])
+
+
+@pytest.mark.parametrize("new", [(7, 9), (2, 3)])
+def test_a_constant_table_stays_constant_at_any_size(new):
+    table = torch.full((16, 3), 0.7, dtype=torch.float64)
+    resized = Grid(4, 4).resize(table, Grid(*new))
+    torch.testing.assert_close(resized, torch.full((new[0] * new[1], 3), 0.7, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_resizing_is_linear():
+    a, b = torch.randn(2, 17, 3, dtype=torch.float64)
+    old, new = Grid(4, 4, 1), Grid(3, 5, 1)
+    torch.testing.assert_close(
+        old.resize(2 * a - 3 * b, new), 2 * old.resize(a, new) - 3 * old.resize(b, new), rtol=0, atol=1e-12
+    )
+
+
+def test_resizing_commutes_with_transposing_the_grid():
+    image = torch.randn(4, 6, 5, dtype=torch.float64)
+    wide = Grid(4, 6).resize(image.flatten(0, 1), Grid(3, 8)).unflatten(0, (3, 8))
+    tall = Grid(6, 4).resize(image.transpose(0, 1).flatten(0, 1), Grid(8, 3)).unflatten(0, (8, 3))
+    torch.testing.assert_close(wide, tall.transpose(0, 1), rtol=0, atol=1e-12)
+
+
+def test_resizing_keeps_the_dtype_of_the_table():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert Grid(4, 4).resize(torch.randn(16, 3).to(dtype), Grid(3, 5)).dtype == dtype
+
+
+def test_the_gradient_of_a_resized_table_reaches_every_row():
+    table = torch.randn(17, 3, requires_grad=True)
+    Grid(4, 4, 1).resize(table, Grid(3, 5, 1)).square().sum().backward()
+    assert (table.grad.abs().sum(1) > 0).all()
+
+
+def test_resizing_to_another_number_of_prefix_tokens_is_refused():
+    with pytest.raises(ValueError, match=r"`new` must have as many prefix tokens as the table \(1\), got 2"):
+        Grid(4, 4, 1).resize(torch.randn(17, 3), Grid(3, 5, 2))
+
+
+def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
+    assert Grid(2, 3, prefix=1).alike(6) == Grid(2, 3)
+    assert Grid(2, 3).alike(16) == Grid(4, 4)
+    assert [Grid(2, 3).alike(patches) for patches in (0, -1, 15)] == [None] * 3
+    assert Grid(1, 7).alike(49) == Grid(7, 7) and Grid(1, 7).alike(7) == Grid(1, 7)  # an image of one row
+    text = Grid.of_text(8)
+    assert [text.alike(patches) for patches in (8, 16, 5)] == [Grid(1, 8), Grid(1, 16), Grid(1, 5)]
+    assert text.alike(16).sequence and Grid.of_text(1).alike(16) == Grid(1, 16) and text.alike(0) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "shift"),
+    [
+        ((8, 12), (4, 4), (0, 0)),
+        ((8, 12), (4, 4), (2, 2)),
+        ((7, 11), (4, 4), (0, 0)),
+        ((7, 11), (4, 5), (2, 2)),
+        ((9, 5), (4, 5), (2, 0)),
+        ((4, 2), (2, 2), (1, 1)),
+        ((3, 3), (3, 3), (1, 1)),
+        ((5, 9), (5, 3), (0, 1)),
+    ],
+)
+def test_windows_are_those_of_the_rolled_and_padded_map_cut_at_the_border(shape, window, shift):
+    """Two tokens share a window if they do on the rolled map and were neighbors before; each has its index in it."""
+    grid, step = Grid(*shape), Grid(*window)
+    found = torch.zeros(*shape, dtype=torch.int64)  # window
+    place = torch.full((*shape, 2), -1)
+    seen = torch.zeros(shape)
+    count = 0
+    for strip in Windows(grid, step, shift).tiles():
+        for tile in strip:
+            seen[tile.rows, tile.columns] += 1
+            height, width = tile.part.shape
+            for y in range(tile.rows.start, tile.rows.stop):
+                for x in range(tile.columns.start, tile.columns.stop):
+                    down, across = y - tile.rows.start, x - tile.columns.start
+                    found[y, x] = count + down // height * 100 + across // width
+                    place[y, x, 0] = tile.window_rows.start + down % height
+                    place[y, x, 1] = tile.window_columns.start + across % width
+            count += 10_000
+    assert (seen == 1).all()
+    moved = grid.coordinates() - torch.tensor(shift)
+    cut = moved // torch.tensor(window)
+    expected = (cut[:, None] == cut[None]).all(-1)
+    assert torch.equal(found.flatten()[:, None] == found.flatten()[None], expected)
+    assert torch.equal(place.flatten(0, 1), moved % torch.tensor(window))

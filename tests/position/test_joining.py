@@ -1,0 +1,328 @@
+"""The position of each layer for each joining, and replacements of LaPE's norm."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models._manipulate import group_with_matcher
+from torch import nn
+
+from graticule import Grid, LayerPosition, build_position
+from graticule.position.bias import bias_of
+from graticule.position.joining import (
+    DECOMPOSITIONS,
+    JOININGS,
+    Default,
+    Lape,
+    LapeSharing,
+    Scale,
+    Shared,
+    Unshared,
+    build_joining,
+)
+from graticule.position.position import ENCODINGS
+from graticule.position.rotation import PairRotation
+from graticule.registry.specs import Spec
+from in_turn import in_turn
+from tiny import PAIRS, spec, tiny
+
+DEPTH, TOKENS, DIM = 4, 7, 6
+
+
+@pytest.fixture
+def table():
+    return torch.randn(TOKENS, DIM, dtype=torch.float64)
+
+
+def drawn(module):
+    """Draw every parameter, in float64."""
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def norm(x, module=None):
+    """Compute LayerNorm by hand, with the scale and the shift of `module`."""
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    return x if module is None else x * module.weight + module.bias
+
+
+def test_default_gives_the_table_to_the_stream_once(table):
+    assert Default(DEPTH)(table) == [LayerPosition(pre=table), *[LayerPosition()] * 3]
+
+
+def test_shared_gives_the_same_table_to_every_layer(table):
+    assert Shared(DEPTH)(table) == [LayerPosition(pre=table)] * 4
+
+
+def test_unshared_gives_each_layer_a_table_of_its_own(table):
+    joining = Unshared(DEPTH)
+    assert joining.tables == DEPTH
+    tables = [table + layer for layer in range(DEPTH)]
+    assert joining(*tables) == [LayerPosition(pre=own) for own in tables]
+
+
+def test_lape_sharing_gives_each_layer_its_own_norm_of_the_one_table(table):
+    joining = drawn(LapeSharing(DIM, DEPTH))
+    positions = joining(table)
+    assert len(positions) == DEPTH
+    for position, own in zip(positions, joining.norms, strict=True):
+        assert position.inner.shape == (TOKENS, DIM)
+        torch.testing.assert_close(position.inner, norm(table, own), rtol=0, atol=1e-12)
+        assert position == LayerPosition(inner=position.inner)
+
+
+def test_lape_gives_layer_l_the_first_l_plus_one_norms_applied_in_turn(table):
+    joining = drawn(Lape(DIM, DEPTH))
+    positions = joining(table)
+    assert len(positions) == DEPTH
+    expected = table
+    for position, own in zip(positions, joining.norms, strict=True):
+        expected = norm(expected, own)
+        torch.testing.assert_close(position.inner, expected, rtol=0, atol=1e-11)
+        assert position == LayerPosition(inner=position.inner)
+
+
+def test_the_two_versions_of_lape_agree_in_the_first_layer_and_not_in_the_second(table):
+    progressive, sharing = drawn(Lape(DIM, DEPTH)), LapeSharing(DIM, DEPTH).double()
+    sharing.load_state_dict(progressive.state_dict())
+    ours, theirs = progressive(table), sharing(table)
+    assert torch.equal(ours[0].inner, theirs[0].inner)
+    assert not torch.allclose(ours[1].inner, theirs[1].inner)
+
+
+def test_a_change_of_one_norm_reaches_the_layers_after_it_in_lape_and_its_own_alone_in_lape_sharing(table):
+    for kind, changed in ((Lape, [False, True, True, True]), (LapeSharing, [False, True, False, False])):
+        joining = drawn(kind(DIM, DEPTH))
+        before = [position.inner.detach().clone() for position in joining(table)]
+        nn.init.normal_(joining.norms[1].weight)
+        after = [position.inner for position in joining(table)]
+        assert [not torch.equal(a, b) for a, b in zip(after, before, strict=True)] == changed
+
+
+def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table):
+    joining = drawn(Lape(DIM, DEPTH))
+    before = joining(1e4 * table)
+    after = joining(3e4 * table + torch.randn(TOKENS, 1, dtype=torch.float64))
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a.inner, b.inner, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("eta", range(1, DEPTH + 1))
+@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+def test_eta_joins_the_first_layers_and_leaves_the_later_ones_empty(build, eta, table):
+    joining = build(DEPTH, eta)
+    positions = joining.double()(*[table] * joining.tables)
+    assert len(positions) == DEPTH
+    assert all(position != LayerPosition() for position in positions[:eta])
+    assert positions[eta:] == [LayerPosition()] * (DEPTH - eta)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
+    whole = drawn(kind(DIM, DEPTH))
+    part = kind(DIM, DEPTH, 2).double()
+    part.load_state_dict({name: value for name, value in whole.state_dict().items() if int(name.split(".")[1]) < 2})
+    for a, b in zip(part(table)[:2], whole(table)[:2], strict=True):
+        assert torch.equal(a.inner, b.inner)
+
+
+@pytest.mark.parametrize("eta", [0, -1, DEPTH + 1])
+@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+def test_an_eta_outside_the_depth_is_refused(build, eta):
+    with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
+        build(DEPTH, eta)
+
+
+@pytest.mark.parametrize("name", JOININGS)
+def test_layers_that_are_not_there_or_named_twice_are_refused(name):
+    for layers in ([], [-1], [0, DEPTH], [2, 1, 2]):
+        message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
+        with pytest.raises(ValueError, match=message):
+            build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
+@pytest.mark.parametrize("name", JOININGS)
+def test_some_layers_get_what_all_layers_of_a_model_of_so_many_would(name, layers, table):
+    some = drawn(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
+    alone = build_joining(Spec(name), DIM, len(layers)).double()
+    alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
+    tables = [table + one for one in range(some.tables)]
+    found, expected = some(*tables), alone(*tables)
+    for layer, one in zip(sorted(layers), expected, strict=True):
+        torch.testing.assert_close(found[layer], one, rtol=0, atol=0)
+    assert all(found[layer] == LayerPosition() for layer in range(DEPTH) if layer not in layers)
+    assert some.layers == len(layers)
+
+
+GRID, SOME = Grid(2, 3), [0, 2]
+#: Encodings and joinings of only some layers; in LaPE's chain a layer gets w after the norms of earlier joined layers.
+PARTS = [
+    (encoding, joining)
+    for encoding, joining in PAIRS
+    if ENCODINGS[encoding].layered
+    and (joining, ENCODINGS[encoding].joined)
+    not in (("lape", "table"), ("default", "table"), ("concatenation", "table"))
+]
+
+
+@in_turn(("encoding", "joining"), PARTS)
+def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding, joining):
+    whole, part = (
+        build_position(GRID, dim=24, depth=3, num_heads=3, encoding=encoding, joining=spec(joining, **options))
+        .double()
+        .eval()
+        for options in ({}, {"layers": SOME})
+    )
+    drawn(whole)
+    values = whole.state_dict()
+    for name, own in part.state_dict().items():  # the part of every parameter for the joined layers
+        (axis,) = [axis for axis, side in enumerate(own.shape) if side != values[name].shape[axis]] or [None]
+        chosen = values[name] if axis is None else values[name].index_select(axis, torch.tensor(SOME))
+        own.copy_(chosen)
+    queries = torch.randn(2, 3, GRID.tokens, 8, dtype=torch.float64)
+    tokens = torch.randn(2, GRID.tokens, 24, dtype=torch.float64)
+    for layer, (a, b) in enumerate(zip(part(GRID), whole(GRID), strict=True)):
+        if layer not in SOME:
+            assert a == LayerPosition()
+            continue
+        given = [x._replace(bias=None if x.bias is None else bias_of(x.bias, queries)) for x in (a, b)]
+        own, other = ((*x._replace(token_bias=x.token_bias and x.token_bias(tokens).table()),) for x in given)
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "joining", "names"),
+    [
+        ("learnable", "lape", ["position.joining.norms.{}.weight", "blocks.{}.pe_norm.weight"]),
+        ("learnable", "unshared", ["position.encodings.{}.pos_embed", "pos_embed{}"]),
+        ("relative_bias", "default", ["position.encodings.{}.relative_position_bias_table"]),
+    ],
+)
+def test_the_parameters_of_a_joined_layer_have_its_index_and_its_learning_rate(encoding, joining, names):
+    model = tiny(encoding, spec(joining, layers=SOME))
+    own = dict(model.named_parameters())
+    published = {f"position.{mine}": theirs for theirs, mine in model.position.published_names().items()}
+    groups = group_with_matcher(model.named_parameters(), model.group_matcher(), reverse=True)
+    for layer in range(3):
+        mine = names[0].format(layer)
+        assert (mine in own) == (layer in SOME)
+        if mine in own:
+            assert groups[mine] == groups[f"blocks.{layer}.norm1.weight"]
+            assert len(names) < 2 or published[mine] == names[1].format(layer)
+
+
+def test_a_depth_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="`depth` must be at least 1, got 0"):
+        Default(0)
+
+
+def test_the_decompositions_have_0_1_d_2d_0_1_d_2d_parameters():
+    counts = [sum(p.numel() for p in build(DIM).parameters()) for build in DECOMPOSITIONS.values()]
+    assert counts == [0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM]
+
+
+FORMULAS = {
+    "w": lambda w, gamma, beta: w,
+    "scalar_w": lambda w, gamma, beta: gamma * w,
+    "channel_w": lambda w, gamma, beta: gamma * w,
+    "affine_w": lambda w, gamma, beta: gamma * w + beta,
+    "norm": lambda w, gamma, beta: norm(w),
+    "scalar_norm": lambda w, gamma, beta: gamma * norm(w),
+    "channel_norm": lambda w, gamma, beta: gamma * norm(w),
+    "layer_norm": lambda w, gamma, beta: gamma * norm(w) + beta,
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_is_its_formula(name, table):
+    module = drawn(DECOMPOSITIONS[name](DIM))
+    parameters = [*module.parameters(), None, None]
+    torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
+    start = DECOMPOSITIONS[name](DIM).double()(table)
+    expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
+    torch.testing.assert_close(start, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_decomposition_stands_instead_of_every_norm(kind, name, table):
+    joining = drawn(kind(DIM, DEPTH, decomposition=name))
+    w = table
+    for position, own in zip(joining(table), joining.norms, strict=True):
+        w = own(w if kind is Lape else table)
+        assert torch.equal(position.inner, w)
+
+
+@pytest.mark.parametrize("kind", [Lape, LapeSharing])
+def test_layer_norm_is_what_stands_there_by_default(kind, table):
+    named, default = drawn(kind(DIM, DEPTH, decomposition="layer_norm")), kind(DIM, DEPTH).double()
+    default.load_state_dict(named.state_dict(), strict=True)
+    assert all(torch.equal(a.inner, b.inner) for a, b in zip(named(table), default(table), strict=True))
+
+
+def test_scale_keeps_the_dtype(table):
+    for dtype in (torch.bfloat16, torch.float32):
+        for module in (Scale(1), Scale(DIM), Scale(DIM, shift=True)):
+            assert module.to(dtype)(table.to(dtype)).dtype == dtype
+
+
+def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
+    bias, rotary = torch.randn(3, TOKENS, TOKENS), PairRotation(torch.randn(TOKENS, 4))
+    one = LayerPosition(pre=table, inner=table, rotary=rotary)
+    other = LayerPosition(inner=2 * table, bias=bias)
+    for merged in (one.merge(other), other.merge(one)):
+        assert torch.equal(merged.pre, table)
+        torch.testing.assert_close(merged.inner, 3 * table)
+        assert torch.equal(merged.bias, bias)
+        assert merged.rotary is rotary
+    assert LayerPosition().merge(LayerPosition()) == LayerPosition()
+
+
+def test_queries_and_keys_turn_once_only():
+    turning = LayerPosition(rotary=PairRotation(torch.randn(TOKENS, 4)))
+    with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most, got two"):
+        turning.merge(turning)
+
+
+def bias_from(queries, start=0, stop=None):
+    """Return a bias that depends on the queries and their positions: key j of query i has q_0 + 100 i + j."""
+    i = torch.arange(start, start + queries.shape[-2], dtype=queries.dtype)[:, None]
+    return (queries[..., :1] + 100 * i + torch.arange(TOKENS, dtype=queries.dtype))[..., :stop]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, TOKENS), (0, 3), (2, 5), (4, 5)])
+def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start, stop, table):
+    constant = torch.randn(2, TOKENS, TOKENS, dtype=torch.float64)
+    queries = torch.randn(3, 2, TOKENS, 4, dtype=torch.float64)
+    own = queries[:, :, start:stop]
+    turned = PairRotation(torch.randn(2, TOKENS, 8, dtype=torch.float64))
+    whole = LayerPosition(pre=table, inner=table + 1, bias=constant, rotary=turned)
+    part = whole.part(start, stop)
+    assert torch.equal(part.pre, table[start:stop]) and torch.equal(part.inner, table[start:stop] + 1)
+    assert torch.equal(part.bias, constant[:, start:stop, :stop])
+    assert torch.equal(part.rotary.table, turned.table[:, start:stop])
+    assert torch.equal(
+        whole._replace(rotary=PairRotation(turned.table[0])).part(start, stop).rotary.table, turned.table[0, start:stop]
+    )
+    made = LayerPosition(bias=bias_from)
+    both = made.merge(whole)
+    twice = made.merge(made)
+    for position in (made, both, twice):
+        expected = bias_of(position.bias, queries)[..., start:stop, :stop]
+        assert torch.equal(bias_of(position.part(start, stop).bias, own), expected)
+        again = position.part(0, stop).part(start, stop)  # a part of a part
+        assert torch.equal(bias_of(again.bias, own), expected)
+    assert LayerPosition().part(start, stop) == LayerPosition()
+
+
+@pytest.mark.parametrize("field", ["before", "inputs", "after", "mixing", "spatial_bias"])
+def test_what_acts_on_all_tokens_has_no_part(field):
+    with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
+        LayerPosition(**{field: torch.zeros(1)}).part(0, 1)

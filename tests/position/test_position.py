@@ -1,0 +1,643 @@
+"""Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
+
+import copy
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from graticule import Grid, LayerPosition, build_position, fold, published_state_dict, unfold
+from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.forms.absolute import JoinedPosition
+from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
+from graticule.encodings.forms.bias import BiasPosition
+from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.encodings.shaw import ShawBias
+from graticule.position.bias import bias_of
+from graticule.position.folded import FoldedPosition
+from graticule.position.joining import Default
+from graticule.position.position import CombinedPosition, NoPosition
+from tiny import DEPTH, draw, having, images, spec, tiny
+
+GRID = Grid(3, 5, prefix=1)
+DIM, HEADS = 6, 3
+FIELDS = ("pre", "inner", "bias", "rotary", "before", "inputs", "after")
+
+
+def tokens(grid=GRID, dim=DIM):
+    return torch.randn(2, grid.tokens, dim, dtype=torch.float64)
+
+
+def peg(**kwargs):
+    return drawn(Peg(DIM, **kwargs))
+
+
+@torch.no_grad()
+def drawn(module):
+    for parameter in module.double().parameters():
+        parameter.normal_(0, 0.3)
+    return module
+
+
+def given(position):
+    """Return the fields of a layer's position, by name."""
+    return [field for field in FIELDS if getattr(position, field) is not None]
+
+
+def assert_near(actual, expected, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+# LayerPosition: its effect on the residual stream, and sums of two
+
+
+def test_an_empty_position_hands_the_tokens_on_as_they_are():
+    x = tokens()
+    assert LayerPosition().enter(x) is x
+    assert LayerPosition().leave(x) is x
+
+
+def test_a_table_is_added_before_a_function_of_the_stream_acts():
+    x, table = tokens(), tokens()[0]
+    assert_near(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
+    assert_near(LayerPosition(pre=table).enter(x), x + table)
+    assert_near(LayerPosition(before=torch.square).enter(x), x**2)
+
+
+def test_what_is_said_after_a_layer_does_not_act_before_it_nor_the_other_way_round():
+    x, table = tokens(), tokens()[0]
+    assert LayerPosition(after=torch.square).enter(x) is x
+    assert LayerPosition(pre=table, before=torch.square, inner=table).leave(x) is x
+    assert_near(LayerPosition(after=torch.square).leave(x), x**2)
+
+
+@pytest.mark.parametrize("field", ["before", "after"])
+def test_merged_functions_of_the_stream_follow_one_another_in_order(field):
+    x = tokens()
+    double, square = LayerPosition(**{field: lambda t: 2 * t}), LayerPosition(**{field: torch.square})
+    act = LayerPosition.enter if field == "before" else LayerPosition.leave
+    assert_near(act(double.merge(square), x), (2 * x) ** 2)
+    assert_near(act(square.merge(double), x), 2 * x**2)
+    assert_near(act(square.merge(double).merge(square), x), (2 * x**2) ** 2)
+    for merged in (double.merge(LayerPosition()), LayerPosition().merge(double)):
+        assert_near(act(merged, x), 2 * x)
+
+
+def test_merged_biases_add_up_whether_tensors_or_functions_of_the_queries():
+    q = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
+    table = torch.randn(HEADS, GRID.tokens, GRID.tokens, dtype=torch.float64)
+
+    def function(queries):
+        return queries @ queries.transpose(-2, -1)
+
+    biases = {"tensor": table, "function": function}
+    for first in biases:
+        for second in biases:
+            merged = LayerPosition(bias=biases[first]).merge(LayerPosition(bias=biases[second])).bias
+            assert isinstance(merged, torch.Tensor) == (first == second == "tensor")
+            assert_near(bias_of(merged, q), bias_of(biases[first], q) + bias_of(biases[second], q))
+    three = LayerPosition(bias=table).merge(LayerPosition(bias=function)).merge(LayerPosition(bias=table))
+    assert_near(bias_of(three.bias, q), 2 * table + function(q))
+
+
+def test_merging_with_nothing_changes_nothing():
+    whole = LayerPosition(**dict.fromkeys(FIELDS, torch.square))
+    assert whole.merge(LayerPosition()) == whole
+    assert LayerPosition().merge(whole) == whole
+
+
+@pytest.mark.parametrize("field", ["inputs", "rotary"])
+def test_inputs_and_rotation_are_given_once(field):
+    one = LayerPosition(**{field: torch.square})
+    with pytest.raises(ValueError, match=f"`{field}` must be given by one encoding at most, got two"):
+        one.merge(one)
+    assert getattr(one.merge(LayerPosition(pre=tokens()[0])), field) is torch.square
+
+
+# BetweenBlocks and BeforeProjections: insert positions
+
+
+@pytest.mark.parametrize("place", range(-1, 4))
+def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_first(place):
+    own = peg()
+    positions = BetweenBlocks({place: own}, depth=4)(GRID)
+    assert [given(position) for position in positions] == [
+        ["before"] * (place == -1 and layer == 0) + ["after"] * (layer == place) for layer in range(4)
+    ]
+    x, layer = tokens(), positions[max(place, 0)]
+    assert_near(layer.enter(x) if place == -1 else layer.leave(x), own(x, GRID))
+
+
+def test_several_pegs_stand_at_places_of_their_own():
+    pegs = {3: peg(), -1: peg(), 0: peg()}
+    positions = BetweenBlocks(pegs, depth=4)(GRID)
+    assert [given(position) for position in positions] == [["before", "after"], [], [], ["after"]]
+    x = tokens()
+    assert_near(positions[0].enter(x), pegs[-1](x, GRID))
+    assert_near(positions[0].leave(x), pegs[0](x, GRID))
+    assert_near(positions[3].leave(x), pegs[3](x, GRID))
+
+
+def test_pegs_are_named_by_place_here_and_counted_in_published_checkpoints():
+    position = BetweenBlocks({3: peg(bias=False), -1: peg(bias=False), 0: peg(bias=False)}, depth=4)
+    assert position.published_names() == {
+        "pos_block.0.proj.0.weight": "pegs.first.proj.0.weight",
+        "pos_block.1.proj.0.weight": "pegs.0.proj.0.weight",
+        "pos_block.2.proj.0.weight": "pegs.3.proj.0.weight",
+    }
+    assert set(position.published_names().values()) == {name for name, _ in position.named_parameters()}
+
+
+def test_the_grid_that_a_peg_is_asked_for_is_the_one_it_works_on():
+    position, other = BetweenBlocks({0: peg()}, depth=2), Grid(5, 3, prefix=1)
+    x = tokens()  # 16 tokens fit either grid
+    assert not torch.equal(position(GRID)[0].leave(x), position(other)[0].leave(x))
+    assert_near(position(other)[0].leave(x), position.pegs["0"](x, other))
+    position.set_grid(other)  # nothing is stored for a grid
+    assert_near(position(GRID)[0].leave(x), position.pegs["0"](x, GRID))
+
+
+@pytest.mark.parametrize("place", range(-1, 3))
+def test_inputs_at_a_place_are_those_of_the_layer_after_it(place):
+    own = drawn(ConvolutionalProjection(DIM))
+    positions = BeforeProjections({place: own}, depth=4)(GRID)
+    assert [given(position) for position in positions] == [["inputs"] * (layer == place + 1) for layer in range(4)]
+    x = tokens()
+    for actual, expected in zip(positions[place + 1].inputs(x), own(x, GRID), strict=True):
+        assert_near(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "build", "last"),
+    [(BetweenBlocks, lambda: Peg(DIM), 2), (BeforeProjections, lambda: QueryKeyPeg(Peg(DIM)), 1)],
+)
+def test_places_are_from_before_the_first_layer_to_the_last_that_has_a_meaning(kind, build, last):
+    assert len(kind({place: build() for place in range(-1, last + 1)}, depth=3)(GRID)) == 3
+    for place in (-2, last + 1):
+        with pytest.raises(
+            ValueError, match=f"`places` must be from -1, before the first of the 3 layers, to {last}, got {place}"
+        ):
+            kind({0: build(), place: build()}, depth=3)
+    with pytest.raises(ValueError, match="`places` must name at least one insert position, got none"):
+        kind({}, depth=3)
+
+
+# CombinedPosition
+
+
+def test_two_lists_of_pegs_act_one_after_another():
+    first, second = peg(), peg()
+    parts = [BetweenBlocks({0: first}, 2), BetweenBlocks({0: second, 1: peg()}, 2)]
+    position = CombinedPosition(parts)(GRID)
+    x = tokens()
+    assert_near(position[0].leave(x), second(first(x, GRID), GRID))
+    reverse = CombinedPosition(parts[::-1])(GRID)
+    assert_near(reverse[0].leave(x), first(second(x, GRID), GRID))
+    assert given(position[1]) == ["after"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_peg_before_the_first_layer_sees_the_table_whatever_the_order_of_the_names(order):
+    own, table = peg(), drawn(Learnable(GRID, DIM))
+    parts = [JoinedPosition([table], Default(2)), BetweenBlocks({-1: own}, 2)]
+    position = CombinedPosition(parts[::order])(GRID)
+    x = tokens()
+    assert_near(position[0].enter(x), own(x + table(GRID), GRID))
+    assert given(position[1]) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_bias_table_and_shaws_bias_add_up(order):
+    table, shaw = drawn(RelativeBias(GRID, HEADS)), drawn(ShawBias(GRID, HEADS, 2))
+    parts = [BiasPosition([table], 2), BiasPosition([shaw, drawn(ShawBias(GRID, HEADS, 2))], 2)]
+    first, second = CombinedPosition(parts[::order])(GRID)
+    q = torch.randn(2, HEADS, GRID.tokens, 2, dtype=torch.float64)
+    assert_near(bias_of(first.bias, q), table(GRID) + shaw(GRID)(q))
+    assert_near(bias_of(second.bias, q), parts[1].encodings[1](GRID)(q))
+
+
+def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are_not():
+    at = [BeforeProjections({place: QueryKeyPeg(peg())}, 3) for place in (-1, 0, 0)]
+    assert [given(position) for position in CombinedPosition(at[:2])(GRID)] == [["inputs"], ["inputs"], []]
+    with pytest.raises(ValueError, match="`inputs` must be given by one encoding at most, got two"):
+        CombinedPosition(at[1:])(GRID)
+
+
+def test_a_combined_position_names_the_pegs_of_its_parts():
+    position = build_position(GRID, dim=12, depth=3, num_heads=3, encoding="peg(bias=False)+learnable")
+    assert position.published_names() == {
+        "pos_block.0.proj.0.weight": "parts.0.pegs.0.proj.0.weight",
+        "pos_embed": "parts.1.encodings.0.pos_embed",
+    }
+    assert "parts.0.pegs" in position.layer_lists()
+
+
+# Grid.pyramid and PyramidPosition
+
+
+def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
+    assert Grid(8, 12).pyramid(3, prefix=2) == [Grid(8, 12), Grid(4, 6), Grid(2, 3, prefix=2)]
+    assert Grid(8, 12).pyramid(3) == [Grid(8, 12), Grid(4, 6), Grid(2, 3)]
+    assert Grid(3, 5).pyramid(1, prefix=1) == [Grid(3, 5, prefix=1)]
+
+
+@pytest.mark.parametrize("shape", [(8, 10), (10, 8), (6, 6)])
+def test_a_grid_that_cannot_be_halved_often_enough_is_refused(shape):
+    with pytest.raises(ValueError, match=f"multiples of 4, to be halved 2 times, got {shape[0]} x {shape[1]}"):
+        Grid(*shape).pyramid(3)
+    assert len(Grid(*shape).pyramid(2)) == 2
+
+
+def pyramid(encoding="peg", prefix=1, **kwargs):
+    return PyramidPosition(
+        partial(build_position, encoding=encoding, **kwargs),
+        Grid(4, 8),
+        dims=(4, 8, 12),
+        depths=(2, 1, 3),
+        num_heads=(1, 2, 3),
+        prefix=prefix,
+    ).double()
+
+
+def test_the_layers_of_all_stages_stand_one_after_another_each_on_its_grid():
+    position = drawn(pyramid())
+    layers = position(Grid(4, 8))
+    assert [given(layer) for layer in layers] == [["after"], [], ["after"], ["after"], [], []]
+    grids = [Grid(4, 8), Grid(2, 4), Grid(1, 2, prefix=1)]
+    assert position.grids(Grid(4, 8)) == grids
+    for layer, stage, grid, dim in zip((0, 2, 3), position.stages, grids, (4, 8, 12), strict=True):
+        x = tokens(grid, dim)
+        assert_near(layers[layer].leave(x), stage.pegs["0"](x, grid))
+
+
+def test_a_pyramid_takes_any_grid_that_can_be_halved():
+    position = drawn(pyramid())
+    grid = Grid(8, 4)
+    x = tokens(Grid(2, 1, prefix=1), 12)
+    assert_near(position(grid)[3].leave(x), position.stages[2].pegs["0"](x, Grid(2, 1, prefix=1)))
+    with pytest.raises(ValueError, match="multiples of 4"):
+        position(Grid(8, 6))
+
+
+def test_every_stage_has_a_table_of_its_own_and_of_its_grid():
+    position = pyramid("learnable")
+    tables = [layer.pre.shape for layer in position(Grid(4, 8)) if layer.pre is not None]
+    assert tables == [(32, 4), (8, 8), (3, 12)]
+    position.set_grid(Grid(8, 4))
+    assert [stage.encodings[0].grid for stage in position.stages] == [Grid(8, 4), Grid(4, 2), Grid(2, 1, prefix=1)]
+
+
+def test_a_pyramid_counts_stages_in_published_names():
+    assert pyramid(encoding="peg(bias=False)").published_names() == {
+        f"pos_block.{stage}.proj.0.weight": f"stages.{stage}.pegs.0.proj.0.weight" for stage in range(3)
+    }
+    assert pyramid("learnable").published_names() == {
+        f"pos_embed{stage + 1}": f"stages.{stage}.encodings.0.pos_embed" for stage in range(3)
+    }
+    for position in (pyramid(), pyramid("learnable+peg")):
+        assert set(position.published_names().values()) == {name for name, _ in position.named_parameters()}
+
+
+def test_what_no_published_pyramid_has_has_no_published_name():
+    """Several PEGs in a stage would use the names of the next stage."""
+    two = pyramid("peg(places=(-1, 0))+learnable").published_names()
+    assert sorted(two) == ["pos_embed1", "pos_embed2", "pos_embed3"]
+
+
+def test_what_the_blocks_of_a_pyramid_have_is_named_as_in_timms_swin():
+    names = pyramid("relative_bias").published_names()
+    assert names["layers.1.blocks.0.attn.relative_position_bias_table"] == (
+        "stages.1.encodings.0.relative_position_bias_table"
+    )
+
+
+def test_a_stage_fits_its_own_tables():
+    position = pyramid("learnable", prefix=0)
+    value = torch.randn(1, 16, 8, dtype=torch.float64)  # 4 x 4, for the second stage's 2 x 4
+    fitted = position.fit("stages.1.encodings.0.pos_embed", value)
+    assert_near(fitted[0], Grid(4, 4).resize(value[0], Grid(2, 4)))
+
+
+# FoldedPosition
+
+
+def build(encoding, grid=GRID, **kwargs):
+    return drawn(build_position(grid, dim=12, depth=3, num_heads=3, encoding=encoding, **kwargs))
+
+
+def assert_stands_for(folded, original, dim=12):
+    """Check that two positions have equal effects on random tokens, by layer and field."""
+    x, q = tokens(GRID, dim), torch.randn(2, 3, GRID.tokens, dim // 3, dtype=torch.float64)
+    for a, b in zip(folded(GRID), original(GRID), strict=True):
+        assert given(a) == given(b)
+        assert_near(a.enter(x), b.enter(x))
+        assert_near(a.leave(x), b.leave(x))
+        if a.inner is not None:
+            assert_near(a.inner, b.inner)
+        if a.bias is not None:
+            assert_near(bias_of(a.bias, q), bias_of(b.bias, q))
+        if a.inputs is not None:
+            for mine, theirs in zip(a.inputs(x), b.inputs(x), strict=True):
+                assert_near(mine, theirs)
+
+
+FOLDED = [
+    ("peg(places=[-1, 0, 2])", {}),
+    ("peg(acts_on='queries_keys')", {}),
+    ("peg(layers=2)", {}),
+    ("peg+learnable", {"joining": "lape"}),
+    ("learnable+peg(places=-1)", {}),
+    ("convolutional_projection", {}),
+    ("shaw", {}),
+    ("shaw+relative_bias", {}),
+    ("peg+shaw+relative_bias+sinusoidal_2d", {"joining": "shared"}),
+]
+folded_ones = pytest.mark.parametrize(("encoding", "kwargs"), FOLDED, ids=[f"{e}-{k}" for e, k in FOLDED])
+
+
+@folded_ones
+def test_a_folded_position_says_the_same(encoding, kwargs):
+    original = build(encoding, **kwargs).eval()
+    assert_stands_for(FoldedPosition(original, GRID).eval(), original)
+
+
+def test_folding_makes_constants_of_tables_and_keeps_functions():
+    original = build("peg+learnable", joining="lape").eval()
+    folded = FoldedPosition(original, GRID).eval()
+    constants = dict(folded.named_buffers(recurse=False))
+    assert list(constants) == ["layer0_inner", "layer1_inner", "layer2_inner"]
+    first = folded(GRID)[0]
+    assert not first.inner.requires_grad
+    x = tokens(GRID, 12)
+    before = first.leave(x).detach()
+    with torch.no_grad():
+        original.parts[0].pegs["0"].proj[0].weight.add_(1)  # a function uses the current parameters
+        original.parts[1].encodings[0].pos_embed.normal_()
+    assert not torch.equal(folded(GRID)[0].leave(x), before)
+    assert torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
+    folded.fold()
+    assert_stands_for(folded, original)
+
+
+@folded_ones
+def test_loading_a_state_dict_changes_constants_and_functions_alike(encoding, kwargs):
+    first, second = build(encoding, **kwargs).eval(), build(encoding, **kwargs).eval()
+    folded = FoldedPosition(first, GRID).eval()
+    assert list(folded.state_dict()) == list(second.state_dict())
+    with pytest.raises(AssertionError):
+        assert_stands_for(folded, second)
+    folded.load_state_dict(second.state_dict(), strict=True)
+    assert_stands_for(folded, second)
+
+
+@folded_ones
+def test_a_copy_of_a_folded_position_shares_nothing(encoding, kwargs):
+    original = build(encoding, **kwargs).eval()
+    folded = FoldedPosition(original, GRID).eval()
+    kept, other = copy.deepcopy(original), copy.deepcopy(folded)
+    assert_stands_for(other, kept)
+    mine = {value.data_ptr() for value in [*folded.parameters(), *folded.buffers()]}
+    assert not mine & {value.data_ptr() for value in [*other.parameters(), *other.buffers()] if value.numel()}
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    other.fold()
+    assert_stands_for(folded, kept)
+    assert_stands_for(other, other.original)
+    with pytest.raises(AssertionError):
+        assert_stands_for(other, kept)
+
+
+def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():
+    model, other = (draw(tiny("peg(places=(-1, 1))+learnable", "lape")).double().eval() for _ in range(2))
+    x = images(24, 40, dtype=torch.float64)
+    expected, others = model(x), other(x)
+    fold(model, (24, 40))
+    assert_near(model(x), expected)
+    model.load_state_dict(other.state_dict(), strict=True)
+    assert_near(model(x), others)
+    assert_near(unfold(model)(x), others)
+
+
+# Sensitivity of models with a PEG
+
+
+def pooled(encoding="peg", size=64, **kwargs):
+    """Return a model with only patch tokens, averaged; 8 x 8 patches of 8 pixels."""
+    kwargs = {"global_pool": "avg", "class_token": False, "img_size": size, **kwargs}
+    return draw(tiny(encoding, **kwargs)).double().eval()
+
+
+def shifted(x, shift):
+    """Shift images (B, C, height, width) cyclically by whole patches (y, x) of 8 pixels."""
+    return x.roll([8 * s for s in shift], (2, 3))
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (0, -3), (2, 5)])
+@pytest.mark.parametrize("places", [(-1,), (0,), (2,), (-1, 0, 1, 2)], ids=str)
+@pytest.mark.parametrize("form", [{}, {"kernel": 5}, {"convolution": "separable"}, {"layers": 2}], ids=str)
+def test_with_circular_padding_and_average_pooling_a_cyclic_shift_of_the_image_is_not_seen(form, places, shift):
+    model = pooled(encoding=spec("peg", places=places, padding="circular", **form))
+    x = images(40, 64, dtype=torch.float64)
+    assert_near(model(shifted(x, shift)), model(x))
+
+
+@pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
+@pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
+def test_with_a_border_a_cyclic_shift_of_the_image_is_seen(padding, acts_on):
+    model = pooled(encoding=spec("peg", places=(-1, 0), padding=padding, acts_on=acts_on))
+    x = images(40, 64, dtype=torch.float64)
+    assert (model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5
+    circular = pooled(encoding=spec("peg", places=(-1, 0), padding="circular", acts_on=acts_on))
+    assert_near(circular(shifted(x, (1, 2))), circular(x))
+
+
+def test_a_convolutional_projection_with_circular_padding_does_not_see_a_cyclic_shift_and_with_zeros_does():
+    x = images(40, 64, dtype=torch.float64)
+    for padding, seen in (("circular", False), ("zeros", True)):
+        model = pooled(spec("convolutional_projection", places=(-1, 0, 1), padding=padding))
+        assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() > 1e-5) == seen
+        assert bool((model(shifted(x, (1, 2))) - model(x)).abs().max() < 1e-12) != seen
+
+
+@pytest.mark.parametrize(("kernel", "layers", "reach"), [(3, 1, 1), (5, 1, 2), (3, 2, 2), (3, 3, 3)])
+def test_zeros_are_seen_as_far_from_the_border_as_the_kernels_reach_and_the_inside_moves_with_the_image(
+    kernel, layers, reach
+):
+    model = pooled(size=80, encoding=spec("peg", places=-1, kernel=kernel, layers=layers))
+    x, shift = images(80, 80, dtype=torch.float64), (1, 2)
+    position = model.position(model.grid_of(x))[0]
+    still, moved = (model.grid.to_map(position.enter(model.embed(y))) for y in (x, shifted(x, shift)))
+    off = (moved - still.roll(shift, (2, 3))).abs().amax((0, 1))  # (10, 10)
+    inside = torch.zeros(10, 10, dtype=torch.bool)
+    inside[shift[0] + reach : 10 - reach, shift[1] + reach : 10 - reach] = True  # far from either border
+    assert off[inside].max() < 1e-12
+    assert off[:reach].amax(1).min() > 1e-6
+    assert off[-reach:].amax(1).min() > 1e-6
+    assert off[:, :reach].amax(0).min() > 1e-6
+    assert off[0].min() > 1e-6
+
+
+def test_what_the_border_changes_gets_less_from_ring_to_ring():
+    """Each of several PEGs propagates the effect of the zeros one patch inward, and weakens it."""
+    own, grid = Peg(1).double(), Grid(15, 17)
+    nn.init.constant_(own.proj[0].weight, 0.05)
+    nn.init.zeros_(own.proj[0].bias)
+    x = torch.ones(1, grid.tokens, 1, dtype=torch.float64)
+    position = CombinedPosition([BetweenBlocks({0: own}, 1)] * 5)(grid)[0]
+    y = grid.to_map(position.leave(x))[0, 0]
+    rings = [(y[7, 8] - y[ring, 8]).item() for ring in range(8)]
+    assert all(near > 2 * far > 0 for near, far in pairwise(rings[:5]))
+    assert all(abs(ring) < 1e-12 for ring in rings[5:])
+
+
+def permuted(x, order):
+    """Put the patches of 8 pixels of images (B, C, height, width) in another order."""
+    batch, channels, height, width = x.shape
+    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, C, N, 8, 8)
+    rows = patches.unflatten(2, (height // 8, width // 8)).permute(0, 1, 2, 4, 3, 5)
+    return rows.reshape(batch, channels, height, width)
+
+
+def test_permuting_patches_moves_the_tokens_and_nothing_else():
+    model, x = pooled("none"), images(24, 40, dtype=torch.float64)
+    order = torch.randperm(15)
+    assert torch.equal(permuted(x, torch.arange(15)), x)
+    assert_near(model.embed(permuted(x, order)), model.embed(x)[:, order])
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        *("peg", "peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)"),
+        *("convolutional_projection", "shaw"),
+    ],
+)
+def test_the_order_of_the_patches_is_seen_with_an_encoding_of_content_and_not_without(encoding):
+    x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
+    plain, model = pooled("none"), pooled(encoding)
+    assert_near(plain(permuted(x, order)), plain(x))
+    assert (model(permuted(x, order)) - model(x)).abs().max() > 1e-6
+
+
+def test_a_kernel_of_one_patch_knows_no_order():
+    x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
+    model = pooled(encoding="peg(kernel=1, places=(-1, 0, 1, 2))")
+    assert_near(model(permuted(x, order)), model(x))
+
+
+def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
+    """If queries are zero, all keys have equal weight, and such a PEG has no other effect."""
+    changes = {}
+    for acts_on in ("tokens", "queries_keys"):
+        model = pooled(encoding=spec("peg", acts_on=acts_on, places=(-1, 0, 1)))
+        for block in model.blocks:
+            nn.init.zeros_(block.attn.qkv.weight.data[:24])
+            nn.init.zeros_(block.attn.qkv.bias.data[:24])
+        plain = pooled("none")
+        plain.load_state_dict({n: v for n, v in model.state_dict().items() if not n.startswith("position.")})
+        x = images(24, 40, dtype=torch.float64)
+        changes[acts_on] = (model(x) - plain(x)).abs().max().item()
+    assert changes["queries_keys"] < 1e-12
+    assert changes["tokens"] > 1e-3
+
+
+@pytest.mark.parametrize("place", [-1, 0, 1])
+def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(place):
+    model = pooled(encoding=spec("peg", acts_on="queries_keys", places=place))
+    grid = Grid(3, 5)
+    attention, x = model.blocks[place + 1].attn, tokens(grid, 24)
+    y = model.position.inputs[str(place + 1)].peg(x, grid)
+    weight, bias = attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
+    q, k, v = (
+        (t @ w.T + b).unflatten(-1, (3, 8)).transpose(1, 2) for t, w, b in zip((y, y, x), weight, bias, strict=True)
+    )
+    mixed = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1) @ v
+    expected = attention.proj(mixed.transpose(1, 2).flatten(2))
+    layers = model.position(grid)
+    assert_near(attention(x, layers[place + 1]), expected)
+    assert [given(layer) for layer in layers] == [["inputs"] * (at == place + 1) for at in range(DEPTH)]
+
+
+@pytest.mark.parametrize("places", [(-1,), (0,), (1, 2), (-1, 0, 1, 2)], ids=str)
+def test_a_model_with_pegs_is_its_blocks_with_pegs_between(places):
+    model = draw(tiny(having("learnable+peg", peg={"places": places}))).double().eval()
+    x = images(24, 40, dtype=torch.float64)
+    grid = model.grid_of(x)
+    table, pegs = model.position.parts[0].encodings[0], model.position.parts[1].pegs
+    tokens = model.embed(x) + table(grid)
+    if -1 in places:
+        tokens = pegs["first"](tokens, grid)
+    for layer, block in enumerate(model.blocks):
+        tokens = block(tokens)
+        if layer in places:
+            tokens = pegs[str(layer)](tokens, grid)
+    assert_near(model(x), model.forward_head(model.norm(tokens)))
+
+
+FROZEN = [
+    ("peg", {"places": (-1, 0)}),
+    ("peg", {"layers": 2}),
+    ("peg", {"acts_on": "queries_keys"}),
+    ("convolutional_projection", {}),
+]
+
+
+@pytest.mark.parametrize(("encoding", "form"), FROZEN, ids=[f"{e}-{f}" for e, f in FROZEN])
+def test_a_frozen_encoding_stays_as_it_was_drawn_and_the_rest_is_trained(encoding, form):
+    model = draw(tiny(spec(encoding, **form, frozen=True), global_pool="avg", class_token=False)).train()
+    own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
+    assert own
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == own
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    model(images()).square().sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
+    assert same == own
+    assert all(parameter.grad is None for parameter in model.position.parameters())
+    free = tiny(spec(encoding, **form))
+    assert all(parameter.requires_grad for parameter in free.parameters())
+
+
+def test_beside_a_frozen_peg_a_table_is_trained():
+    model = tiny("peg(frozen=True)+learnable")
+    assert [part.requires_grad for part in model.position.parts[0].parameters()] == [False, False]
+    assert [part.requires_grad for part in model.position.parts[1].parameters()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "names"),
+    [
+        ("peg(places=[-1, 1])", ["pegs.first.proj.0", "pegs.1.proj.0"]),
+        ("peg(layers=2)", ["pegs.0.proj.0", "pegs.0.proj.1", "pegs.0.proj.3", "pegs.0.proj.4"]),
+        ("peg(acts_on='queries_keys')", ["inputs.1.peg.proj.0"]),
+        ("convolutional_projection", ["inputs.1.q", "inputs.1.k", "inputs.1.v"]),
+    ],
+)
+def test_no_parameter_of_a_conditional_encoding_decays(encoding, names):
+    model = tiny(encoding)
+    own = {f"position.{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
+    assert {name for name, _ in model.named_parameters() if name.startswith("position.")} == own
+    assert own <= model.no_weight_decay()
+    assert not any(name.startswith("blocks.") for name in model.no_weight_decay())
+
+
+def test_published_names_of_a_peg_do_not_decay_and_load():
+    model, other = (draw(tiny("peg(places=(0, 2))")).double().eval() for _ in range(2))
+    published = published_state_dict(model)
+    names = {f"pos_block.{i}.proj.0.{leaf}" for i in (0, 1) for leaf in ("weight", "bias")}
+    assert names <= published.keys()
+    assert not any(name.startswith("position.") for name in published)
+    assert names <= model.no_weight_decay()
+    x = images(dtype=torch.float64)
+    assert not torch.equal(other(x), model(x))
+    other.load_state_dict(published, strict=True)
+    assert torch.equal(other(x), model(x))
+
+
+def test_no_position_says_nothing_on_any_grid():
+    assert NoPosition(3)(GRID) == [LayerPosition()] * 3

@@ -1,0 +1,148 @@
+"""The joinings within attention: DETR's, added to queries and keys; TUPE's, a bias of untied projections."""
+
+import math
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid, LayerPosition, fold, unfold
+from graticule.position.joining import QueriesKeys, Tupe
+from tiny import draw, images, tiny
+
+DIM, HEADS, DEPTH = 12, 3, 4
+
+
+def drawn(**options):
+    return draw(Tupe(DIM, DEPTH, HEADS, **options)).double()
+
+
+def test_queries_keys_gives_every_layer_the_same_table():
+    table = torch.randn(7, DIM)
+    assert QueriesKeys(DEPTH)(table) == [LayerPosition(queries_keys=table)] * DEPTH
+    some = QueriesKeys(DEPTH, (1, 3))(table)
+    assert [position.queries_keys is table for position in some] == [False, True, False, True]
+
+
+def test_the_table_reaches_queries_and_keys_and_not_values():
+    attention = graticule.layers.Attention(DIM, HEADS).double()
+    x, table = torch.randn(2, 7, DIM, dtype=torch.float64), torch.randn(7, DIM, dtype=torch.float64)
+    q, k, v, _ = attention._project(x, LayerPosition(queries_keys=table))
+    (whole_q, whole_k, _, _), (_, _, plain_v, _) = (attention._project(y, LayerPosition()) for y in (x + table, x))
+    for found, expected in ((q, whole_q), (k, whole_k), (v, plain_v)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_beside_inputs_of_their_own_the_table_is_added_to_those_of_queries_and_keys():
+    attention = graticule.layers.Attention(DIM, HEADS).double()
+    x, table, a, b, c = (torch.randn(7, DIM, dtype=torch.float64) for _ in range(5))
+    both = LayerPosition(queries_keys=table, inputs=lambda x: (x + a, x + b, x + c))
+    one = LayerPosition(inputs=lambda x: (x + a + table, x + b + table, x + c))
+    for found, expected in zip(attention._project(x[None], both), attention._project(x[None], one), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def tupe_by_hand(joining, table, query, prefix):
+    """Return TUPE's logits of a query with every key, without the content, one number at a time."""
+    d, found = DIM // HEADS, torch.zeros(HEADS, len(table), dtype=torch.float64)
+    for head in range(HEADS):
+        rows = slice(head * d, (head + 1) * d)
+        for key in range(len(table)):
+            if query < prefix:
+                found[head, key] = joining.theta[head, 0]
+            elif key < prefix:
+                found[head, key] = joining.theta[head, 1]
+            else:
+                left, right = joining.queries.weight[rows] @ table[query], joining.keys.weight[rows] @ table[key]
+                found[head, key] = (left * right).sum() / math.sqrt(2 * d)
+    return found
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_the_bias_is_tupes_formula_with_the_class_token_untied(prefix):
+    joining, table = drawn(prefix=prefix), torch.randn(prefix + 6, DIM, dtype=torch.float64)
+    given = joining(table)
+    assert len(given) == DEPTH and all(position is given[0] for position in given)  # shared by the layers
+    for query in range(len(table)):
+        expected = tupe_by_hand(joining, table, query, prefix)
+        torch.testing.assert_close(given[0].bias[:, query], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        given[0].query_scale, torch.full((len(table),), math.sqrt(0.5)).double(), atol=1e-7, rtol=0
+    )
+
+
+def test_content_and_position_have_the_same_scale():
+    """The logits are (x W_Q . x W_K + w U_Q . w U_K) / sqrt(2d)."""
+    attention, joining = graticule.layers.Attention(DIM, HEADS).double(), drawn()
+    x, table = (torch.randn(1, 5, DIM, dtype=torch.float64) for _ in range(2))
+    position = joining(table[0])[0]
+    position = position._replace(query_scale=position.query_scale.double())
+    q, k, _ = attention.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    u, v = (p(table).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (joining.queries, joining.keys))
+    logits = (q @ k.mT + u @ v.mT) / math.sqrt(2 * DIM // HEADS)
+    torch.testing.assert_close(attention.weights(x, position), logits.softmax(-1), rtol=0, atol=1e-8)
+
+
+def test_permuted_positions_permute_the_bias():
+    joining, table, order = drawn(), torch.randn(6, DIM, dtype=torch.float64), torch.randperm(6)
+    whole, permuted = joining(table)[0].bias, joining(table[order])[0].bias
+    torch.testing.assert_close(permuted, whole[:, order][:, :, order], rtol=0, atol=1e-12)
+
+
+def test_some_heads_have_tupes_logits_and_the_others_the_usual_ones():
+    whole, some = drawn(prefix=1), drawn(prefix=1, heads=(0, 2))
+    d = DIM // HEADS
+    rows = [*range(d), *range(2 * d, 3 * d)]
+    some.load_state_dict(
+        {name: value[[0, 2] if name == "theta" else rows] for name, value in whole.state_dict().items()}
+    )
+    table = torch.randn(7, DIM, dtype=torch.float64)
+    a, b = whole(table)[0], some(table)[0]
+    torch.testing.assert_close(b.bias[[0, 2]], a.bias[[0, 2]], rtol=0, atol=1e-12)
+    assert not b.bias[1].any()
+    assert torch.equal(b.query_scale[1], torch.ones(7).double()) and torch.equal(b.query_scale[0], a.query_scale)
+
+
+@pytest.mark.parametrize("joining", ["queries_keys", "tupe", "tupe(layers=[0, 2], heads=[1])"])
+def test_all_of_it_is_folded(joining):
+    model = draw(tiny("learnable", joining)).double().eval()
+    x = images(dtype=torch.float64)
+    before = model(x)
+    assert not any(
+        callable(value) for p in model.position(model.grid) for value in p if not torch.is_tensor(value) and value
+    )
+    torch.testing.assert_close(fold(model)(x), before, rtol=0, atol=1e-12)
+    torch.testing.assert_close(unfold(model)(x), before, rtol=0, atol=1e-12)
+
+
+def test_a_bias_is_added_to_tupes():
+    model = draw(tiny("learnable + bucketed_bias", "tupe")).double().eval()
+    tupe, bucketed = (part(model.grid) for part in model.position.parts)
+    for whole, a, b in zip(model.position(model.grid), tupe, bucketed, strict=True):
+        torch.testing.assert_close(whole.bias, a.bias + b.bias, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"joining": "tupe(heads=[3])"}, "`heads` must be different heads from 0 to 2"),
+        ({"joining": "tupe(heads=[])"}, "`heads` must be different heads"),
+        ({"joining": "tupe", "encoding": "rope"}, "`joining` must be 'default'"),
+        (
+            {"joining": "tupe", "encoding": "learnable", "name": "swin_tiny_patch4_window7_224"},
+            "`joining` must not be 'tupe' where tokens attend within windows",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(kwargs, said):
+    name = kwargs.pop("name", "vit_tiny_patch16_224")
+    sizes = {"embed_dim": 24, "depth": 3, "num_heads": 3, "img_size": 32} if name.startswith("vit") else {}
+    with pytest.raises(ValueError, match=said), torch.device("meta"):
+        graticule.create_model(name, **kwargs, **sizes)
+
+
+def test_tupe_at_another_grid_is_that_of_the_resampled_table():
+    position = draw(graticule.build_position(Grid(3, 4, 1), dim=DIM, depth=2, num_heads=HEADS, joining="tupe")).double()
+    at = Grid(5, 2, 1)
+    found = position(at)[0].bias
+    torch.testing.assert_close(found, position.joining(position.encodings[0](at))[0].bias, rtol=0, atol=1e-12)

@@ -1,0 +1,208 @@
+"""Arguments have their annotated type, and are in the range of their name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule import Grid, create_language_model, create_model, fold, load_checkpoint, transfer
+from graticule.analysis.attention import attention_maps
+from graticule.analysis.correlation import position_correlations
+from graticule.analysis.equivariance import translation_error
+from graticule.encodings.bucketed import BucketedBias
+from graticule.encodings.conditional import Peg
+from graticule.encodings.learnable import Learnable
+from graticule.encodings.relative_bias import RelativeBias
+from graticule.encodings.shaw import ShawBias
+from graticule.encodings.sinusoidal import Sinusoidal2d
+from graticule.layers.attention import Attention
+from graticule.position.position import ENCODINGS
+from graticule.registry.checks import check, checked
+from graticule.system import memory
+from in_turn import in_turn
+from tiny import images, tiny
+
+NAN, INFINITE = float("nan"), float("inf")
+#: A type, valid values, and invalid values.
+KINDS = [
+    (int, (0, -3, np.int64(3)), (1.0, True, None, "3", [3], torch.tensor(3.0))),
+    (float, (0, 0.5, np.float32(0.5)), (True, None, "0.5", [0.5], 1j)),
+    (bool, (True, False), (0, 1, None, "yes")),
+    (str, ("", "a"), (3, None, b"a", ["a"])),
+    (int | None, (3, None), (3.5, "none")),
+    (Literal["a", "b"], ("a", "b"), (3, None, ["a"])),
+    (int | tuple[int, int], (3, (3, 4), [3, 4]), ((3,), (3, 4, 5), (3, "4"), "34", 3.0)),
+    (Sequence[int], ([], [3], (3, 4), range(3)), (3, "34", [3.5], None)),
+    (Mapping[str, int], ({}, {"a": 3}), (3, [], None)),
+    (Callable[[int], int], (int, nn.GELU, lambda x: x), (3, "gelu", None)),
+    (type[nn.Module] | None, (nn.GELU, None), (3, "gelu")),
+    (nn.Module, (nn.GELU(),), (3, nn.GELU, None)),
+    (str | Path, ("a", Path("a")), (3, None, b"a")),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong"), KINDS, ids=lambda one: str(one)[:30])
+def test_a_value_is_of_its_annotated_type_or_a_type_error_names_the_argument(kind, right, wrong):
+    for value in right:
+        check("argument", value, kind)
+    for value in wrong:
+        with pytest.raises(TypeError, match=r"^`argument` must be .*, got "):
+            check("argument", value, kind)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITE, -INFINITE, np.float32("nan")])
+def test_a_number_is_finite(value):
+    for given, kind in ((value, float), ([1.0, value], Sequence[float])):
+        with pytest.raises(ValueError, match="`argument` must be finite"):
+            check("argument", given, kind)
+
+
+def test_a_word_that_is_no_choice_is_a_value_error_with_the_choices():
+    with pytest.raises(ValueError, match="`mode` must be one of a, b; got 'c'"):
+        check("mode", "c", Literal["a", "b"] | None)
+
+
+def test_a_long_value_is_shown_in_a_line():
+    with pytest.raises(TypeError) as error:
+        check("depth", "a\n" * 1000, int)
+    assert str(error.value).isprintable() and len(str(error.value)) < 200
+
+
+def test_a_module_of_many_lines_is_shown_as_its_class():
+    with pytest.raises(TypeError, match=r"`model` must be Backbone, got Sequential\.$"):
+        graticule.to_timm(nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("operation", [fold, graticule.unfold, lambda model: graticule.resize(model, 32)])
+def test_a_name_instead_of_a_model_is_refused(operation):
+    with pytest.raises(TypeError, match="`model` must be Module, got 'vit_nano_patch4_28'"):
+        operation("vit_nano_patch4_28")
+
+
+def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
+    @checked
+    def build(depth: int, *, share: float = 0.5, **others: int) -> int:
+        """Build."""
+        return depth
+
+    assert (build.__name__, build.__doc__, build(3, share=1, more=2)) == ("build", "Build.", 3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'depth'"):
+        build()
+    with pytest.raises(ValueError, match="`depth` must be at most 1,000, got 1001"):
+        build(1001)
+
+
+GRID, IMAGES = Grid(2, 2), images()
+MODEL = "vit_nano_patch4_28"
+REFUSED = {
+    "depth": lambda: create_model(MODEL, depth=10**9),
+    "embed_dim": lambda: create_model(MODEL, embed_dim=-4),
+    "num_heads": lambda: create_model(MODEL, num_heads=0),
+    "mlp_ratio": lambda: create_model(MODEL, mlp_ratio=INFINITE),
+    "qk_scale": lambda: create_model(MODEL, qk_scale=NAN),
+    "drop_rate": lambda: create_model(MODEL, drop_rate=1.5),
+    "attn_drop_rate": lambda: create_model(MODEL, attn_drop_rate=-1),
+    "img_size": lambda: create_model(MODEL, img_size=10**12),
+    "patch_size": lambda: create_model(MODEL, patch_size=0),
+    "num_classes": lambda: create_model(MODEL, num_classes=-1),
+    "num_classes of a list": lambda: create_model(MODEL, num_classes=[]),
+    "window_size": lambda: create_model("swin_tiny_patch4_window7_224", window_size=0),
+    "depth of 400 digits": lambda: create_model(MODEL, depth=10**400),
+    "depth that Python writes in no text": lambda: create_model(MODEL, depth=10**5000),
+    "init_values": lambda: create_model(MODEL, init_values=1e300),
+    "init_values that are whole": lambda: create_model(MODEL, init_values=10**30),
+    "pretrained_cfg": lambda: create_model(MODEL, pretrained_cfg=1.5),
+    "pretrained_cfg_overlay": lambda: create_model(MODEL, pretrained_cfg_overlay="x"),
+    "mena": lambda: create_model(MODEL, pretrained_cfg={"mena": (0.5,)}),
+    "num_classes of a detector": lambda: graticule.create_detector(MODEL, num_classes=65536),
+    "depths": lambda: create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 10**9)),
+    "windows": lambda: create_model("posmlp_nano_32", windows=(7, 7, "a", 7)),
+    "context": lambda: create_language_model("lm_nano", 10, context=10**30),
+    "vocab_size": lambda: create_language_model("lm_nano", vocab_size=2.5),
+    "height": lambda: Grid(-1, 3),
+    "width": lambda: Grid(3, 1.5),
+    "prefix": lambda: Grid(3, 3, -1),
+    "dim": lambda: Learnable(GRID, 0),
+    "std": lambda: Learnable(GRID, 4, std=-1),
+    "temperature": lambda: Sinusoidal2d(GRID, 4, temperature=0),
+    "grid": lambda: RelativeBias((2, 2), 1),
+    "clip": lambda: ShawBias(GRID, 1, 4, clip=10**9),
+    "kernel": lambda: Peg(4, kernel=-1),
+    "num_heads of a bias": lambda: BucketedBias(GRID, 2.0),
+    "attn_drop": lambda: Attention(4, 2, attn_drop=NAN),
+    "encoding": lambda: create_model(MODEL, encoding=3),
+    "name": lambda: create_model(None),
+    "img_size of a fold": lambda: fold(tiny(), "32"),
+    "path": lambda: load_checkpoint(tiny(), 3),
+    "classifier": lambda: transfer(tiny(), {}, classifier="no"),
+    "images": lambda: attention_maps(tiny(), [[1.0]]),
+    "stage": lambda: position_correlations(tiny(), stage=1.0),
+    "border": lambda: translation_error(tiny(), IMAGES, border=None),
+    "shifts": lambda: translation_error(tiny(), IMAGES, shifts=()),
+    "shifts of a word": lambda: translation_error(tiny(), IMAGES, shifts="ab"),
+}  # fmt: skip
+
+
+@in_turn("name", REFUSED)
+def test_an_argument_that_cannot_be_is_refused_by_name(name):
+    with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(' ')[0]}`"):
+        REFUSED[name]()
+
+
+def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
+    with pytest.raises(ValueError, match=r"`model` must be such that it fits into memory, .* GiB, got a size of"):
+        create_model(MODEL, embed_dim=2**18, num_heads=1, depth=1)
+
+
+@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "sgu", "shaw"])
+def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding, monkeypatch):
+    monkeypatch.setattr(memory, "_MEMORY", 2**26)
+    monkeypatch.setattr(memory, "_SMALL", 2**24)
+    model = "gmlp_nano_patch4_28" if encoding == "sgu" else MODEL
+    if encoding == "shaw":  # which computes no pairs without queries
+        assert create_model(model, encoding=encoding, img_size=4 * 2**6).grid.patches == 2**12
+        return
+    with pytest.raises(ValueError, match=r"`(grid|model)` must be such that .* fits into memory"):
+        create_model(model, encoding=encoding, img_size=4 * 2**6)
+
+
+@in_turn(
+    ("name", "option"),
+    [
+        (f"{name}({option}={value})", option)
+        for name in ENCODINGS
+        for option, value in product(ENCODINGS.options(name), (10**9, 2**64, 1e300, 10**400))
+    ],
+)
+def test_large_options_of_encodings_are_refused_or_take_no_memory(name, option):
+    try:
+        position = graticule.build_position(GRID, dim=24, depth=2, num_heads=3, encoding=name)
+    except ValueError as error:
+        assert option in str(error) or "`encoding`" in str(error)
+    else:
+        assert sum(tensor.numel() for tensor in position.parameters()) < 2**20
+
+
+def test_a_position_that_is_larger_than_memory_is_refused_before_it_is_built():
+    with pytest.raises(ValueError, match=r"`encoding` must be such that it fits into memory, .* GiB, got a size of"):
+        graticule.build_position(GRID, dim=24, depth=2, num_heads=3, encoding="peg(kernel=100001)")
+
+
+def test_a_whole_number_is_a_number():
+    scaled = [create_model("resmlp_12_224", num_blocks=1, embed_dim=8, layer_scale=one) for one in (1, 1.0)]
+    assert torch.equal(*(model.blocks[0].ls1 for model in scaled))
+
+
+def test_a_large_model_that_fits_is_built_as_it_would_be_without_a_look_at_memory(monkeypatch):
+    torch.manual_seed(0)
+    expected = create_model(MODEL).state_dict()
+    torch.manual_seed(0)
+    monkeypatch.setattr(memory, "_SMALL", 1000)
+    found = create_model(MODEL).state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
