@@ -178,7 +178,7 @@ def encodings_table() -> str:
     for name in _ordered():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
-        file = f"encodings/{kind.__module__.rpartition('.')[2]}.py"
+        file = f"{kind.__module__.removeprefix('graticule.').replace('.', '/')}.py"
         shown = f"`{name}({options})`" if options else f"`{name}`"
         lines.append(f"| {shown} | {summary(kind)} | {reference(kind)} | [{file}](../src/graticule/{file}) |")
     return "\n".join(lines) + "\n"
