@@ -36,8 +36,8 @@ WRITERS = (
     "explore {run} --no-open --output {disk}/explore.html",
     "consolidate {run} --output {disk}/consolidated.safetensors",
     "plot {run} --output {disk}/plot.png",
-    "gym --tasks learn --output {disk}/gym",
-    "predict {run} --count 2 --output {disk}/predicted",
+    "gym --tasks column --steps 2 --test 4 --seeds 0 --choices encoding=none encoding=rope --output {disk}/gym",
+    "translation {run} --images 2 --output {disk}/translation",
 )
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # KB
 

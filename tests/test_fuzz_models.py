@@ -97,7 +97,7 @@ def run_on_zeros(model, size):
 @fuzzed(60, data=st.data())
 def test_any_arguments_make_a_model_that_runs_or_an_error_that_names_one(data):
     name, sizes = data.draw(st.sampled_from(SMALLEST))
-    given = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), VALUES, max_size=2))
+    given = data.draw(st.dictionaries(st.sampled_from([*list_arguments(name), *OF_TIMM]), LIGHT, max_size=2))
     arguments = {**sizes, **given, **data.draw(ENCODED)}
     model = outcome(lambda: create_model(name, **arguments).eval(), names="`", allowed=REFUSED)
     if isinstance(model, torch.nn.Module) and model.in_chans == 3:
