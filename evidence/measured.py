@@ -16,8 +16,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import save_figure
-from graticule.lab.gym.page import between
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.studies.tables import Rows, between, markdown, marked
 from graticule.system.files import read_bytes, write_text
 
 #: Tables whose means are drawn against the numbers of their columns: figure -> (table, labels of the axes).
@@ -103,7 +102,7 @@ def table_of(cells: Sequence[Cell]) -> Rows:
 
 def page_text(text: str, data: Path) -> str:
     """Return the text of a page with the tables between its markers rebuilt from the files in `data`."""
-    for name in re.findall(r"<!-- measured (\S+): begin", text):
+    for name in marked(text, "measured"):
         text = between(text, f"measured {name}", markdown(table_of(read_cells(data / f"{name}.csv"))))
     return text
 
@@ -142,7 +141,7 @@ def write_pages(docs: Path) -> list[Path]:
     data, written, shown = docs / "data" / "measured", [], set()
     for page in sorted(docs.glob("*.md")):
         before = page.read_text(encoding="utf-8")
-        if names := re.findall(r"<!-- measured (\S+): begin", before):
+        if names := marked(before, "measured"):
             shown |= set(names)
             written.append(write_text(page, page_text(before, data)))
     if lost := sorted({path.stem for path in data.glob("*.csv")} - shown):

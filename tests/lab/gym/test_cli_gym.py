@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from evidence.gym_page import kept_profile, page_text
 from graticule.lab.cli import main
 from graticule.lab.gym.base import TASKS
-from graticule.lab.gym.page import kept_profile, page_text
 from graticule.lab.gym.profile import read_profile
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")

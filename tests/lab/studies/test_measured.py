@@ -44,7 +44,7 @@ def test_every_cell_names_its_command_date_and_machine():
 
 def test_no_table_of_results_is_typed_by_hand():
     text = (DOCS / "results.md").read_text(encoding="utf-8")
-    written = re.sub(r"<!-- study (\S+) -->.*?<!-- end of study \1 -->", "", text, flags=re.DOTALL)
+    written = re.sub(r"<!-- study (\S+): begin -->.*?<!-- study \1: end -->", "", text, flags=re.DOTALL)
     written = re.sub(r"<!-- measured (\S+): begin.*?<!-- measured \1: end -->", "", written, flags=re.DOTALL)
     assert [line for line in written.splitlines() if line.startswith("|")] == []
     assert set(re.findall(r"\]\(figures/(\S+?)\)", written)) == set(FIGURES)

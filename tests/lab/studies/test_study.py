@@ -329,7 +329,7 @@ def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path
 
 def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):
     page = tmp_path / "results.md"
-    page.write_text("before\n\n<!-- study small -->\nold\n<!-- end of study small -->\n\nafter\n")
+    page.write_text("before\n\n<!-- study small: begin -->\nold\n<!-- study small: end -->\n\nafter\n")
     written = write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert written == [tmp_path / "figures" / "study_small.png", page]
     text = page.read_text()
@@ -337,7 +337,9 @@ def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path)
     assert "| none | 2 | " in text and "(figures/study_small.png)" in text
     write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert page.read_text() == text
-    with pytest.raises(ValueError, match=r"`docs` must have a page \(.md\) with the markers <!-- study other -->"):
+    with pytest.raises(
+        ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"
+    ):
         write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
 
 
@@ -468,7 +470,7 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         ),
         (
             [str(STUDIES / "amplitude.py"), "--docs", "here"],
-            "`docs` must have a page (.md) with the markers <!-- study amplitude -->",
+            "`docs` must have a page (.md) with the markers <!-- study amplitude: begin -->",
         ),
         ([str(STUDIES / "amplitude.py"), "--part", "3/2"], "`part` must be K/N"),
         ([str(STUDIES / "amplitude.py"), "--report"], "has no results yet"),

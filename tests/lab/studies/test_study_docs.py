@@ -30,7 +30,7 @@ def score_of(choice, side, normalized, seed=0):
 @pytest.mark.parametrize("name", [file.stem for file in sorted(STUDIES.glob("[!_]*.py"))])
 def test_the_results_of_every_study_are_made_of_its_table(name):
     page = (DOCS / "results.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(f"<!-- study {name} -->\n\n(.*?)\n\n<!-- end of study {name} -->", page, flags=re.DOTALL)
+    (shown,) = re.findall(f"<!-- study {name}: begin -->\n\n(.*?)\n\n<!-- study {name}: end -->", page, flags=re.DOTALL)
     report = StudyReport(name, load_study(STUDIES / f"{name}.py"), read_table(DOCS / "data" / f"study_{name}.csv"))
     figure = f"figures/study_{name}.png" if report.figure_scores() else None
     assert shown == report.markdown(figure), "run: graticule study evidence/studies --report --docs docs"

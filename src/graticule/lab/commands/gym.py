@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Gym, "gym", arguments)
     output = Output(options.json)
     if options.list_tasks:
-        from graticule.lab.gym.page import task_rows
+        from graticule.lab.gym.tasks import task_rows
 
         columns, *rows = task_rows()
         for name, question, knows, frame, surfaces, chance in rows:

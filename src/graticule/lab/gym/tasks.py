@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 from graticule.lab.gym import absolute, relative
 from graticule.lab.gym import absolute as counting
 from graticule.lab.gym import relative as pointing
-from graticule.lab.gym.base import TASKS, GymTask, Surface
+from graticule.lab.gym.base import LEAST, TASKS, GymTask, Surface
 
-__all__ = ["TASKS", "absolute", "build_task", "counting", "pointing", "relative"]
+__all__ = ["TASKS", "absolute", "build_task", "counting", "pointing", "relative", "task_rows"]
 
 
 def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> GymTask:
@@ -21,3 +23,15 @@ def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> 
         raise ValueError(f"`tasks` must be single names, not combined, got {task!r}.")
     built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
     return built
+
+
+def task_rows() -> list[tuple[str, ...]]:
+    """Return a header, and one row per task: its question, the knowledge it needs, its surfaces, and chance."""
+    rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
+    for name, kind in TASKS.items():
+        surface: Surface = kind.surfaces[0]
+        chance = build_task(name, (LEAST, LEAST), surface).answer.chance
+        said = "0" if chance == 0 else f"1/{round(1 / chance)}"
+        question = (inspect.getdoc(kind) or "").partition("\n")[0]
+        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
+    return rows

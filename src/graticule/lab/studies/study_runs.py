@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,10 @@ from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.report import StudyReport
 from graticule.lab.studies.study import TRAINED, Measured, Study, place
 from graticule.lab.studies.study_table import Row, origin, read_table, recipe_hash, write_table
+from graticule.lab.studies.tables import between, marked
 from graticule.lab.tasks.parts.image_scores import check_sizes, evaluate
 from graticule.lab.training.run import Run
 from graticule.system.files import locked, write_text
-
-
-def markers(name: str) -> tuple[str, str]:
-    """Return the markers in a page that enclose the text of a study."""
-    return f"<!-- study {name} -->", f"<!-- end of study {name} -->"
-
-
-def has_markers(page: Path, name: str) -> bool:
-    """Return whether a page has the markers of a study."""
-    return _between(name).search(page.read_text(encoding="utf-8")) is not None
-
-
-def insert(page: Path, name: str, text: str) -> None:
-    """Replace the text between the `markers` of a study in a page by `text`."""
-    begin, end = markers(name)
-    found = page.read_text(encoding="utf-8")
-    replaced = _between(name).sub(lambda _: f"{begin}\n\n{text}\n\n{end}", found)
-    if replaced != found:
-        write_text(page, replaced)
-
-
-def _between(name: str) -> re.Pattern[str]:
-    begin, end = map(re.escape, markers(name))
-    return re.compile(f"{begin}.*?{end}", flags=re.DOTALL)
-
 
 #: Seconds that another process may take to add its rows to a table.
 _PATIENCE = 60.0
@@ -156,10 +131,12 @@ def report_pages(name: str, docs: Path) -> list[Path]:
     Raises:
         ValueError: if no page has them.
     """
-    begin, end = markers(name)
-    pages = [page for page in sorted(docs.glob("*.md")) if has_markers(page, name)]
+    pages = [page for page in sorted(docs.glob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
     if not pages:
-        raise ValueError(f"`docs` must have a page (.md) with the markers {begin} and {end}, got {str(docs)!r}.")
+        raise ValueError(
+            f"`docs` must have a page (.md) with the markers <!-- study {name}: begin --> and "
+            f"<!-- study {name}: end -->, got {str(docs)!r}."
+        )
     return pages
 
 
@@ -185,7 +162,7 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
         written.append(write_text(folder / f"study_{name}.md", text + "\n"))
         return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
     for page in pages:
-        insert(page, name, text)
+        write_text(page, between(page.read_text(encoding="utf-8"), f"study {name}", text))
     return [*written, *pages]
 
 

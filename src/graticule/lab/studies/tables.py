@@ -1,7 +1,8 @@
-"""Tables of choices at several sizes or lengths: spread over seeds, and tests against the first."""
+"""Tables of choices: spread over seeds, tests against the first, and their forms in pages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TypeVar
@@ -74,6 +75,24 @@ def markdown(*tables: Sequence[Sequence[str]]) -> str:
         "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
         for table in tables
     )
+
+
+def between(text: str, name: str, new: str) -> str:
+    """Return a page with `new` between the markers of `name`, NAME: begin and NAME: end in comments of HTML.
+
+    Raises:
+        ValueError: if `text` has no such markers.
+    """
+    marks = f"<!-- {re.escape(name)}: "
+    pattern = re.compile(rf"({marks}begin[^>]*-->\n).*?({marks}end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
+    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
+
+
+def marked(text: str, kind: str) -> list[str]:
+    """List the names of a kind that have markers in a page, such as 'precision' of kind 'measured'."""
+    return re.findall(rf"<!-- {kind} (\S+): begin", text)
 
 
 def _cell(text: str) -> str:

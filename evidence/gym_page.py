@@ -1,20 +1,18 @@
 """Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv.
 
-`python -m graticule.lab.gym.page` writes the tables between the markers of the page, and the pictures.
+`python -m evidence.gym_page` writes the tables between the markers of the page, and the pictures.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from pathlib import Path
 
 from graticule.lab.figures.save import save_figure
-from graticule.lab.gym.base import LEAST, TASKS, Surface
+from graticule.lab.gym.base import TASKS
 from graticule.lab.gym.picture import heat_map, task_sheet
 from graticule.lab.gym.profile import Profile, read_profile
-from graticule.lab.gym.tasks import build_task
-from graticule.lab.studies.tables import markdown
+from graticule.lab.gym.tasks import task_rows
+from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 
 #: The choices of README's picture, if they were measured.
@@ -30,34 +28,10 @@ SHORT = (
 )
 
 
-def task_rows() -> list[tuple[str, ...]]:
-    """Return a header, and one row per task: its question, the knowledge it needs, its surfaces, and chance."""
-    rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
-    for name, kind in TASKS.items():
-        surface: Surface = kind.surfaces[0]
-        chance = build_task(name, (LEAST, LEAST), surface).answer.chance
-        said = "0" if chance == 0 else f"1/{round(1 / chance)}"
-        question = (inspect.getdoc(kind) or "").partition("\n")[0]
-        rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))
-    return rows
-
-
 def page_text(text: str, profile: Profile) -> str:
     """Return the text of the page with its tables rebuilt."""
     text = between(text, "tasks", markdown(task_rows()))
     return between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
-
-
-def between(text: str, name: str, new: str) -> str:
-    """Replace the text between the markers of `name`.
-
-    Raises:
-        ValueError: if `text` has no such markers.
-    """
-    pattern = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"`text` must have the markers <!-- {name}: begin --> and <!-- {name}: end -->.")
-    return pattern.sub(lambda found: f"{found[1]}\n{new}\n\n{found[2]}", text)
 
 
 def kept_profile(docs: Path) -> Profile:
