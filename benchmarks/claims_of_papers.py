@@ -77,7 +77,7 @@ def change_of(choice: str, at: str, minus: str) -> tuple[Term, ...]:
 
 def of_study(name: str) -> dict[str, str]:
     """Return the fields of a claim that a study tests."""
-    return {"data": name, "command": f"graticule study {name}"}
+    return {"data": name, "command": f"graticule study evidence/studies/{name}.py"}
 
 
 #: Every choice at 25 tokens and, with the same weights, at 100: `canvas 40` and `zoom 40`.

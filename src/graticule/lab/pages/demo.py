@@ -120,7 +120,7 @@ def _report(
         report.note(sentence)
     report.note(
         "The amplitude of the table is not controlled for: it starts with a standard deviation of 0.02, and LaPE's "
-        "norm changes it to 1. `graticule study amplitude` compares LaPE with tables that start at other amplitudes."
+        "norm changes it to 1. evidence/studies/amplitude.py compares LaPE with tables that start at other amplitudes."
     )
     report.figure(
         convergence_plot(_curves(comparison, "val_top1"), "val_top1"),
