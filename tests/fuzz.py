@@ -268,7 +268,7 @@ def _column(error: BaseException) -> str:
         return "hangs"
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "memory"
-    if isinstance(error, Traceback) or any(name.endswith("graticule/cli.py") for name in files):
+    if isinstance(error, Traceback) or any(name.endswith("/lab/cli.py") for name in files):
         return "tracebacks"
     within = Path(files[-1]).parent == Path(__file__).parent
     return "wrong" if within and isinstance(error, AssertionError) else "raw errors"
@@ -354,8 +354,8 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=2000, help="most inputs of a process")
     given = parser.parse_args()
     root = Path(__file__).parents[1]
-    import graticule.commands.options
-    import graticule.training  # noqa: F401
+    import graticule.lab.commands.options
+    import graticule.lab.training  # noqa: F401
     import lightning  # noqa: F401
     import pytest  # noqa: F401
     import torch._dynamo  # noqa: F401
