@@ -19,10 +19,10 @@ def bounds(requirements):
     return {match[1].lower().replace("_", "-"): match[2] for match in found}
 
 
-def imported():
-    """Return the packages that the library imports, including late imports."""
+def imported(rooms="**"):
+    """Return the packages that files of some rooms import, by default of all, including late imports."""
     modules = set()
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in (ROOT / "src" / "graticule").glob(f"{rooms}/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
@@ -38,6 +38,12 @@ def test_what_the_library_imports_is_what_it_declares():
     used = [one for name in extras if name not in ("dev", "docs") for one in extras[name]]
     declared = bounds([*PROJECT["dependencies"], *used])
     assert imported() == declared.keys() - NOT_IMPORTED
+
+
+def test_the_library_needs_no_extra_but_that_of_exported_programs():
+    declared = bounds([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["export"]])
+    rooms = [path.name for path in (ROOT / "src" / "graticule").iterdir() if path.is_dir() and path.name != "lab"]
+    assert set().union(*map(imported, (f"{room}/**" for room in rooms))) <= declared.keys()
 
 
 def test_the_lowest_versions_are_the_declared_bounds():

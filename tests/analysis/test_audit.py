@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 def audited(model, images, size=(32, 32), **kwargs):
-    return audit(model, {size: images}, progress=False, timed=False, **kwargs)
+    return audit(model, {size: images}, timed=False, **kwargs)
 
 
 def circular(model):
@@ -75,7 +75,7 @@ def test_effects_sizes_costs_and_accuracy_are_all_there():
         labels = model(images).argmax(-1)
     labels[0] = (labels[0] + 1) % 5
     both = {(32, 32): images, (48, 40): tiny.images(48, 40, batch=7)}
-    found = audit(model, both, labels=labels, batch_size=3, progress=False)
+    found = audit(model, both, labels=labels, batch_size=3)
     names = [effect.name for effect in found.effects]
     assert names == [
         *("position zeroed", "position shuffled", "position of 64 x 64"),
@@ -172,7 +172,7 @@ def check_page(text):
 def test_the_page_contains_all_pictures_and_the_numbers_are_plain_values():
     model = tiny.draw(tiny.tiny("learnable+relative_bias+rope", depth=1))
     both = {(32, 32): tiny.images(batch=6), (48, 48): tiny.images(48, 48, batch=6)}
-    found = audit(model, both, labels=torch.arange(6) % 5, progress=False, timed=False)
+    found = audit(model, both, labels=torch.arange(6) % 5, timed=False)
     text = audit_page(found, "a model <b>", [("model", "a & b")]).html()
     page = check_page(text)
     assert len(page.pictures) == 8  # the probe, effects, sizes, translation, attention, three kinds of maps

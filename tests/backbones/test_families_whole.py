@@ -158,7 +158,7 @@ def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     model = model_of(family)
     height, width = model.img_size
     given = {(height, width): images(model, 5), (2 * height, width): images(model, 5, taller=2)}
-    found = audit(model, given, timed=False, progress=False)
+    found = audit(model, given, timed=False)
     assert len(found.probes) == len(found.grids) == sum(model.depths) and not found.unknown
     for probe, grid in zip(found.probes, found.grids, strict=True):
         assert isinstance(probe, Probe) and probe.examples == 5 * grid.patches

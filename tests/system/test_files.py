@@ -1,5 +1,6 @@
 """Files are written completely."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graticule.system.files import locked, write_bytes, write_json, write_text, write_whole
+from graticule.lab.locks import locked
+from graticule.system.files import held, replace, write_bytes, write_json, write_text, write_whole
 
 WRITERS = {
     "text": lambda path: write_text(path, "a"),
@@ -37,7 +39,7 @@ def test_a_lock_is_held_until_its_process_is_killed_even_if_its_workers_live_on(
     script = f"""
 import os, time
 from pathlib import Path
-from graticule.system.files import locked
+from graticule.lab.locks import locked
 with locked(Path({str(tmp_path)!r})) as free:
     os.fork()
     os.write(1, str(free)[:1].encode())  # the worker too: once it runs, it has closed the lock it inherited
@@ -61,3 +63,12 @@ with locked(Path({str(tmp_path)!r})) as free:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.mark.parametrize("keep", [held, lambda folder: contextlib.nullcontext(folder.mkdir())])
+def test_a_file_is_renamed_in_a_folder_whether_it_is_kept_open_or_not(keep, tmp_path):
+    folder = tmp_path / "run"
+    with keep(folder):
+        (folder / "new").write_bytes(b"new")
+        replace(folder / "new", write_bytes(folder / "file", b"old"))
+        assert [(one.name, one.read_bytes()) for one in folder.iterdir()] == [("file", b"new")]

@@ -23,7 +23,6 @@ from graticule.external.open_view import view_of
 from graticule.external.timm_view import TimmView
 from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating
 from graticule.position.grid import Grid
-from graticule.system.terminal import bar as progress_bar
 
 T = TypeVar("T")
 
@@ -31,28 +30,31 @@ T = TypeVar("T")
 class AuditBar:
     """Runs views and shows the progress over all of them, in passes of one image at the size of the model."""
 
-    def __init__(self, passes: int, others: Mapping[Size, int], size: Size, shown: bool) -> None:
+    def __init__(
+        self, passes: int, others: Mapping[Size, int], size: Size, progress: Callable[..., Any] | None
+    ) -> None:
         self.size = size
         total = passes + sum(count * self._cost(other) for other, count in others.items())
-        self.bar = progress_bar(total=round(total), unit="img", wanted=shown)
+        self.bar = None if progress is None else progress(total=round(total), unit="img")
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
         """Run a view."""
-        self.bar.set_description(name, refresh=False)
-        found = view.run(images, edit)
-        self.bar.update(round(len(images) * self._cost((images.shape[-2], images.shape[-1]))))
-        return found
+        passes = len(images) * self._cost((images.shape[-2], images.shape[-1]))
+        return self.step(name, passes, lambda: view.run(images, edit))
 
-    def step(self, name: str, passes: int, work: Callable[[], T]) -> T:
+    def step(self, name: str, passes: float, work: Callable[[], T]) -> T:
         """Run `work`, which costs about `passes` passes."""
-        self.bar.set_description(name)
+        if self.bar is not None:
+            self.bar.set_description(name)
         found = work()
-        self.bar.update(passes)
+        if self.bar is not None:
+            self.bar.update(round(passes))
         return found
 
     def close(self) -> None:
         """Close the bar."""
-        self.bar.close()
+        if self.bar is not None:
+            self.bar.close()
 
     def _cost(self, size: Size) -> float:
         return size[0] * size[1] / (self.size[0] * self.size[1])
@@ -160,7 +162,7 @@ def audit(
     batch_size: int = 16,
     folds: int = 5,
     timed: bool = True,
-    progress: bool = True,
+    progress: Callable[..., Any] | None = None,
 ) -> Audit:
     """Measure the cost of a model's position information, probe its features for it, and measure what depends on it.
 
@@ -175,7 +177,7 @@ def audit(
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.
-        progress: whether to show a progress bar.
+        progress: class of the progress bar, such as tqdm (default: none).
 
     Raises:
         ValueError: if the model, the sizes or the number of images cannot be used.

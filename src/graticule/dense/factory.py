@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, with_config
 from torch import nn
-from typing_extensions import TypedDict
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import MODELS, create_model, list_arguments
@@ -138,8 +137,8 @@ def _one(argument: str, specs: tuple[Spec, ...]) -> Spec:
 Made = TypeVar("Made", bound=nn.Module)
 
 
-@with_config(ConfigDict(extra="allow"))
-class _Config(TypedDict):
+@dataclass(frozen=True)
+class _Config:
     """The entries of the config.json of a dense model that are read."""
 
     num_classes: Count
@@ -164,9 +163,9 @@ def _open(config: Path, weights: Path, create: Callable[..., Made]) -> nn.Module
     described = read_typed(config, _Config)
 
     def build() -> Made:
-        backbone = build_backbone(config, described["backbone"])
-        prepare(backbone, described["pretrained_cfg"])  # a detector normalizes by this
-        return create(backbone, described["num_classes"], **described["parts"])
+        backbone = build_backbone(config, described.backbone)
+        prepare(backbone, described.pretrained_cfg)  # a detector normalizes by this
+        return create(backbone, described.num_classes, **described.parts)
 
     try:
         model = build_within_memory(build)

@@ -236,7 +236,7 @@ def dense_config(model: Any, kind: str, preprocessing: Mapping[str, Any]) -> dic
     return {
         "num_classes": model.num_classes,
         "pretrained_cfg": configuration_of(backbone, model.num_classes, preprocessing),
-        "backbone": described,
+        "backbone": vars(described),
         "parts": dict(model.created),
         "graticule": {"kind": kind, **words_of(model, backbone)},
     }

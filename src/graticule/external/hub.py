@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from pydantic import ConfigDict, with_config
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from graticule.checkpoints.load import load_own, misfits
 from graticule.hub.card import Card
@@ -118,7 +117,8 @@ def _is_plain(value: object) -> bool:
 _TOLERANCE = 1e-3
 
 
-class _Words(TypedDict):
+@dataclass(frozen=True)
+class _Words:
     """Names of the module and of its position."""
 
     model: str
@@ -126,7 +126,8 @@ class _Words(TypedDict):
     joining: str
 
 
-class _Attached(TypedDict):
+@dataclass(frozen=True)
+class _Attached:
     """The arguments of `attach`, and (height, width) in pixels of the images."""
 
     blocks: str
@@ -136,8 +137,8 @@ class _Attached(TypedDict):
     image: tuple[Count, Count]
 
 
-@with_config(ConfigDict(extra="allow"))
-class _Config(TypedDict):
+@dataclass(frozen=True)
+class _Config:
     """Entries that are read from the config.json of a module with an attached position."""
 
     graticule: _Words
@@ -204,11 +205,11 @@ def open_attached(config: Path, weights: Path) -> nn.Module:
     """Open a module with an attached position."""
     described = read_typed(config, _Config)
     try:
-        module = _build(described["graticule"], described["attached"])
+        module = _build(vars(described.graticule), vars(described.attached))
     except ValueError as error:
         raise ValueError(f"{config} describes no model that can be built: {error}") from error
     if hasattr(module, "pretrained_cfg"):
-        prepare(module, described["pretrained_cfg"])
+        prepare(module, described.pretrained_cfg)
     return load_own(module, weights)
 
 

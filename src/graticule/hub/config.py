@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,6 @@ from typing import Any
 
 import timm
 from torch import nn
-from typing_extensions import TypedDict
 
 from graticule.encodings.build import build_position
 from graticule.position.position import ENCODINGS, PositionBuilder
@@ -94,22 +94,22 @@ def argument_defaults(backbone: type) -> Mapping[str, Any]:
 PREFIX = "graticule_"
 #: Arguments that a config.json must not set, in addition to those of timm: their values are functions and classes.
 _FUNCTIONS = ("position", "embed_layer", "merging_layer", "attn_layer")
-#: Entries of timm's configuration about the preprocessing of images and the names of the classes.
-_PREPARATION = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "label_names")
 
 
-class Preparation(TypedDict, total=False):
-    """Preprocessing of images and names of the classes, as in timm's configuration."""
+@dataclass(frozen=True)
+class Preparation:
+    """Preprocessing of images and names of the classes, as in timm's configuration; None if they are not known."""
 
-    mean: list[float]
-    std: list[float]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
-    label_names: list[str] | None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    interpolation: str | None = None
+    crop_pct: float | None = None
+    crop_mode: str | None = None
+    label_names: list[str] | None = None
 
 
-class Architecture(TypedDict):
+@dataclass(frozen=True)
+class Architecture:
     """A backbone by its name in timm's registry, and its arguments."""
 
     architecture: str
@@ -123,15 +123,15 @@ def build_backbone(path: Path, described: Architecture) -> Any:
         ValueError: if it describes no backbone that can be built.
     """
     try:
-        known_name("architecture", described["architecture"], timm.list_models(f"{PREFIX}*"))
-        return timm.create_model(described["architecture"], **plain_arguments(described["model_args"]))
+        known_name("architecture", described.architecture, timm.list_models(f"{PREFIX}*"))
+        return timm.create_model(described.architecture, **plain_arguments(described.model_args))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} describes no model that can be built: {error}") from error
 
 
 def prepare(model: Any, given: Preparation) -> None:
     """Set the entries of a backbone's timm configuration that describe the preprocessing of its images."""
-    values = {key: value for key, value in given.items() if key in _PREPARATION and value is not None}
+    values = {key: value for key, value in vars(given).items() if value is not None}
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **values, **tuples}
 
@@ -172,9 +172,9 @@ def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, A
             f"{type(model).__name__} {how}."
         )
     described = architecture_of(model)
-    described["model_args"] |= {"num_classes": model.num_classes, "global_pool": model.global_pool}
+    described.model_args.update({"num_classes": model.num_classes, "global_pool": model.global_pool})
     return {
-        **described,
+        **vars(described),
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "global_pool": model.global_pool,
@@ -204,7 +204,7 @@ def architecture_of(model: Any) -> Architecture:
             raise ValueError(
                 f"`model` must be built from plain values, got `{argument}` of type {type(value).__name__}."
             ) from None
-    return {"architecture": PREFIX + model.created["name"], "model_args": arguments}
+    return Architecture(PREFIX + model.created["name"], arguments)
 
 
 def configuration_of(backbone: Any, num_classes: int, preprocessing: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,11 @@ import tempfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, with_config
 from torch import nn
-from typing_extensions import TypedDict
 
 from graticule.checkpoints.load import load_checkpoint
 from graticule.hub.card import Card
@@ -24,25 +23,26 @@ from graticule.registry.registry import Table
 from graticule.system.memory import sized_as
 
 
-class _Words(TypedDict, total=False):
+@dataclass(frozen=True)
+class _Words:
     """Names of the model, its encoding and its joining, in our grammar."""
 
-    kind: str
-    model: str
-    encoding: str
-    joining: str
-    resamplers: list[str]
-    plugins: dict[str, str]
+    kind: str = "backbone"
+    model: str = ""
+    encoding: str = ""
+    joining: str = ""
+    resamplers: list[str] = field(default_factory=list)
+    plugins: dict[str, str] = field(default_factory=dict)
 
 
-@with_config(ConfigDict(extra="allow"))
-class _Config(TypedDict):
+@dataclass(frozen=True)
+class _Config:
     """Entries that are read from every config.json."""
 
     graticule: _Words
 
 
-@with_config(ConfigDict(extra="allow"))
+@dataclass(frozen=True)
 class _BackboneConfig(Architecture):
     """Entries that are read from the config.json of a backbone; timm reads further ones."""
 
@@ -168,8 +168,8 @@ def from_pretrained(
     load_plugins(plugin)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     config, weights = find_files(source, hub)
-    words = read_typed(config, _Config)["graticule"]
-    missing, changed = missing_plugins(words.get("plugins", {}))
+    words = read_typed(config, _Config).graticule
+    missing, changed = missing_plugins(words.plugins)
     if missing:
         how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"
         raise ValueError(
@@ -179,7 +179,7 @@ def from_pretrained(
     for name in changed:
         warnings.warn(f"the plugin {name} has changed since {config} was written.", stacklevel=2)
     try:
-        opener = KINDS[known_name("kind", words.get("kind", "backbone"), KINDS)]
+        opener = KINDS[known_name("kind", words.kind, KINDS)]
     except ValueError as error:
         raise ValueError(f"{config} describes no model that can be built: {error}") from None
     with sized_as(weights):
@@ -191,5 +191,5 @@ def open_backbone(config: Path, weights: Path) -> nn.Module:
     """Open a backbone."""
     described = read_typed(config, _BackboneConfig)
     model = build_backbone(config, described)
-    prepare(model, described["pretrained_cfg"])
+    prepare(model, described.pretrained_cfg)
     return load_checkpoint(model, weights)

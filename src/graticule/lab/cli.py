@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from graticule.lab.commands.stopping import STOPPED, run_resumable
+from graticule.lab.terminal import red
 from graticule.registry.checks import known_name, printable
 from graticule.registry.plugins import load_named_plugins
-from graticule.system.terminal import red
 
 #: Command -> its purpose; each is a module of graticule.lab.commands, imported when it is called.
 COMMANDS = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from graticule.registry.checks import printable
 from graticule.system.files import read_json
@@ -58,7 +58,7 @@ def check_fields(instance: object, prefix: str = "") -> None:
     kind: Any = type(instance)
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(kind)}
     try:
-        checked = _fields_of(kind).validate_python(values)
+        checked = vars(_fields_of(kind).validate_python(values))
     except ValidationError as error:
         raise ValueError(f"{_complaint(error, kind, prefix)}.") from None
     for name, value in checked.items():
@@ -107,12 +107,9 @@ def keys_with_hints(unknown: set[str], kind: Any) -> str:
 @cache
 def _fields_of(kind: Any) -> TypeAdapter[Any]:
     """Build the validator of the fields of a dataclass; nested dataclasses refuse unknown keys."""
-    names = [field.name for field in dataclasses.fields(kind)]
     hints = get_type_hints(kind, include_extras=True)
-    build: Any = TypedDict
-    form = build(kind.__name__, {name: hints[name] for name in names})
-    form.__pydantic_config__ = ConfigDict(extra="forbid")
-    return TypeAdapter(form)
+    form = dataclasses.make_dataclass(kind.__name__, [(one.name, hints[one.name]) for one in dataclasses.fields(kind)])
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(form))
 
 
 @cache
@@ -136,7 +133,7 @@ def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
         return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
     shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    rule = first["msg"]
+    rule = re.sub(r"a dictionary or an instance of _\w+", "a valid dictionary", first["msg"])  # private: of JSON files
     for words, ours in _WORDS.items():
         rule = rule.replace(words, ours)
     return f"{name} {rule}, got {shown}"

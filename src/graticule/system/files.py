@@ -1,4 +1,4 @@
-"""Atomic writes of files, reads with a size limit, and locks of folders."""
+"""Atomic writes of files, and reads with a size limit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _descriptor(folder: Path) -> int | None:
 def replace(temporary: Path, path: Path) -> None:
     """Rename a file or a folder to `path` in the same folder."""
     if (inside := _descriptor(path.parent)) is None:
-        replace(temporary, path)
+        temporary.replace(path)
     else:  # by name, so that it cannot arrive in another folder
         os.replace(temporary.name, path.name, src_dir_fd=inside, dst_dir_fd=inside)
 
@@ -111,7 +111,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         temporary.chmod(mode)  # safetensors makes files that nobody else may read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
+        replace(temporary, path)
     except (OSError, RuntimeError, SafetensorError) as error:  # the latter two for a failed write
         full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         hint = "; is the disk full?" if full else "."
@@ -251,31 +251,6 @@ def read_json(path: Path, limit: int = 1 << 26) -> Any:
         raise ValueError(f"{path} must be JSON, and is nested too deeply.") from None
     except ValueError as error:
         raise ValueError(f"{path} must be JSON, and is damaged ({error}).") from None
-
-
-@contextlib.contextmanager
-def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
-    """Lock `folder` until the block or the process ends, in whatever way; yield whether the lock was acquired.
-
-    It is a lock of the operating system on the file .lock. That file is kept: removing it could take the lock from
-    another process.
-
-    Args:
-        folder: an existing folder.
-        wait: seconds to wait for another process that has the lock.
-
-    Raises:
-        OSError: if `folder` cannot be written to, or its file system has no locks.
-    """
-    from filelock import FileLock, Timeout
-
-    with contextlib.ExitStack() as stack:
-        try:  # a soft lock, used on file systems without locks, would outlive a killed process
-            stack.enter_context(FileLock(folder / ".lock", timeout=wait, fallback_to_soft=False))
-            free = True
-        except Timeout:
-            free = False
-        yield free
 
 
 def _first_line(error: Exception) -> str:

@@ -14,11 +14,12 @@ from commands import run_command
 from graticule.lab.commands.export import Export, _batches
 from graticule.lab.commands.opening import NamedModels, open_model
 from graticule.lab.commands.sources import open_source
+from graticule.lab.locks import locked
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.system.files import followed, locked, write_json, write_text
+from graticule.system.files import followed, write_json, write_text
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from commands import run_command
+from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
-from graticule.system.files import locked
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 

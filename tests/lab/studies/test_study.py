@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from commands import run_command
+from graticule.lab.locks import locked
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.report import StudyReport, planned_tests
 from graticule.lab.studies.significance import format_p, paired_test
@@ -21,7 +22,6 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from graticule.registry import plugins
 from graticule.registry.checks import known_name
-from graticule.system.files import locked
 
 STUDIES = Path(__file__).parents[3] / "evidence" / "studies"
 

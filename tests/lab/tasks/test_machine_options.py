@@ -21,12 +21,12 @@ from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.pack import pack
+from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import task_of
-from graticule.system.files import locked
 
 # of Python since 3.12, about the loader's processes
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

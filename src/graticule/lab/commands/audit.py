@@ -93,6 +93,7 @@ def run(arguments: list[str]) -> int:
     from graticule.analysis.audit import audit, audit_json
     from graticule.external.open_view import view_of
     from graticule.lab.pages.audit import audit_page
+    from graticule.lab.terminal import bar
     from graticule.system.files import write_json
 
     size = parse_size(options.img_size) or size_of(opened)
@@ -119,7 +120,7 @@ def run(arguments: list[str]) -> int:
     chosen = range(pictures.num_test)
     images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
     labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
-    found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size)
+    found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size, progress=bar)
     about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)
     page = audit_page(found, opened.title, list(about.items()))

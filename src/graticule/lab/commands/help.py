@@ -24,8 +24,8 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from graticule.lab.terminal import bold
 from graticule.registry.checks import known_name, printable, type_words
-from graticule.system.terminal import bold
 
 
 class BadOption(Exception):

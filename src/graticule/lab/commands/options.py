@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
 import tyro
 
 from graticule.lab.commands.help import BadOption, help_page, options_of, value_registry
+from graticule.lab.terminal import red
 from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.plugins import named_plugins
-from graticule.system.terminal import red
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run

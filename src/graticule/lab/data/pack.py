@@ -18,8 +18,9 @@ from graticule.lab.data.folder import SPLITS, folder_files
 from graticule.lab.data.hugging_face import DICT, PLAN, hugging_face, open_arrow, read_plan, read_rows
 from graticule.lab.data.images import Split
 from graticule.lab.data.tars import has_tars, tar_files
-from graticule.system.files import check_plain, locked, write_json, write_text, write_whole
-from graticule.system.terminal import hidden
+from graticule.lab.locks import locked
+from graticule.lab.terminal import hidden
+from graticule.system.files import check_plain, write_json, write_text, write_whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

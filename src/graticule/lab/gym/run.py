@@ -18,12 +18,13 @@ from graticule.lab.gym.profile import Profile, Row, merged, percent, read_profil
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.tasks import build_task
 from graticule.lab.gym.training import build_model, ended, evaluate, train
+from graticule.lab.locks import locked
 from graticule.lab.studies.execution import Submits
+from graticule.lab.terminal import Lines
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.surroundings import surroundings
 from graticule.registry.plugins import load_plugin, loaded_plugins
-from graticule.system.files import locked, write_json, write_text
-from graticule.system.terminal import Lines
-from graticule.system.terminal import bar as progress_bar
+from graticule.system.files import write_json, write_text
 
 
 class Cell(NamedTuple):

@@ -21,9 +21,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from graticule.lab.terminal import bar as progress_bar
 from graticule.registry.checks import known_name
 from graticule.registry.specs import Spec
-from graticule.system.terminal import bar as progress_bar
 
 #: Arguments of the script that no option sets, and options of submitit that have another name in the script.
 _OURS = ("command", "folder", "job_name")

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.lab.studies.significance import holm, paired_p
+from graticule.lab.terminal import bar as progress_bar
 from graticule.position.resampling import RESAMPLERS
 from graticule.surgery.resize import resampled_modules, with_resampler
 from graticule.system.files import write_json
-from graticule.system.terminal import bar as progress_bar
 
 Size = tuple[int, int]
 

@@ -15,10 +15,10 @@ from graticule.lab.studies.comparison import Comparison, supported_decimals
 from graticule.lab.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.lab.tasks.parts.image_causes import check_crop
 from graticule.lab.tasks.parts.image_scores import Mode, check_sizes, evaluate
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.metric import TOP1
 from graticule.lab.training.validation import in_precision
 from graticule.system.files import write_json, write_text
-from graticule.system.terminal import bar as progress_bar
 
 Size = tuple[int, int]
 

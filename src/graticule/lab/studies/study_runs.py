@@ -8,6 +8,7 @@ from typing import Any
 
 from graticule.lab.figures.save import save_figure, save_figures
 from graticule.lab.figures.scores import score_plot
+from graticule.lab.locks import locked
 from graticule.lab.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.report import StudyReport
@@ -16,7 +17,7 @@ from graticule.lab.studies.study_table import Row, origin, read_table, recipe_ha
 from graticule.lab.studies.tables import between, marked
 from graticule.lab.tasks.parts.image_scores import check_sizes, evaluate
 from graticule.lab.training.run import Run
-from graticule.system.files import locked, write_text
+from graticule.system.files import write_text
 
 #: Seconds that another process may take to add its rows to a table.
 _PATIENCE = 60.0

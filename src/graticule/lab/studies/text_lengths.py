@@ -15,10 +15,10 @@ from graticule.lab.studies.comparison import Comparison
 from graticule.lab.studies.tables import Rows, difference_note, difference_rows, markdown, spread_rows
 from graticule.lab.tasks.language import tokenizer_of
 from graticule.lab.tasks.parts.text_scores import check_lengths, evaluate_text
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.metric import BITS_PER_BYTE
 from graticule.lab.training.validation import in_precision
 from graticule.system.files import write_json, write_text
-from graticule.system.terminal import bar as progress_bar
 
 
 @dataclass(frozen=True)

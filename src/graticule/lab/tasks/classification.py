@@ -233,8 +233,7 @@ class Classification(Task[Recipe, "DataModule"]):
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))
             crop, interpolation = recipe.augmentation.crop_pct, recipe.augmentation.interpolation
-            stated: Preparation = {"mean": mean, "std": std, "label_names": names}
-            prepare(model, {**stated, "crop_pct": crop, "interpolation": interpolation})
+            prepare(model, Preparation(mean, std, interpolation, crop, label_names=names))
         return model
 
     def same_outputs(self, source: TrainedRun, data: DataModule) -> bool:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from graticule.lab.terminal import Lines
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.metric import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.system.files import append, write_text
-from graticule.system.terminal import Lines
-from graticule.system.terminal import bar as progress_bar
 
 
 class History(L.Callback):

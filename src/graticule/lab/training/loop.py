@@ -25,6 +25,7 @@ from graticule.checkpoints.read import save_weights
 from graticule.checkpoints.transferred import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
+from graticule.lab.locks import locked
 from graticule.lab.training.callbacks import History, Progress
 from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, remove_leftovers, saved_checkpoints
 from graticule.lab.training.devices import build_strategy, check_trainer, read_rest, read_shards
@@ -34,7 +35,7 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run, run_of
 from graticule.lab.training.surroundings import surroundings
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
-from graticule.system.files import held, locked, write_json
+from graticule.system.files import held, write_json
 
 
 def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NotRequired
 from torch import nn
 from typing_extensions import TypedDict
 
+from graticule.lab.locks import locked
 from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.lab.training.devices import load_weights
 from graticule.lab.training.metric import Metric
@@ -22,7 +23,6 @@ from graticule.lab.training.surroundings import changed_surroundings
 from graticule.lab.training.task import Task, read_recipe, task_of
 from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again
-from graticule.system.files import locked
 
 log = logging.getLogger(__name__)
 

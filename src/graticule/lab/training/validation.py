@@ -11,7 +11,7 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, M
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from graticule.system.terminal import bar as progress_bar
+from graticule.lab.terminal import bar as progress_bar
 
 
 class Scored(Protocol):

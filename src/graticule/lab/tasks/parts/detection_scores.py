@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from graticule.lab.tasks.parts.dense import DetectionScore
-from graticule.system.terminal import bar as progress_bar
+from graticule.lab.terminal import bar as progress_bar
 
 #: COCO's summary in its order: name and position.
 _SUMMARY = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.backbones.base import Backbone
 from graticule.lab.data.module import DataModule
+from graticule.lab.terminal import bar as progress_bar
 from graticule.position.grid import Crop
 from graticule.surgery.fold import unfold
 from graticule.surgery.resize import with_resampler
-from graticule.system.terminal import bar as progress_bar
 
 Size = tuple[int, int]
 

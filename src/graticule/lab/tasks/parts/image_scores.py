@@ -17,9 +17,9 @@ from graticule.backbones.base import Backbone
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_causes import Causes, OnMiddle, check_crop, crop_of, middle
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.cost import inference_cost
 from graticule.surgery.fold import fold, unfold
-from graticule.system.terminal import bar as progress_bar
 
 #: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
 #: cropped.

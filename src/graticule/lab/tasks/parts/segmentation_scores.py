@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.tasks.parts.dense import PixelScore, windows_of
-from graticule.system.terminal import bar as progress_bar
+from graticule.lab.terminal import bar as progress_bar
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:

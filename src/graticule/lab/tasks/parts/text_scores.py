@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from graticule.backbones.language import LanguageModel
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
+from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.cost import inference_cost
 from graticule.surgery.fold import fold, unfold
-from graticule.system.terminal import bar as progress_bar
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import io
 import sys
 
-from graticule.system import terminal as progress
-from graticule.system.terminal import bar, hidden
+from graticule.lab.terminal import bar, hidden
+from graticule.lab import terminal as progress
 
 
 class Terminal(io.StringIO):
