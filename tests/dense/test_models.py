@@ -575,3 +575,19 @@ def test_the_dense_rows_of_the_papers_have_as_many_parameters_as_printed(backbon
         model = create(backbone, 80 if "head" in options else 150, **options)
     found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert abs(found - printed) < within, found
+
+
+@pytest.mark.parametrize(
+    ("create", "options", "argument"),
+    [
+        (
+            graticule.create_segmenter,
+            {"backbone": "swin_tiny_patch4_window7_224", "decoder": "fpn(channels=0)"},
+            "channels",
+        ),
+        (graticule.create_segmenter, {"backbone": "samvit_base_patch16", "neck_dim": -3}, "neck_dim"),
+    ],
+)
+def test_widths_below_one_are_refused(create, options, argument):
+    with pytest.raises(ValueError, match=f"`{argument}` must be at least 1"):
+        create(num_classes=3, **options)

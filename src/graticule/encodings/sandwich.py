@@ -45,8 +45,8 @@ class Sandwich(BiasEncoding):
     @checked
     def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
         super().__init__()
-        if channels < 2 or channels % 2:
-            raise ValueError(f"`channels` must be a positive multiple of 2 (sin and cos), got {channels}.")
+        if channels % 2:
+            raise ValueError(f"`channels` must be a multiple of 2 (sin and cos), got {channels}.")
         self.grid = grid
         self.num_heads, self.channels, self.temperature = num_heads, channels, temperature
         wave = torch.arange(1, channels // 2 + 1, dtype=torch.float64)

@@ -79,10 +79,10 @@ _SHARE = Range(share=True)
 #: Name of an argument -> the range of its value. A name means the same everywhere. The upper limits are far beyond any
 #: model; they refuse numbers that no machine can handle.
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim"), _CHANNELS),
+    **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "neck_dim"), _CHANNELS),
     # of an encoding or a head: some of them are computed for every patch or pair of patches
-    "hidden": Range(1, 2**16),
-    **dict.fromkeys(("channels", "frequencies", "parabolas", "points", "heads"), Range(most=2**16)),
+    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points"), Range(1, 2**16)),
+    "heads": Range(most=2**16),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
     "octave": Range(1, 100),
     **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
