@@ -28,8 +28,9 @@ from turns import training_step
 import graticule
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
-from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.module import DataModule
 from graticule.lab.data.pack import pack
+from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
 from graticule.lab.data.transformed import SeededImages, ShiftedImages, TensorImages
 from graticule.lab.data.transforms import evaluation_transform, training_transform

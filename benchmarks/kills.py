@@ -143,8 +143,8 @@ def pack_digits(folder: Path) -> Path:
     """Write the digits as an image folder of PNGs and pack it; returns the packed folder."""
     from torchvision.transforms.functional import to_pil_image
 
-    from graticule.lab.data.digits import digits
     from graticule.lab.data.pack import pack
+    from graticule.lab.data.sets.digits import digits
 
     if (folder / "packed").exists():
         return folder / "packed"

@@ -99,17 +99,16 @@ def forgotten():
     import timm.models._registry as timm_registry
 
     from graticule.backbones import registry
-    from graticule.lab.data.module import list_datasets
     from graticule.lab.data.registry import DATASETS, TEXTS
-    from graticule.lab.data.text import list_texts
-    from graticule.lab.recipes.load import RECIPES, registered_recipes
+    from graticule.lab.recipes.load import RECIPES
     from graticule.lab.training.task import list_tasks
     from graticule.position.joining import JOININGS
     from graticule.position.position import ENCODINGS
     from graticule.position.resampling import RESAMPLERS
     from graticule.registry import plugins
 
-    registered_recipes(), list_datasets(), list_texts()  # those of the package are registered first and stay
+    for table in (RECIPES, DATASETS, TEXTS):
+        table.discover()  # those of the package are registered first and stay
     ours = [
         ENCODINGS._classes,
         JOININGS._classes,

@@ -18,13 +18,19 @@ KINDS = {
 #: Files with reasons that become part of another message, which names the file or the option.
 REASONS = {
     *(
-        "lab/data/cifar.py",
-        "lab/data/coco.py",
+        "lab/data/sets/cifar.py",
+        "lab/data/sets/coco.py",
         "lab/data/encoded.py",
-        "lab/data/hugging_face.py",
-        "lab/data/mask_folder.py",
+        "lab/data/sets/hugging_face.py",
+        "lab/data/sets/mask_folder.py",
     ),
-    *("lab/data/tars.py", "lab/data/voc.py", "testing/subject.py", "lab/studies/runs.py", "lab/studies/study_table.py"),
+    *(
+        "lab/data/tars.py",
+        "lab/data/sets/voc.py",
+        "testing/subject.py",
+        "lab/studies/runs.py",
+        "lab/studies/study_table.py",
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from graticule.position.position import ENCODINGS
 PACKAGES = {
     "encodings": "Base classes to extend, and the parts of encodings. Each encoding has a separate page.",
     "backbones": "Models: vision transformers, pyramids, gated MLPs and mixers, language models.",
+    "hub": "Models in folders and on the Hugging Face hub.",
     "surgery": "Operations on an existing model: fold, resize, convert, attach, export.",
     "checkpoints": "Weights, in our names and in published ones.",
     "analysis": "Measurements and figures of the position information in a model.",

@@ -36,7 +36,8 @@ from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import RESAMPLERS
 from graticule.registry.checks import check, checked, known_name, whole
-from graticule.registry.plugins import Definition, check_complete, check_new_name, register_once
+from graticule.registry.plugins import Definition, check_class
+from graticule.registry.registry import Table
 from graticule.system.memory import build_within_memory
 
 Class = TypeVar("Class", bound=type[Backbone])
@@ -120,7 +121,7 @@ class Size:
 
 
 #: The models by name, in the order of registration, as data; they are read without building a model.
-MODELS: dict[str, Size] = {}
+MODELS: Table[str, Size] = Table("backbone", "graticule.backbones", definition=lambda size: size.kind)
 #: The classes of the models by name. timm also builds them, as `graticule_` and the name of the class, from all their
 #: arguments: published models that no name describes, such as converted ones, are opened in this way.
 CLASSES: dict[str, type[Backbone]] = {}
@@ -131,7 +132,8 @@ default_cfgs: dict[str, Any] = {}
 def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
     """Register the models of a family; `backbone` is the class of those that name no other."""
     for name, size in sizes.items():
-        _register(name, replace(size, backbone=size.backbone or backbone))
+        MODELS[name] = replace(size, backbone=size.backbone or backbone)
+        _enter_timm(name, MODELS[name])
 
 
 def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -> Callable[[Class], Class]:
@@ -148,23 +150,23 @@ def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -
         ValueError: if `name` is not an identifier, or another class has it.
         TypeError: if the class is not a subclass of `Backbone`, or lacks abstract methods of it.
     """
-    check_new_name("backbone", name)
+
+    def describe(cls: Any) -> Size:
+        check_class("backbone", name, cls, Backbone)
+        return Size(arguments=sizes, encoding=encoding, backbone=cls)
+
+    register = MODELS.register(name, describe)
 
     def add(cls: Class) -> Class:
-        if not (isinstance(cls, type) and issubclass(cls, Backbone)):
-            raise TypeError(f"the backbone {name!r} must be a subclass of Backbone, got {cls!r}.")
-        known = MODELS.get(name)
-        register_once("backbone", name, cls, None if known is None else known.kind)
-        check_complete("backbone", name, cls)
-        _register(name, Size(arguments=sizes, encoding=encoding, backbone=cls))
+        register(cls)
+        _enter_timm(name, MODELS[name])
         return cls
 
     return add
 
 
-def _register(name: str, size: Size) -> None:
-    """Add a model to `MODELS` and to timm's registry, and its class if it is a new one."""
-    MODELS[name] = size
+def _enter_timm(name: str, size: Size) -> None:
+    """Add a model of `MODELS` to timm's registry, and its class if it is a new one."""
     _enter(name, size, size.kind.encoding_options)
     if size.kind.__name__ not in CLASSES:
         CLASSES[size.kind.__name__] = size.kind

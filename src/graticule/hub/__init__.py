@@ -2,3 +2,7 @@
 
 A kind is registered by the file that builds it.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -53,17 +53,12 @@ class _BackboneConfig(Architecture):
 Opener = Callable[[Path, Path], nn.Module]
 Function = TypeVar("Function", bound=Opener)
 #: The kinds of published models; the modules that build a kind register it.
-KINDS: Table[Opener] = Table("graticule.dense", "graticule.external")
+KINDS: Table[str, Opener] = Table("kind", "graticule.dense", "graticule.external")
 
 
 def register_kind(kind: str) -> Callable[[Function], Function]:
     """Return a decorator that registers the function that opens published models of a kind."""
-
-    def add(function: Function) -> Function:
-        KINDS[kind] = function
-        return function
-
-    return add
+    return KINDS.register(kind)
 
 
 class HubModel(nn.Module):

@@ -170,9 +170,8 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         known: the existing definition of that name; the same definition of the same file may replace it.
 
     Raises:
-        ValueError: if another definition has that name, or it is not an identifier.
+        ValueError: if another definition has that name.
     """
-    check_new_name(kind, name)
     if known is not None and not _replaces(given, known):
         place = source_of(known) or known.__module__
         raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
@@ -189,13 +188,23 @@ def _replaces(given: Definition, known: Definition) -> bool:
     return None not in files and len(files) == 1 and modules[0] != modules[1]
 
 
-def check_complete(kind: str, name: str, cls: type) -> None:
-    """Check that a class defines the abstract methods of its base class.
+def check_class(kind: str, name: str, cls: object, base: type) -> None:
+    """Check that `cls` is a subclass of `base`.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise TypeError(f"the {kind} {name!r} must be a subclass of {base.__name__}, got {cls!r}.")
+
+
+def check_complete(kind: str, name: str, given: Definition) -> None:
+    """Check that a class defines the abstract methods of its base class; a function has none.
 
     Raises:
         TypeError: naming the missing methods.
     """
-    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+    if lacking := sorted(getattr(given, "__abstractmethods__", ())):
         raise TypeError(f"the {kind} {name!r} must define {', '.join(lacking)}.")
 
 

@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from graticule.registry.checks import Range, check_numbers, known_name, shown
-from graticule.registry.plugins import check_complete, check_new_name, register_once
+from graticule.registry.plugins import Definition, check_class, check_complete, check_new_name, register_once
 from graticule.registry.specs import Spec, parse_sum
 
 T = TypeVar("T", bound=type)
-V = TypeVar("V", bound=Callable[..., Any])
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D", bound=Definition)
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,20 @@ class Option:
     default: Any
 
 
-class Table(UserDict[str, V]):
+class Table(UserDict[K, V]):
     """Things by name. Every file of its rooms, which register them, is imported when the table is first read.
 
     Args:
+        kind: what a thing is, in messages, such as 'recipe'.
         rooms: names of packages or modules.
+        definition: returns the class or function of a thing; by default it is the thing.
     """
 
-    def __init__(self, *rooms: str) -> None:
+    def __init__(self, kind: str, *rooms: str, definition: Callable[[Any], Definition] = lambda thing: thing) -> None:
         super().__init__()
+        self.kind = kind
         self.rooms = rooms
+        self._definition = definition
         self._complete = False
 
     def discover(self) -> None:
@@ -57,13 +63,32 @@ class Table(UserDict[str, V]):
             self._complete = False
             raise
 
-    def known(self, name: str, value: V) -> V | None:
-        """Return what has the name that `value` is to be registered as; None if nothing has it."""
-        if not value.__module__.startswith("graticule."):
-            self.discover()  # so that a plugin cannot take a name of the library
-        return self.data.get(name)
+    def register(self: Table[str, V], name: str, make: Callable[[Any], V] = lambda given: given) -> Callable[[D], D]:
+        """Return a decorator that registers a class or a function as `name`.
 
-    def __getitem__(self, name: str) -> V:
+        Args:
+            name: an identifier.
+            make: checks the class or function, and returns the thing that the table has for it; by default itself.
+
+        Raises:
+            ValueError: if `name` is not an identifier, or another class or function has it.
+            TypeError: if a class does not define its abstract methods.
+        """
+        check_new_name(self.kind, name)
+
+        def add(given: D) -> D:
+            thing = make(given)
+            if not given.__module__.startswith("graticule."):
+                self.discover()  # so that a plugin cannot take a name of the library
+            known = self.data.get(name)
+            register_once(self.kind, name, given, None if known is None else self._definition(known))
+            check_complete(self.kind, name, given)
+            self.data[name] = thing
+            return given
+
+        return add
+
+    def __getitem__(self, name: K) -> V:
         if name not in self.data:
             self.discover()
         return self.data[name]
@@ -73,7 +98,7 @@ class Table(UserDict[str, V]):
             self.discover()
         return name in self.data
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[K]:
         self.discover()
         return iter(self.data)
 
@@ -98,7 +123,7 @@ class Registry(Generic[T]):
         self.argument = argument
         self.base = base
         self._options = options
-        self._classes: Table[T] = Table(*rooms)
+        self._classes: Table[str, T] = Table(argument, *rooms)
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers a class as `name`.
@@ -107,19 +132,12 @@ class Registry(Generic[T]):
             ValueError: if `name` is not an identifier, or another class has it.
             TypeError: if the class is not a subclass of the base, or does not define its abstract methods.
         """
-        check_new_name(self.argument, name)
 
-        def add(cls: T) -> T:
-            if not (isinstance(cls, type) and issubclass(cls, self.base)):
-                raise TypeError(
-                    f"the {self.argument} {name!r} must be a subclass of {self.base.__name__}, got {cls!r}."
-                )
-            register_once(self.argument, name, cls, self._classes.known(name, cls))
-            check_complete(self.argument, name, cls)
-            self._classes[name] = cls
+        def check(cls: T) -> T:
+            check_class(self.argument, name, cls, self.base)
             return cls
 
-        return add
+        return self._classes.register(name, check)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from commands import run_command
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.data.digits import digits
+from graticule.lab.data.registry import DATASETS
+from graticule.lab.data.sets.digits import digits
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.devices import load_weights
 from graticule.lab.training.loop import train
@@ -27,7 +28,7 @@ def trained(request, tmp_path_factory):
     )  # fmt: skip
     environment = dict(os.environ)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.lab.data.own.digits", functools.cache(digits))
+        patch.setitem(DATASETS, "digits", functools.cache(digits))
         run = train(recipe, tmp_path_factory.mktemp("runs") / "run", progress=False)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

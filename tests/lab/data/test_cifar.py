@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from graticule.lab.data.module import load_dataset
+from graticule.lab.data.registry import load_dataset
 
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 PARTS = {

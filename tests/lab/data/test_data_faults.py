@@ -10,7 +10,8 @@ from test_fashion_mnist_files import TRAIN, idx, write
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import DatasetInfo
-from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.module import DataModule
+from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.transforms import training_transform
 
 FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 3)

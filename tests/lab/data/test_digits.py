@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from graticule.lab.data.module import load_dataset
+from graticule.lab.data.registry import load_dataset
 
 
 def test_digits_are_split_alike_over_the_classes():

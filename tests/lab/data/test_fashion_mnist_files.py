@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from graticule.lab.data.module import load_dataset
+from graticule.lab.data.registry import load_dataset
 
 TRAIN = np.arange(6 * 28 * 28, dtype=np.int64).astype(np.uint8).reshape(6, 28, 28)
 LABELS = np.array([0, 9, 3, 3, 1, 7], np.uint8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from image_files import BROKEN, picture, write_folder
 
-from graticule.lab.data.module import load_dataset
+from graticule.lab.data.registry import load_dataset
 
 
 @pytest.mark.parametrize("val", ["val", "validation", "test"])

@@ -21,11 +21,10 @@ from test_cifar import write as write_cifar
 from test_fashion_mnist_files import write as write_fashion
 
 from graticule.lab.data.byte_pairs import BytePairTokenizer
-from graticule.lab.data.cifar import read_pickle
-from graticule.lab.data.module import load_dataset
 from graticule.lab.data.pack import pack
+from graticule.lab.data.registry import load_dataset, load_text
+from graticule.lab.data.sets.cifar import read_pickle
 from graticule.lab.data.tars import read_tar, tar_files
-from graticule.lab.data.text import load_text
 
 
 def pipe(path):

@@ -9,8 +9,9 @@ from image_files import BROKEN, picture
 from PIL import Image
 from shard_files import number_of, numbered
 
-from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.module import DataModule
 from graticule.lab.data.pack import pack
+from graticule.lab.data.registry import load_dataset
 
 datasets = pytest.importorskip("datasets")
 
@@ -182,7 +183,7 @@ def test_images_that_were_read_from_can_be_sent_to_another_process_and_read_ther
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not tell what is open")
 def test_only_few_files_are_open_at_a_time_and_none_after_the_images_are_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr("graticule.lab.data.hugging_face._OPEN", 2)
+    monkeypatch.setattr("graticule.lab.data.sets.hugging_face._OPEN", 2)
     datasets.DatasetDict({"train": table(6), "val": table(4)}).save_to_disk(
         str(tmp_path), num_shards={"train": 6, "val": 1}
     )

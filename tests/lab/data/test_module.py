@@ -6,7 +6,8 @@ from image_files import write_folder
 from torch import nn
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.module import DataModule, build_mixup, list_datasets
+from graticule.lab.data.module import DataModule, build_mixup
+from graticule.lab.data.registry import list_datasets
 
 
 def module(**options):

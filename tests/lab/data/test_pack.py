@@ -13,8 +13,9 @@ from shard_files import numbered, samples, write_numbered, write_tar
 
 from graticule.lab.commands import pack as command
 from graticule.lab.data import pack as pack_module
-from graticule.lab.data.module import DataModule, load_dataset
+from graticule.lab.data.module import DataModule
 from graticule.lab.data.pack import pack, verify
+from graticule.lab.data.registry import load_dataset
 
 
 @pytest.fixture(autouse=True)

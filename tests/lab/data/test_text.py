@@ -4,7 +4,8 @@ from types import ModuleType
 
 import pytest
 
-from graticule.lab.data.text import hash_share, list_texts, load_text
+from graticule.lab.data.registry import list_texts, load_text
+from graticule.lab.data.sets.texts import hash_share
 
 HELD_OUT_TOPICS = {
     "booleans",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graticule.lab.data.byte_pairs import BytePairTokenizer
-from graticule.lab.data.text import load_text
+from graticule.lab.data.registry import load_text
 from graticule.lab.data.text_module import build_tokenizer, list_tokenizers
 from graticule.lab.data.tokens import ByteTokenizer, check_vocabulary
 

@@ -26,8 +26,9 @@ from graticule.encodings.gqpe import Ggqpe, Gqpe
 from graticule.encodings.lrpe import Glrpe, Lrpe
 from graticule.encodings.lrpe_m import LrpeM
 from graticule.encodings.sgu import Sgu
-from graticule.lab.data.digits import digits
 from graticule.lab.data.module import build_mixup
+from graticule.lab.data.registry import DATASETS
+from graticule.lab.data.sets.digits import digits
 from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
 from graticule.lab.tasks.distillation import Distillation
@@ -73,7 +74,7 @@ PLUGIN = Path(__file__).parents[3] / "docs" / "my_methods.py"
 @pytest.fixture(scope="module", autouse=True)
 def _digits_are_unpacked_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.lab.data.own.digits", functools.cache(digits))
+        patch.setitem(DATASETS, "digits", functools.cache(digits))
         yield
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import graticule
 from commands import run_command
-from graticule.lab.data.module import load_dataset
+from graticule.lab.data.registry import load_dataset
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.resamplers import ResamplerStudy, candidates, try_resamplers
 from graticule.lab.tasks.classification import Recipe

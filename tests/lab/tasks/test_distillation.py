@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.data.digits import INFO
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import build_mixup
+from graticule.lab.data.sets.digits import INFO
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.teacher import Teacher, build_teacher

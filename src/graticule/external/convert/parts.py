@@ -13,6 +13,7 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.layers.parts import ACTIVATIONS, act_layer_of
+from graticule.registry.registry import Table
 
 Reader = Callable[[Any], "Conversion"]
 Function = TypeVar("Function", bound=Reader)
@@ -41,7 +42,7 @@ class Conversion:
 
 
 #: The function that reads the models of a class of timm. A subclass computes something else, so it has its own entry.
-CONVERSIONS: dict[type[nn.Module], Reader] = {}
+CONVERSIONS: Table[type[nn.Module], Reader] = Table("conversion", "graticule.external.convert")
 
 
 def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Function]:

@@ -287,7 +287,8 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
         ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
     """
     assert opened.info is not None
-    from graticule.lab.data.module import DataModule, list_datasets
+    from graticule.lab.data.module import DataModule
+    from graticule.lab.data.registry import list_datasets
 
     size = size_of(opened)
     if name not in list_datasets():

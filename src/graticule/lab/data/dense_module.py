@@ -12,12 +12,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from graticule.lab.data import own  # noqa: F401 - registers the data sets of the package
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
 from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Training, plain
 from graticule.lab.data.images import Split, fingerprint, spread
-from graticule.lab.data.registry import DATASETS, loaded
+from graticule.lab.data.registry import list_datasets, loaded
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
 from graticule.lab.data.transformed import drawing, stated_sizes
 from graticule.registry.checks import known_name
@@ -32,7 +31,7 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
     Raises:
         ValueError, FileNotFoundError, ImportError: for an unknown name, other targets, or data that do not exist.
     """
-    known_name("dataset", name, DATASETS)
+    known_name("dataset", name, list_datasets())
     found: Any = loaded(name, split, None if root is None else Path(root))
     images, info = found
     held = info.truth if isinstance(info, DenseInfo) else ("one class per image",)

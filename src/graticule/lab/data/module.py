@@ -13,12 +13,10 @@ import torch
 from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
-from graticule.lab.data import own  # noqa: F401 - registers the data sets of the package
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.dense import DenseInfo
 from graticule.lab.data.encoded import EncodedImages
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share, fingerprint, spread
-from graticule.lab.data.registry import DATASETS, loaded
+from graticule.lab.data.registry import list_datasets, load_dataset
 from graticule.lab.data.sampling import BatchOrder, EpochSampler, EvaluationOrder, GroupSampler
 from graticule.lab.data.transformed import (
     CanvasImages,
@@ -37,29 +35,6 @@ from graticule.registry.checks import known_name
 
 #: Images with at most this many pixels in total are transformed once and kept in memory.
 _IN_MEMORY_PIXELS = 64_000_000
-
-
-def list_datasets() -> list[str]:
-    """List the valid names of `dataset`."""
-    return list(DATASETS)
-
-
-def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
-    """Load a split of a data set: pairs of an image and a label, and their `DatasetInfo`.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
-        TypeError: if a registered function returns something else.
-    """
-    known_name("dataset", name, DATASETS)
-    known_name("split", split, ("train", "test"))
-    images, info = loaded(name, split, None if root is None else Path(root))
-    if isinstance(info, DenseInfo):
-        raise ValueError(
-            f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
-            "a recipe for detection or segmentation."
-        )
-    return images, info
 
 
 def build_mixup(
@@ -132,7 +107,7 @@ class DataModule(L.LightningDataModule):
                 f"`batch_size` must be even if images are mixed in pairs, got {batch_size}; "
                 "give another, or set mixup and cutmix to 0."
             )
-        known_name("dataset", dataset, DATASETS)
+        known_name("dataset", dataset, list_datasets())
         self.dataset = dataset
         self.root = root
         self.size = size

@@ -14,9 +14,9 @@ import pyarrow as pa
 from tqdm.contrib.concurrent import thread_map
 
 from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.folder import SPLITS, folder_files
-from graticule.lab.data.hugging_face import DICT, PLAN, hugging_face, open_arrow, read_plan, read_rows
 from graticule.lab.data.images import Split
+from graticule.lab.data.sets.folder import SPLITS, folder_files
+from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, open_arrow, read_plan, read_rows
 from graticule.lab.data.tars import has_tars, tar_files
 from graticule.lab.locks import locked
 from graticule.lab.terminal import hidden

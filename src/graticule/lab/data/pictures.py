@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.folder import SPLITS, FolderImages, files_below, is_image
 from graticule.lab.data.images import DatasetInfo, class_labels
 from graticule.lab.data.module import DataModule
+from graticule.lab.data.sets.folder import SPLITS, FolderImages, files_below, is_image
 from graticule.system.files import read_bytes
 
 #: Largest file of labels in bytes.

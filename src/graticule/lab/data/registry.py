@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from graticule.lab.data.dense import DenseImages, DenseInfo
 from graticule.lab.data.images import DatasetInfo, Split
-from graticule.registry.plugins import check_new_name, register_once
+from graticule.registry.checks import known_name
+from graticule.registry.registry import Table
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ Loader = Callable[[Split, Path | None], tuple[Any, DatasetInfo]]
 TextLoader = Callable[[Path | None], Corpus]
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATASETS: dict[str, Loader] = {}
-TEXTS: dict[str, TextLoader] = {}
+#: The data sets and the texts by name; a file of the folder `sets` defines and registers them.
+DATASETS: Table[str, Loader] = Table("dataset", "graticule.lab.data.sets")
+TEXTS: Table[str, TextLoader] = Table("text", "graticule.lab.data.sets")
 
 
 def register_dataset(name: str) -> Callable[[F], F]:
@@ -58,7 +60,7 @@ def register_dataset(name: str) -> Callable[[F], F]:
             return ArrayImages(images, images.mean((1, 2)) > 127), info
     """
 
-    return _registering("dataset", name, DATASETS, split="train", folder=None)
+    return _register(DATASETS, name, split="train", folder=None)
 
 
 def register_text(name: str) -> Callable[[F], F]:
@@ -81,39 +83,33 @@ def register_text(name: str) -> Callable[[F], F]:
             lines = [Document(f"line {n}", " ".join(map(str, range(n, n + 100)))) for n in range(50)]
             return {"train": lines[:45], "test": lines[45:]}
     """
-    return _registering("text", name, TEXTS, folder=None)
+    return _register(TEXTS, name, folder=None)
 
 
-def _registering(kind: str, name: str, table: dict[str, Any], **arguments: Any) -> Callable[[F], F]:
-    """Return the decorator that adds a function of `arguments`, in their order, to `table`."""
-    check_new_name(kind, name)
+def _register(table: Table[str, Any], name: str, **arguments: Any) -> Callable[[F], F]:
+    """Return the decorator that registers a function of `arguments`, in their order."""
 
-    def add(function: F) -> F:
+    def check(function: F) -> F:
         if not inspect.isfunction(function):
-            raise TypeError(f"the {kind} {name!r} must be a function that loads it, got {function!r}.")
+            raise TypeError(f"the {table.kind} {name!r} must be a function that loads it, got {function!r}.")
         try:
             inspect.signature(function).bind(*arguments.values())
         except TypeError as error:
-            raise TypeError(f"the {kind} {name!r} must be a function of {' and '.join(arguments)}: {error}.") from None
-        known = table.get(name)
-        if known is not None and (not inspect.isfunction(known) or known.__module__.startswith("graticule.")):
-            raise ValueError(f"`name` must be new, got {name!r}, which is a {kind} of graticule.")
-        register_once(kind, name, function, known)
-        table[name] = function
+            names = " and ".join(arguments)
+            raise TypeError(f"the {table.kind} {name!r} must be a function of {names}: {error}.") from None
         return function
 
-    return add
+    return table.register(name, check)
 
 
-def add_own(kind: str, table: dict[str, Any], own: dict[str, Any]) -> None:
-    """Add the loaders of the package to `table`.
+def list_datasets() -> list[str]:
+    """List the valid names of `dataset`."""
+    return sorted(DATASETS)
 
-    Raises:
-        ValueError: if a plugin that was imported earlier has taken one of their names.
-    """
-    if taken := sorted(own.keys() & table):
-        raise ValueError(f"`name` must be new, got {taken[0]!r}, which is a {kind} of graticule.")
-    table.update(own)
+
+def list_texts() -> list[str]:
+    """List the valid names of `load_text`."""
+    return sorted(TEXTS)
 
 
 def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:
@@ -133,3 +129,40 @@ def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo
     if not good:
         raise TypeError(f"the dataset {name!r} must return {what}, got {type(found[0]).__name__}.")
     return found
+
+
+def load_dataset(name: str, split: Split, root: str | Path | None = None) -> tuple[Any, DatasetInfo]:
+    """Load a split of a data set: pairs of an image and a label, and their `DatasetInfo`.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or data that do not exist or are damaged.
+        TypeError: if a registered function returns something else.
+    """
+    known_name("dataset", name, list_datasets())
+    known_name("split", split, ("train", "test"))
+    images, info = loaded(name, split, None if root is None else Path(root))
+    if isinstance(info, DenseInfo):
+        raise ValueError(
+            f"`dataset` must have one class per image, got {name!r}, which has {' and '.join(info.truth)}: train it by "
+            "a recipe for detection or segmentation."
+        )
+    return images, info
+
+
+def load_text(name: str, root: str | Path | None = None) -> Corpus:
+    """Load the training and the held-out ("test") documents of a text.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
+        TypeError: if a registered function returns something else.
+    """
+    known_name("dataset", name, list_texts())
+    corpus = TEXTS[name](None if root is None else Path(root))
+    if not (isinstance(corpus, dict) and corpus.keys() == {"train", "test"}):
+        raise TypeError(f"the text {name!r} must return a dictionary with 'train' and 'test', got {corpus!r:.80}.")
+    for split, documents in corpus.items():
+        if not (isinstance(documents, list) and all(isinstance(document, Document) for document in documents)):
+            raise TypeError(f"the text {name!r} must return a list of Documents for {split!r}, got {documents!r:.80}.")
+        if not any(document.text for document in documents):
+            raise ValueError(f"the text {name!r} must have documents with text for {split!r}, got {len(documents)}.")
+    return corpus

@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.folder import SPLITS, check_link, split_folder
 from graticule.lab.data.images import MOST_CLASSES, Split
+from graticule.lab.data.sets.folder import SPLITS, check_link, split_folder
 from graticule.system.files import check_plain, read_bytes
 
 #: The file that names the classes, one per line.

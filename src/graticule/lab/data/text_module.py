@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.images import Split, fingerprint
+from graticule.lab.data.registry import list_texts, load_text
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key
-from graticule.lab.data.text import list_texts, load_text
 from graticule.lab.data.tokens import ByteTokenizer, Tokenizer
 from graticule.registry.checks import known_name
 

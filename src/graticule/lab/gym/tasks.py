@@ -1,15 +1,10 @@
-"""All tasks by name; importing this module registers the tasks of the package."""
+"""A task from its name, and a table of all tasks."""
 
 from __future__ import annotations
 
 import inspect
 
-from graticule.lab.gym import absolute, relative
-from graticule.lab.gym import absolute as counting
-from graticule.lab.gym import relative as pointing
 from graticule.lab.gym.base import LEAST, TASKS, GymTask, Surface
-
-__all__ = ["TASKS", "absolute", "build_task", "counting", "pointing", "relative", "task_rows"]
 
 
 def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> GymTask:

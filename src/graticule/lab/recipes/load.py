@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graticule.registry.checks import is_path, known_name
-from graticule.registry.plugins import call_file, check_new_name, register_once
+from graticule.registry.plugins import call_file
+from graticule.registry.registry import Table
 
 if TYPE_CHECKING:
     from graticule.lab.training.recipe import TrainingRecipe
@@ -30,7 +29,10 @@ class RegisteredRecipe:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-RECIPES: dict[str, RegisteredRecipe] = {}
+#: The recipes by name; reading it imports no PyTorch.
+RECIPES: Table[str, RegisteredRecipe] = Table(
+    "recipe", "graticule.lab.recipes", definition=lambda recipe: recipe.function
+)
 
 
 def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Callable[[F], F]:
@@ -53,34 +55,23 @@ def register_recipe(name: str, about: str | None = None, **arguments: Any) -> Ca
         ...     '''Train a small ViT on digits.'''
         ...     return graticule.Recipe(model_kwargs=(f"depth={depth}",), epochs=3)
     """
-    check_new_name("recipe", name)
 
-    def add(function: F) -> F:
+    def describe(function: object) -> RegisteredRecipe:
         if not inspect.isfunction(function):
             raise TypeError(f"the recipe {name!r} must be a function that returns a recipe, got {function!r}.")
         try:
             inspect.signature(function).bind(**arguments)
         except TypeError as error:
             raise ValueError(f"the recipe {name!r} must have the arguments of {function.__name__}: {error}.") from None
-        known = RECIPES.get(name)
-        register_once("recipe", name, function, known.function if known else None)
         documented = (inspect.getdoc(function) or "").partition("\n")[0]
-        RECIPES[name] = RegisteredRecipe(function, documented if about is None else about, arguments)
-        return function
+        return RegisteredRecipe(function, documented if about is None else about, arguments)
 
-    return add
-
-
-def registered_recipes() -> dict[str, RegisteredRecipe]:
-    """Return the recipes of the package and of plugins by their names, without importing PyTorch."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
-    return dict(sorted(RECIPES.items()))
+    return RECIPES.register(name, describe)
 
 
 def list_recipes() -> dict[str, str]:
     """List the recipes of the package and of plugins: name -> one line of description."""
-    return {name: recipe.about for name, recipe in registered_recipes().items()}
+    return {name: recipe.about for name, recipe in sorted(RECIPES.items())}
 
 
 def load_recipe(name: str) -> TrainingRecipe:
@@ -110,10 +101,9 @@ def load_recipe(name: str) -> TrainingRecipe:
 
 
 def _by_name(name: str) -> object:
-    recipes = registered_recipes()
-    if name not in recipes and Path(name).is_dir():
+    if name not in RECIPES and Path(name).is_dir():
         raise ValueError(f"`recipe` must be a name or a path, got {name!r}; for the run in that folder, ./{name}.")
-    recipe = recipes[known_name("recipe", name, recipes)]
+    recipe = RECIPES[known_name("recipe", name, sorted(RECIPES))]
     return recipe.function(**recipe.arguments)
 
 

@@ -72,8 +72,7 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
     from graticule.dense.decoders import DECODERS
     from graticule.dense.detector import HEADS
     from graticule.dense.features import NECKS
-    from graticule.lab.data.module import list_datasets
-    from graticule.lab.data.text import list_texts
+    from graticule.lab.data.registry import list_datasets, list_texts
     from graticule.lab.data.text_module import list_tokenizers
     from graticule.lab.training.task import list_tasks
     from graticule.position.resampling import RESAMPLERS

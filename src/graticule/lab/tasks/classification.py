@@ -341,7 +341,7 @@ def images_of(run: TrainedRun) -> DatasetInfo:
 def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
     """Return the facts of images; runs of earlier versions did not record all, and need their data set."""
     from graticule.lab.data.images import DatasetInfo
-    from graticule.lab.data.module import load_dataset
+    from graticule.lab.data.registry import load_dataset
 
     names = tuple(described["class_names"])
     if "mean" not in described:

@@ -3,25 +3,8 @@
 One file per group of fits; `registry.py` has the table of old and new kinds with their fits.
 """
 
-from graticule.surgery.fits import biases, joinings, tables
-from graticule.surgery.fits import tables as conditional
-from graticule.surgery.fits import tables as rotary
 from graticule.surgery.fits.contributions import Contribution, table_contributions
 from graticule.surgery.fits.measure import Share, measure
 from graticule.surgery.fits.registry import FITS, Fit, fit_position, register_fit
 
-__all__ = [
-    "FITS",
-    "Contribution",
-    "Fit",
-    "Share",
-    "biases",
-    "conditional",
-    "fit_position",
-    "joinings",
-    "measure",
-    "register_fit",
-    "rotary",
-    "table_contributions",
-    "tables",
-]
+__all__ = ["FITS", "Contribution", "Fit", "Share", "fit_position", "measure", "register_fit", "table_contributions"]

@@ -18,6 +18,7 @@ from graticule.encodings.forms.rotary import RotaryPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
+from graticule.registry.registry import Table
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.streams import Streams
 
@@ -63,7 +64,7 @@ class Fit:
 #: (old class, new class) -> function of the old module, the new one, and `Before`. For encodings and positions it sets
 #: the parameters of the new one, and returns True or False for success, or a text with the reason for which no fit
 #: exists; for joinings it returns the tables to be joined, or the reason for which there are none.
-FITS: dict[tuple[type[nn.Module], type[nn.Module]], FitFunction] = {}
+FITS: Table[tuple[type[nn.Module], type[nn.Module]], FitFunction] = Table("fit", "graticule.surgery.fits")
 
 
 def register_fit(old: type[nn.Module], new: type[nn.Module]) -> Callable[[Function], Function]:

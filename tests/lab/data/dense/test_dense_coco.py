@@ -7,8 +7,8 @@ from dense_files import block, coco_values, picture, rle, uncompressed, write_co
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from graticule.lab.data.coco import coco, coco_train, decoded_mask
 from graticule.lab.data.dense_module import DenseModule, load_dense
+from graticule.lab.data.sets.coco import coco, coco_train, decoded_mask
 
 
 def changed(index, **values):
@@ -70,7 +70,7 @@ def test_a_file_whose_boxes_all_have_a_negative_width_is_refused(tmp_path):
 def test_masks_are_decoded_only_if_they_are_wanted(tmp_path, monkeypatch):
     write_coco(tmp_path)
     images, _ = load_dense("coco", "train", tmp_path, ("boxes",))
-    monkeypatch.setattr("graticule.lab.data.coco.decoded_mask", None)
+    monkeypatch.setattr("graticule.lab.data.sets.coco.decoded_mask", None)
     assert "masks" not in images[2][1] and len(images[2][1]["boxes"]) == 2
     images, _ = load_dense("coco", "train", tmp_path, ("boxes", "masks"))
     with pytest.raises(TypeError):

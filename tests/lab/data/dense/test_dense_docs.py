@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from graticule.lab.data.module import list_datasets
+from graticule.lab.data.registry import list_datasets
 from graticule.lab.recipes.load import list_recipes
 from graticule.lab.tasks.detection import DetectionRecipe
 from graticule.lab.tasks.segmentation import SegmentationRecipe

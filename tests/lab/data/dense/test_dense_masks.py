@@ -8,9 +8,9 @@ from PIL import Image
 
 from graticule.lab.data.dense import read_image
 from graticule.lab.data.dense_module import DenseModule
-from graticule.lab.data.mask_folder import CAMVID, ade20k, camvid, mask_folder
-from graticule.lab.data.module import load_dataset
-from graticule.lab.data.voc import CLASSES, voc_detection, voc_segmentation
+from graticule.lab.data.registry import load_dataset
+from graticule.lab.data.sets.mask_folder import CAMVID, ade20k, camvid, mask_folder
+from graticule.lab.data.sets.voc import CLASSES, voc_detection, voc_segmentation
 
 
 def test_values_mean_classes_and_the_ignored_one_is_255(tmp_path):

@@ -21,7 +21,7 @@ from graticule.lab.data.dense_transforms import (
     resized,
 )
 from graticule.lab.data.sampling import GroupSampler
-from graticule.lab.data.scenes import SIZE, scenes
+from graticule.lab.data.sets.scenes import SIZE, scenes
 
 #: Rectangles (left, top, right, bottom) in an image of 24 x 40.
 BOXES = [[4, 2, 14, 10], [20, 6, 26, 18], [0, 0, 40, 24], [30, 20, 32, 22]]

@@ -21,7 +21,8 @@ from graticule.lab.data.dense import (
     read_image,
 )
 from graticule.lab.data.images import Split
-from graticule.lab.data.mask_folder import MaskImages, meanings
+from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sets.mask_folder import MaskImages, meanings
 from graticule.system.files import read_bytes, read_utf8
 
 CLASSES = (
@@ -101,6 +102,7 @@ def read_objects(file: Path) -> tuple[tuple[int, int], np.ndarray, np.ndarray, n
     return size, found, np.array(labels, dtype=np.int64), np.array(difficult, dtype=bool)
 
 
+@register_dataset("voc_detection")
 def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo]:
     """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt; `root` is VOCdevkit/VOC2012 or alike.
 
@@ -111,6 +113,7 @@ def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo
     return VocImages(base, names, split == "train"), _info("voc_detection", CLASSES, ("boxes",))
 
 
+@register_dataset("voc_segmentation")
 def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load the masks of the images in `root`/ImageSets/Segmentation/train.txt or val.txt: background and 20 classes.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split, stratified_split
+from graticule.lab.data.registry import register_dataset
 
 #: The split never depends on the seed of a run, so that runs are tested on the same 1,000 images.
 _SPLIT_SEED = 5000
@@ -25,7 +26,8 @@ INFO = DatasetInfo(
 )
 
 
-def digits(split: Split) -> tuple[ArrayImages, DatasetInfo]:
+@register_dataset("digits")
+def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
     """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 per class.
 
     Raises:

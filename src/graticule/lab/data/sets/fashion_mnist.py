@@ -13,6 +13,7 @@ import numpy as np
 from torchvision.datasets import FashionMNIST
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
+from graticule.lab.data.registry import register_dataset
 from graticule.system.files import check_plain
 
 #: The folder of Debian's package dataset-fashion-mnist.
@@ -31,6 +32,7 @@ INFO = DatasetInfo(
 )
 
 
+@register_dataset("fashion_mnist")
 def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
     """Load 60,000 training or 10,000 test images, 28 x 28, gray, ten classes.
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target, clip_boxes, inside, read_image
 from graticule.lab.data.images import MOST_CLASSES, Split
+from graticule.lab.data.registry import register_dataset
 from graticule.registry.checks import printable
 from graticule.registry.fields import Count, Finite, Whole, check_value
 from graticule.system.files import read_json
@@ -247,6 +248,7 @@ def _run_lengths(counts: str, named: str) -> list[int]:
     return runs
 
 
+@register_dataset("coco")
 def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     """Load `root`/annotations/instances_train2017.json and `root`/train2017, or those of val2017.
 
@@ -258,6 +260,7 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     return _loaded(split, root, training=split == "train")
 
 
+@register_dataset("coco_train")
 def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     """Load the training images for both splits, to test whether a model can memorize them.
 

@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from graticule.lab.data.folder import SPLITS, files_below, split_folder
-from graticule.lab.data.registry import TEXTS, Corpus, Document, add_own
-from graticule.registry.checks import known_name
+from graticule.lab.data.registry import Corpus, Document, register_text
+from graticule.lab.data.sets.folder import SPLITS, files_below, split_folder
 from graticule.system.files import read_utf8
 
 #: Extensions of text files.
@@ -26,36 +25,13 @@ _LONG_PARAGRAPH = 60
 _LARGEST = 1 << 32
 
 
-def list_texts() -> list[str]:
-    """List the valid names of `load_text`."""
-    return list(TEXTS)
-
-
-def load_text(name: str, root: str | Path | None = None) -> Corpus:
-    """Load the training and the held-out ("test") documents of a text.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, or text that does not exist or cannot be read.
-        TypeError: if a registered function returns something else.
-    """
-    known_name("dataset", name, TEXTS)
-    corpus = TEXTS[name](None if root is None else Path(root))
-    if not (isinstance(corpus, dict) and corpus.keys() == {"train", "test"}):
-        raise TypeError(f"the text {name!r} must return a dictionary with 'train' and 'test', got {corpus!r:.80}.")
-    for split, documents in corpus.items():
-        if not (isinstance(documents, list) and all(isinstance(document, Document) for document in documents)):
-            raise TypeError(f"the text {name!r} must return a list of Documents for {split!r}, got {documents!r:.80}.")
-        if not any(document.text for document in documents):
-            raise ValueError(f"the text {name!r} must have documents with text for {split!r}, got {len(documents)}.")
-    return corpus
-
-
 def hash_share(name: str) -> float:
     """Return a number in [0, 1) that depends only on a name, not on the machine or the version of Python."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48
 
 
-def pydoc() -> Corpus:
+@register_text("pydoc")
+def pydoc(root: Path | None = None) -> Corpus:
     """Load the topics of Python's `help()`: 79 with 0.47 MB in Python 3.11, of which 10 are held out.
 
     The text differs between versions of Python; the held-out topics do not, since only the hash of a topic's name
@@ -88,6 +64,7 @@ def pydoc() -> Corpus:
     return corpus
 
 
+@register_text("text_folder")
 def text_folder(root: Path | None) -> Corpus:
     """Load the UTF-8 text files of a folder, at any depth, as one document each.
 
@@ -119,9 +96,6 @@ def text_folder(root: Path | None) -> Corpus:
     if len(held_out) == len(documents):
         held_out -= {max(shares, key=shares.__getitem__)}
     return _split(documents, held_out)
-
-
-add_own("text", TEXTS, {"pydoc": lambda root: pydoc(), "text_folder": text_folder})
 
 
 def _held_out_topic(name: str) -> bool:

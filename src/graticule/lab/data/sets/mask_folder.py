@@ -15,8 +15,9 @@ from torchvision import tv_tensors
 
 from graticule.lab.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
 from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.folder import files_below, is_image
 from graticule.lab.data.images import Split
+from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sets.folder import files_below, is_image
 from graticule.system.files import read_bytes, read_utf8
 
 #: The folders of a split; the first that exists is used.
@@ -114,6 +115,7 @@ def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, 
     return root, [(found[0][key], found[1][key]) for key in sorted(found[0])]
 
 
+@register_dataset("ade20k")
 def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
 
@@ -133,6 +135,7 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     return MaskImages(pairs, meanings(150, 1, (0, IGNORED)), split == "train"), _info("ade20k", names)
 
 
+@register_dataset("camvid")
 def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load CamVid in 11 classes, the values 0 to 10 in the order of SegNet; 11, void, is ignored.
 
@@ -143,6 +146,7 @@ def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train"), _info("camvid", CAMVID)
 
 
+@register_dataset("mask_folder")
 def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load any folder of this layout; line n of `root`/classes.txt names the value n, from 0; 255 is ignored.
 

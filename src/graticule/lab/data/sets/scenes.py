@@ -14,8 +14,9 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target
-from graticule.lab.data.digits import digits
 from graticule.lab.data.images import ArrayImages, Split
+from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sets.digits import digits
 
 #: Height and width of a scene, in pixels.
 SIZE = (96, 96)
@@ -130,7 +131,8 @@ class Composition:
         return Scene(picture.round().clip(0, 255).astype(np.uint8), owner, np.array(kinds))
 
 
-def scenes(split: Split) -> tuple[Scenes, DenseInfo]:
+@register_dataset("scenes")
+def scenes(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
     """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels.
 
     Raises:
@@ -223,7 +225,8 @@ class Sides:
         return replace(scene, owner=owner)
 
 
-def scenes_sides(split: Split) -> tuple[Scenes, DenseInfo]:
+@register_dataset("scenes_sides")
+def scenes_sides(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
     """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels, in pairs of exchanged halves.
 
     Raises:

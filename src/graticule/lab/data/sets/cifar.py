@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
+from graticule.lab.data.registry import register_dataset
 from graticule.system.files import read_bytes
 
 #: Largest pickle in bytes; the training images of CIFAR-100 take 155 million.
@@ -155,7 +156,19 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def cifar(name: str, split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
+@register_dataset("cifar10")
+def cifar10(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load CIFAR-10, with ten classes, as `cifar` does."""
+    return cifar("cifar10", split, root)
+
+
+@register_dataset("cifar100")
+def cifar100(split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load CIFAR-100, with a hundred classes, as `cifar` does."""
+    return cifar("cifar100", split, root)
+
+
+def cifar(name: str, split: Split, root: Path | None) -> tuple[ArrayImages, DatasetInfo]:
     """Load `name`, cifar10 or cifar100: 50,000 training or 10,000 test images, 32 x 32, RGB.
 
     `root` (or the folder that the environment variable GRATICULE_DATA names) is the folder of the published

@@ -12,6 +12,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.lab.data.encoded import LARGEST, EncodedImages, stated_size
 from graticule.lab.data.images import DatasetInfo, Split
+from graticule.lab.data.registry import register_dataset
 from graticule.system.files import check_plain, read_bytes
 
 #: The folders of a split; the first that exists is used.
@@ -50,6 +51,7 @@ class FolderImages(EncodedImages):
         return self.files[index][0]
 
 
+@register_dataset("image_folder")
 def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
     """Load `root`/train, or `root`/val (or validation, or test).
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from graticule.lab.data.encoded import LARGEST, EncodedImages
-from graticule.lab.data.folder import SPLITS, files_below
 from graticule.lab.data.images import MOST_CLASSES, DatasetInfo, Split
+from graticule.lab.data.registry import register_dataset
+from graticule.lab.data.sets.folder import SPLITS, files_below
 from graticule.system.files import check_plain, read_json
 
 #: The file that lists the splits, and the plan of `pack`.
@@ -119,6 +120,7 @@ class _OpenFile:
             close(self.number)
 
 
+@register_dataset("hugging_face")
 def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetInfo]:
     """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` or `pack` wrote to `root`.
 
