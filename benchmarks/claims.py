@@ -20,7 +20,7 @@ from claims_of_papers import CLAIMS, Claim
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, conclusion, format_p, holm, paired_test, uncorrected
+from graticule.lab.studies.significance import LEVEL, Outcome, PairedTest, format_p, holm, paired_test, uncorrected
 from graticule.lab.studies.study import TRAINED, load_study
 from graticule.lab.studies.study_table import read_table
 from graticule.lab.studies.tables import markdown
@@ -85,7 +85,7 @@ def verdict(claim: Claim, test: PairedTest | None, adjusted: float | None, seeds
         return claim.verdict or "not run"
     if test is None or adjusted is None:
         return "no test: one seed" if seeds == 1 else "no test: the same difference in all seeds"
-    shown = conclusion(test, adjusted, tests)
+    shown = Outcome(test, adjusted, tests).conclusion
     if claim.equal:
         shown = f"undecided: a difference, {shown}" if shown == uncorrected(tests) else shown
         return "not so at this size" if adjusted < LEVEL else shown

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +13,14 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from graticule.lab.figures.save import save_figure
-from graticule.lab.studies.tables import Rows, between, markdown, marked
-from graticule.system.files import read_bytes, write_text
+from graticule.lab.studies.tables import Rows, between, markdown, marked, read_records
+from graticule.system.files import write_text
 
 #: Tables whose means are drawn against the numbers of their columns: figure -> (table, labels of the axes).
 FIGURES = {
     "digits_sizes_gap.png": ("digits_sizes_average", "side of the test images (pixels)", "top-1 (%)"),
     "pydoc_lengths.png": ("text_lengths", "length of the windows (bytes)", "bits per byte"),
 }
-_LARGEST = 1 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -77,19 +73,6 @@ def grouped(number: str) -> str:
     return f"{found[1]}{int(found[2]):,}{found[3] or ''}" if found else number
 
 
-def read_cells(path: Path) -> list[Cell]:
-    """Read the cells of a table.
-
-    Raises:
-        ValueError: if the file is no such table.
-    """
-    names = [field.name for field in dataclasses.fields(Cell)]
-    header, *lines = csv.reader(io.StringIO(read_bytes(path, _LARGEST).decode("utf-8"), newline=""))
-    if header != names or any(len(line) != len(names) for line in lines):
-        raise ValueError(f"{path} must have the columns {', '.join(names)} in every line, got {', '.join(header)}.")
-    return [Cell(*line) for line in lines]
-
-
 def table_of(cells: Sequence[Cell]) -> Rows:
     """Return a header and the rows of a table, in the order of the cells."""
     columns = list(dict.fromkeys(cell.column for cell in cells))
@@ -103,7 +86,7 @@ def table_of(cells: Sequence[Cell]) -> Rows:
 def page_text(text: str, data: Path) -> str:
     """Return the text of a page with the tables between its markers rebuilt from the files in `data`."""
     for name in marked(text, "measured"):
-        text = between(text, f"measured {name}", markdown(table_of(read_cells(data / f"{name}.csv"))))
+        text = between(text, f"measured {name}", markdown(table_of(read_records(data / f"{name}.csv", Cell))))
     return text
 
 
@@ -147,7 +130,7 @@ def write_pages(docs: Path) -> list[Path]:
     if lost := sorted({path.stem for path in data.glob("*.csv")} - shown):
         raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")
     for name, (table, across, value) in FIGURES.items():
-        figure = curves(read_cells(data / f"{table}.csv"), across, value)
+        figure = curves(read_records(data / f"{table}.csv", Cell), across, value)
         written.append(save_figure(figure, docs / "figures" / name))
     return written
 

@@ -12,8 +12,8 @@ import graticule.lab.studies.comparison_runs as module
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.comparison import Comparison, format_seconds, supported_decimals
 from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
-from graticule.lab.studies.latex import latex_table
 from graticule.lab.studies.significance import holm, paired_p
+from graticule.lab.studies.tables import latex_table
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.metric import BITS_PER_BYTE, TOP1

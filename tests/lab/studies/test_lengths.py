@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from graticule.lab.studies.comparison_runs import compare
-from graticule.lab.studies.text_lengths import Lengths, lengths
+from graticule.lab.studies.sizes import Lengths, lengths
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.tasks.parts.text_scores import evaluate_text
@@ -45,7 +45,7 @@ def test_the_tables_have_mean_deviation_difference_and_p_and_marks():
 
 
 def test_marks_that_are_not_there_are_not_explained():
-    alone = Lengths((0,), {"a": 128}, {"a": 9000}, {"a": {128: [2.5]}}, {"a": []}, {"a": {1: [5.0]}})
+    alone = Lengths((0,), {"a": {128: [2.5]}}, {"a": 128}, {"a": 9000}, {"a": []}, {"a": {1: [5.0]}})
     assert "~" not in alone.markdown() and len(alone.markdown().split("\n\n")) == 2
 
 
@@ -74,7 +74,7 @@ def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
     with spoiled_after_first_epoch():
         comparison = compare(choices, [0, 1], tmp_path, progress=False)
     found = lengths(comparison, [32, 16], progress=False)
-    assert found.lengths == [32, 16] and found.trained_at == {"learnable": 16, "bucketed_bias": 32}
+    assert list(found.scores["learnable"]) == [32, 16] and found.trained_at == {"learnable": 16, "bucketed_bias": 32}
     assert found.resampled == {"learnable": [32], "bucketed_bias": []}
     assert found.num_bytes == {"learnable": 64, "bucketed_bias": 128}  # 4 windows each
     for name, runs in comparison.runs.items():

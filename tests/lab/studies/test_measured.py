@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence.measured import FIGURES, Cell, curves, page_text, read_cells, table_of, write_pages
+from evidence.measured import FIGURES, Cell, curves, page_text, table_of, write_pages
+from graticule.lab.studies.tables import read_records
 
 DOCS = Path(__file__).parents[3] / "docs"
 DATA = DOCS / "data" / "measured"
@@ -37,7 +38,7 @@ def test_the_tables_of_every_page_are_those_of_their_files():
 
 def test_every_cell_names_its_command_date_and_machine():
     for path in DATA.glob("*.csv"):
-        for one in read_cells(path):
+        for one in read_records(path, Cell):
             assert one.command and one.machine and re.fullmatch(r"\d{4}-\d\d-\d\d", one.date), path.name
             assert one.row and one.column, path.name
 
@@ -83,4 +84,4 @@ def test_pages_and_figures_are_rebuilt_and_a_file_without_a_page_is_an_error(tmp
         write_pages(tmp_path)
     (data / "y.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"y\.csv must have the columns keys, row"):
-        read_cells(data / "y.csv")
+        read_records(data / "y.csv", Cell)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graticule.lab.studies.comparison_runs import compare
-from graticule.lab.studies.resolution import Resolutions, resolutions
+from graticule.lab.studies.sizes import Resolutions, resolutions
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate
 
@@ -47,7 +47,7 @@ def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
     choices = {"learnable": Recipe(**base), "peg": Recipe(encoding="peg", global_pool="avg", **base)}
     comparison = compare(choices, [0, 1], tmp_path, progress=False)
     found = resolutions(comparison, [(28, 28), (20, 36)], progress=False)
-    assert found.sizes == [(28, 28), (20, 36)] and found.trained_at == (28, 28)
+    assert list(found.scores["peg"]) == [(28, 28), (20, 36)] and found.trained_at == (28, 28)
     for name, runs in comparison.runs.items():
         assert found.scores[name][28, 28] == pytest.approx(comparison.scores[name], abs=1e-4)
         (score,) = evaluate(runs[1].model(checkpoint="last"), runs[1].data(), [(20, 36)], progress=False)

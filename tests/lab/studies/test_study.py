@@ -337,9 +337,7 @@ def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path)
     assert "| none | 2 | " in text and "(figures/study_small.png)" in text
     write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert page.read_text() == text
-    with pytest.raises(
-        ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"
-    ):
+    with pytest.raises(ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"):
         write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
 
 
@@ -387,11 +385,11 @@ def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
         with pytest.raises(ValueError, match=said):
             make()
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"bad.csv must be the table of a study: it must have the columns choice"):
+    with pytest.raises(ValueError, match=r"bad.csv must have the columns choice"):
         read_table(tmp_path / "bad.csv")
     write_table(tmp_path / "bad.csv", rows({"a": [1.0]}))
     (tmp_path / "bad.csv").write_text((tmp_path / "bad.csv").read_text().replace(",10,", ",many,"))
-    with pytest.raises(ValueError, match=r"bad.csv must be the table of a study: .*'many'"):
+    with pytest.raises(ValueError, match=r"bad.csv is damaged: line 2: .*'many'"):
         read_table(tmp_path / "bad.csv")
 
 

@@ -17,8 +17,7 @@ from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_json
 
 if TYPE_CHECKING:
-    from graticule.lab.studies.resolution import Resolutions
-    from graticule.lab.studies.text_lengths import Lengths
+    from graticule.lab.studies.sizes import Lengths, Resolutions
 
 
 @dataclass
@@ -77,8 +76,7 @@ def run(arguments: list[str]) -> int:
 
     from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
     from graticule.lab.studies.execution import executor_of, slurm_script
-    from graticule.lab.studies.resolution import resolutions
-    from graticule.lab.studies.text_lengths import lengths
+    from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.parts.image_causes import check_crop
     from graticule.lab.tasks.parts.image_scores import check_sizes
     from graticule.lab.tasks.parts.text_scores import check_lengths
@@ -118,30 +116,23 @@ def run(arguments: list[str]) -> int:
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}
     output.wrote(*(folder / f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "pdf", "svg", "json")))
+    found: Resolutions | Lengths | None = None
     if sizes:
         found = resolutions(comparison, sizes, device=choose_device("auto"), mode=options.mode)
+    elif options.lengths:
+        found = lengths(comparison, options.lengths, device=choose_device("auto"))
+    if found is not None:
         columns, *rows = found.rows()
-        output.say(f"\ntop-1 (%) at other sizes ({options.mode}), mean and standard deviation")
-        given["sizes"] = output.table(columns, rows)
-        _show_tests(found, output)
-        if found.unplaced:
-            output.say(found.unplaced_note())
+        output.say(f"\n{found.title}")
+        given["sizes" if sizes else "lengths"] = output.table(columns, rows)
+        if legend := found.legend():
+            output.say(legend)
+        if len(found.scores) > 1:
+            columns, *rows = found.differences()
+            output.table(columns, rows)
+            output.say(found.note())
+        if remark := found.remark():
+            output.say(remark)
         output.wrote(*found.write(folder))
-    if options.lengths:
-        at_lengths = lengths(comparison, options.lengths, device=choose_device("auto"))
-        columns, *rows = at_lengths.rows()
-        output.say("\nbits per byte at other lengths, mean and standard deviation")
-        given["lengths"] = output.table(columns, rows)
-        output.say(at_lengths.legend())
-        _show_tests(at_lengths, output)
-        output.wrote(*at_lengths.write(folder))
     output.give(given)
     return 0
-
-
-def _show_tests(found: Resolutions | Lengths, output: Output) -> None:
-    """Print the differences from the first choice with p, adjusted p, and the number of tests."""
-    if len(found.scores) > 1:
-        columns, *rows = found.differences()
-        output.table(columns, rows)
-        output.say(found.note())

@@ -114,7 +114,7 @@ def _show(
     found: Sequence[tuple[str, Summary]], values: dict[str, list[str]], output: Output, every: bool, latex: bool
 ) -> None:
     """Print the table of runs, and their common values."""
-    from graticule.lab.studies.latex import latex_table
+    from graticule.lab.studies.tables import latex_table
 
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(found) > 1}
     shown = [key for key in values if every or key not in shared]

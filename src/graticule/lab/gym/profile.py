@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from graticule.lab.studies.tables import markdown
-from graticule.registry.fields import check_value
-from graticule.system.files import read_bytes, write_text
-
-#: Maximum size of a profile, in bytes.
-_LARGEST = 1 << 26
+from graticule.lab.studies.tables import csv_of_records, markdown, read_records
+from graticule.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -44,9 +37,6 @@ class Row:
     seconds: float
     parameters: int
     recipe: str
-
-
-_FIELDS = [field.name for field in dataclasses.fields(Row)]
 
 
 @dataclass(frozen=True)
@@ -143,11 +133,7 @@ class Profile:
 
     def csv(self) -> str:
         """Return one line per score."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_FIELDS)
-        writer.writerows([getattr(row, name) for name in _FIELDS] for row in self.rows)
-        return text.getvalue()
+        return csv_of_records(Row, self.rows)
 
 
 def percent(share: float) -> str:
@@ -165,24 +151,7 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ValueError: if the file is not such a table.
     """
-    try:
-        lines = read_bytes(path, _LARGEST).decode("utf-8").splitlines()
-    except FileNotFoundError:
-        return Profile(())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: it must be text ({error}).") from None
-    return Profile(tuple(_rows(lines, path)))
-
-
-def _rows(lines: Sequence[str], path: Path) -> Iterator[Row]:
-    header, *rest = csv.reader(lines) if lines else [[]]
-    if header != _FIELDS:
-        raise ValueError(f"{path} must have the columns {', '.join(_FIELDS)}, got {', '.join(header) or 'none'}.")
-    for number, cells in enumerate(rest, 2):
-        if len(cells) != len(_FIELDS):
-            raise ValueError(f"{path} is damaged: line {number} must have {len(_FIELDS)} cells, got {len(cells)}.")
-        row: Row = check_value(Row, dict(zip(_FIELDS, cells, strict=True)), f"{path} is damaged: line {number}")
-        yield row
+    return Profile(tuple(read_records(path, Row)))
 
 
 def write_profile(path: Path, profile: Profile) -> Path:

@@ -21,7 +21,7 @@ from graticule.lab.pages.report import Report
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.comparison import Comparison
 from graticule.lab.studies.comparison_runs import compare
-from graticule.lab.studies.resolution import Resolutions, resolutions
+from graticule.lab.studies.sizes import Resolutions, resolutions
 from graticule.lab.training.run import Run
 
 JOININGS = ("default", "lape")

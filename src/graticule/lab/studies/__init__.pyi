@@ -9,13 +9,13 @@ from .execution import train_runs as train_runs
 from .report import StudyReport as StudyReport
 from .resamplers import ResamplerStudy as ResamplerStudy
 from .resamplers import try_resamplers as try_resamplers
-from .resolution import Resolutions as Resolutions
-from .resolution import resolutions as resolutions
+from .sizes import Lengths as Lengths
+from .sizes import Resolutions as Resolutions
+from .sizes import lengths as lengths
+from .sizes import resolutions as resolutions
 from .study import Endpoint as Endpoint
 from .study import Study as Study
 from .study import list_studies as list_studies
 from .study import load_study as load_study
 from .study_runs import run_study as run_study
 from .study_runs import write_report as write_report
-from .text_lengths import Lengths as Lengths
-from .text_lengths import lengths as lengths

@@ -13,10 +13,9 @@ from typing import Any
 
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import score_plot
-from graticule.lab.studies.latex import latex_table
-from graticule.lab.studies.significance import PairedTest, finding, format_p, holm, holm_note, paired_test
-from graticule.lab.studies.study_table import csv_text, origin
-from graticule.lab.studies.tables import markdown
+from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes
+from graticule.lab.studies.study_table import origin
+from graticule.lab.studies.tables import csv_text, latex_table, markdown
 from graticule.lab.training.metric import Metric
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
@@ -60,26 +59,24 @@ class Comparison:
         """Return one row per choice, as in `columns`; a dash for values that need more seeds."""
         places = self.decimals
         first = next(iter(self.scores.values()))
-        tests = dict(zip(list(self.scores)[1:], zip(self.tests, holm(self.tests), strict=True), strict=True))
+        outcomes = dict(zip(list(self.scores)[1:], self.outcomes, strict=True))
         rows: list[tuple[str, ...]] = []
         for name, scores in self.scores.items():
             deviation = f"{stdev(scores):.{places}f}" if len(scores) > 1 else "-"
-            difference = f"{fmean(scores) - fmean(first):+.{places}f}" if name in tests else "-"
-            p = map(format_p, tests.get(name, (None, None)))
+            difference, p, adjusted = "-", None, None
+            if name in outcomes:
+                difference = f"{fmean(scores) - fmean(first):+.{places}f}"
+                p, adjusted = outcomes[name].p, outcomes[name].adjusted
             time = format_seconds(fmean(self.seconds[name])) if self.seconds.get(name) else "-"
-            mean = f"{fmean(scores):.{places}f}"
-            rows.append((name, f"{self.parameters[name]:,}", str(len(scores)), mean, deviation, difference, *p, time))
+            numbers = (f"{self.parameters[name]:,}", str(len(scores)), f"{fmean(scores):.{places}f}", deviation)
+            rows.append((name, *numbers, difference, format_p(p), format_p(adjusted), time))
         return rows
 
     @property
-    def tests(self) -> list[float | None]:
-        """Return p of the paired t-test of every choice but the first against the first; None without a test."""
-        return [None if test is None else test.p for test in self._paired]
-
-    @property
-    def _paired(self) -> list[PairedTest | None]:
+    def outcomes(self) -> list[Outcome]:
+        """Return the test of every choice but the first against the first."""
         first, *others = self.scores.values()
-        return [paired_test(scores, first) for scores in others]
+        return paired_outcomes([(scores, first) for scores in others])
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
@@ -88,15 +85,17 @@ class Comparison:
     def verdict(self) -> list[str]:
         """Return a sentence per choice on its test against the first, at 5 percent over all, and one on the tests."""
         first, *names = self.scores
-        said, count = [], sum(p is not None for p in self.tests)
-        for name, test, p in zip(names, self._paired, holm(self.tests), strict=True):
+        if not names:
+            return []
+        said = []
+        for name, outcome in zip(names, self.outcomes, strict=True):
             difference = fmean(self.scores[name]) - fmean(self.scores[first])
             if math.isfinite(difference):
-                shown = finding(test, p, self.decimals, count)
+                shown = outcome.finding(self.decimals)
                 said.append(f"{name} against {first}: {difference:+.{self.decimals}f}, {shown}.")
             else:
                 said.append(f"{name} against {first}: a score is not a finite number.")
-        return [*said, f"{holm_note(count)}."] if names else said
+        return [*said, f"{holm_note(self.outcomes[0].tests)}."]
 
 
 def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> int:

@@ -4,76 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from graticule.lab.studies.comparison import format_seconds
-from graticule.lab.studies.latex import latex_table
-from graticule.lab.studies.significance import LEVEL, PairedTest, conclusion, finding, format_p, holm, paired_test
+from graticule.lab.studies.significance import LEVEL, Outcome, format_p, holm, paired_outcomes, spread
 from graticule.lab.studies.study import TRAINED, Study
 from graticule.lab.studies.study_table import Row
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.studies.tables import Rows, latex_table, markdown
 from graticule.lab.training.metric import METRICS, Metric
-
-
-def planned_runs(study: Study) -> int:
-    """Return the number of planned runs."""
-    return len(study.cells) * len(study.seeds)
-
-
-def planned_tests(study: Study) -> int:
-    """Return the number of tests whose choices are all planned in the variant."""
-    groups, cells = [*study.tested, *study.interactions], set(study.cells.values())
-    return sum(all((name, variant) in cells for name in group) for variant in study.variants for group in groups)
-
-
-def interim_note(study: Study, runs: int, tests: Sequence[tuple[str, float | None]]) -> str:
-    """Return sentences on the missing runs and tests; empty if no run is missing.
-
-    Findings of tests that were made are also adjusted for all planned tests, as if p of the others were 1: Holm's
-    method for the made tests alone is less strict than for the family that was planned.
-
-    Args:
-        study: the study.
-        runs: number of finished runs.
-        tests: name and p of each planned test, before the adjustment; None without a test.
-    """
-    missing, planned = planned_runs(study) - runs, planned_tests(study)
-    if missing <= 0:
-        return ""
-    values = [p for _, p in tests]
-    made = sum(p is not None for p in values)
-    said = f"This is an interim result: {missing:,} of {planned_runs(study):,} planned runs are missing"
-    if made == planned:
-        return f"{said}, and findings may change when they are added."
-    said += f", and p (Holm) is adjusted for {made} of {planned} planned tests. Findings may change with the others."
-    found = [one for one, p in zip(tests, holm(values), strict=True) if p is not None and p < LEVEL]
-    together = holm([*values, *[1.0] * (planned - made)])[: len(tests)]
-    kept = [one for one, p in zip(tests, together, strict=True) if p is not None and p < LEVEL]
-    lost = [name for name, p in found if (name, p) not in kept]
-    if lost:
-        said += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."
-    elif found:
-        said += f" Adjusted for all {planned}, the differences beyond chance remain."
-    return said
-
 
 #: A choice in a variant -> seed -> value.
 Values = dict[tuple[str, str], dict[int, float]]
 
 
 @dataclass(frozen=True)
-class Tested:
+class Tested(Outcome):
     """Test of the difference between two choices in a variant, or between two such differences.
 
-    adjusted: p adjusted by Holm's method for all tests of the study; None without a test.
     seeds: number of seeds that both have.
     """
 
     choice: str
     reference: str
     variant: str
-    test: PairedTest | None
-    adjusted: float | None
     seeds: int
 
     @property
@@ -85,11 +38,6 @@ class Tested:
     def name(self) -> str:
         """The two choices, with the variant."""
         return f"{self.label} against {self.reference}"
-
-    @property
-    def supported(self) -> bool:
-        """Return whether there is a difference beyond chance."""
-        return self.adjusted is not None and self.adjusted < LEVEL
 
 
 @dataclass(frozen=True)
@@ -156,12 +104,12 @@ class StudyReport:
                 pairs.append((f"({a}) - ({b})", f"({c}) - ({d})", _less(given[a], given[b]), _less(given[c], given[d])))
             for choice, reference, ours, theirs in pairs:
                 seeds = sorted(ours.keys() & theirs.keys())
-                test = paired_test([ours[s] for s in seeds], [theirs[s] for s in seeds]) if seeds else None
-                found.append((choice, reference, variant, test, len(seeds)))
-        adjusted = holm([None if test is None else test.p for *_, test, _ in found])
+                scores = ([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+                found.append((choice, reference, variant, scores))
+        outcomes = paired_outcomes([scores for *_, scores in found])
         return [
-            Tested(choice, reference, variant, test, p, seeds)
-            for (choice, reference, variant, test, seeds), p in zip(found, adjusted, strict=True)
+            Tested(one.test, one.adjusted, one.tests, choice, reference, variant, len(scores[0]))
+            for (choice, reference, variant, scores), one in zip(found, outcomes, strict=True)
         ]
 
     def means(self, metric: str | None = None) -> Rows:
@@ -185,9 +133,9 @@ class StudyReport:
             if any(cells):
                 counts = sorted({len(cell) for cell in cells if cell})
                 sizes = sorted({parameters[choice, v] for v in self.study.variants if (choice, v) in parameters})
-                spreads = [_spread(list(cell.values()), self.study.decimals) for cell in cells]
+                spreads = [spread(list(cell.values()), self.study.decimals) for cell in cells]
                 fewer = [f" (n = {len(cell)})" if 0 < len(cell) < counts[-1] else "" for cell in cells]
-                shown = [f"{spread}{mark}" for spread, mark in zip(spreads, fewer, strict=True)]
+                shown = [f"{text}{mark}" for text, mark in zip(spreads, fewer, strict=True)]
                 rows.append((choice, str(counts[-1]), _range(sizes), *shown))
         return rows
 
@@ -196,32 +144,27 @@ class StudyReport:
         rows: Rows = [
             ("choice", "against", "seeds", "difference", "95 % interval", "Hedges' g", "p", "p (Holm)", "finding")
         ]
-        tests = self.tests()
-        count, places = _made(tests), self.study.decimals
-        for one in tests:
+        places = self.study.decimals
+        for one in self.tests():
             if not one.seeds:
                 continue
-            test, name = one.test, one.label
-            if test is None or one.adjusted is None:
-                rows.append((name, one.reference, str(one.seeds), "-", "-", "-", "-", "-", "not tested"))
-                continue
-            said = conclusion(test, one.adjusted, count)
-            interval = f"{test.low:+.{places}f} to {test.high:+.{places}f}"
-            p = (format_p(test.p), format_p(one.adjusted))
-            effect = "-" if test.effect is None else f"{test.effect:+.1f}"
-            values = (f"{test.difference:+.{places}f}", interval, effect, *p, said)
-            rows.append((name, one.reference, str(one.seeds), *values))
+            values = ["-"] * 5
+            if (test := one.test) is not None:
+                interval = f"{test.low:+.{places}f} to {test.high:+.{places}f}"
+                effect = "-" if test.effect is None else f"{test.effect:+.1f}"
+                p = (format_p(test.p), format_p(one.adjusted))
+                values = [f"{test.difference:+.{places}f}", interval, effect, *p]
+            rows.append((one.label, one.reference, str(one.seeds), *values, one.conclusion))
         return rows
 
     def sentences(self) -> list[str]:
         """Return one sentence per test about its result."""
-        tests = self.tests()
-        count, places = _made(tests), self.study.decimals
+        places = self.study.decimals
         return [
             f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
             + (f"{one.test.difference:+.{places}f}, " if one.test else "")
-            + f"{finding(one.test, one.adjusted, places, count)}."
-            for one in tests
+            + f"{one.finding(places)}."
+            for one in self.tests()
             if one.seeds
         ]
 
@@ -241,7 +184,7 @@ class StudyReport:
             text += [f"{_title(metric)}:", markdown(self.means(metric))]
         if len(rows := self.findings()) > 1:
             tests = self.tests()
-            count = _made(tests)
+            count = tests[0].tests
             said = f"Endpoint: {self.endpoint}. " + (
                 f"p is from a paired t-test over seeds, and p (Holm) is adjusted by Holm's method for {count} "
                 f"test{'s' * (count != 1)}."
@@ -261,9 +204,29 @@ class StudyReport:
         return "\n\n".join(text)
 
     def interim(self) -> str:
-        """Describe the missing runs and tests; empty if no run is missing."""
-        runs = len({row.cell for row in self.rows})
-        return interim_note(self.study, runs, [(one.name, one.test.p if one.test else None) for one in self.tests()])
+        """Return sentences on the missing runs and tests; empty if no run is missing.
+
+        Findings of tests that were made are also adjusted for all planned tests, as if p of the others were 1: Holm's
+        method for the made tests alone is less strict than for the family that was planned.
+        """
+        runs, tests = planned_runs(self.study), self.tests()
+        missing = runs - len({row.cell for row in self.rows})
+        if missing <= 0:
+            return ""
+        made, planned = tests[0].tests if tests else 0, planned_tests(self.study)
+        said = f"This is an interim result: {missing:,} of {runs:,} planned runs are missing"
+        if made == planned:
+            return f"{said}, and findings may change when they are added."
+        said += (
+            f", and p (Holm) is adjusted for {made} of {planned} planned tests. Findings may change with the others."
+        )
+        together = holm([*(one.p for one in tests), *[1.0] * (planned - made)])
+        found = [(one.name, p) for one, p in zip(tests, together, strict=False) if one.supported]
+        if lost := [name for name, p in found if p is None or p >= LEVEL]:
+            said += f" Adjusted for all {planned}, these would not be beyond chance: {'; '.join(lost)}."
+        elif found:
+            said += f" Adjusted for all {planned}, the differences beyond chance remain."
+        return said
 
     def latex(self) -> str:
         """Return both tables as LaTeX, for the package booktabs."""
@@ -313,20 +276,20 @@ class StudyReport:
         return [shown.count(variant) for variant in dict.fromkeys(shown)]
 
 
-def _made(tests: Iterable[Tested]) -> int:
-    """Return the number of tests that could be made."""
-    return sum(one.test is not None for one in tests)
+def planned_runs(study: Study) -> int:
+    """Return the number of planned runs."""
+    return len(study.cells) * len(study.seeds)
+
+
+def planned_tests(study: Study) -> int:
+    """Return the number of tests whose choices are all planned in the variant."""
+    groups, cells = [*study.tested, *study.interactions], set(study.cells.values())
+    return sum(all((name, variant) in cells for name in group) for variant in study.variants for group in groups)
 
 
 def _less(values: Mapping[int, float], others: Mapping[int, float]) -> dict[int, float]:
     """Return the differences of the seeds that both have."""
     return {seed: value - others[seed] for seed, value in values.items() if seed in others}
-
-
-def _spread(values: Sequence[float], decimals: int) -> str:
-    if not values:
-        return ""
-    return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")
 
 
 def _range(numbers: Iterable[int]) -> str:

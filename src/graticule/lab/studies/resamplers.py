@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.lab.studies.significance import holm, paired_p
+from graticule.lab.studies.significance import paired_outcomes
 from graticule.lab.terminal import bar as progress_bar
 from graticule.position.resampling import RESAMPLERS
 from graticule.surgery.resize import resampled_modules, with_resampler
@@ -154,11 +154,11 @@ def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, dec
     values = {name: by[size] for name, by in table.items()}
     best = max(values, key=lambda name: fmean(values[name]))
     others = [name for name in values if name != best]
-    adjusted = dict(zip(others, holm([paired_p(values[name], values[best]) for name in others]), strict=True))
+    outcomes = dict(zip(others, paired_outcomes([(values[name], values[best]) for name in others]), strict=True))
     cells = {}
     for name, each in values.items():
         error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
-        p = adjusted.get(name)
+        p = outcomes[name].adjusted if name in outcomes else None
         # without a test, as when all differences are equal, only equal means count as equal
         alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
         cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"

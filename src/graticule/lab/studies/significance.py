@@ -79,20 +79,57 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else next(rest) for p in values]
 
 
-def conclusion(test: PairedTest, adjusted: float, tests: int) -> str:
-    """Return the conclusion of a test in a few words.
+@dataclass(frozen=True)
+class Outcome:
+    """A test of a family, and its significance.
 
-    If the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
-    rule one out, and the conclusion says so.
-
-    Args:
-        test: one of a family.
-        adjusted: its p adjusted for all tests of the family.
-        tests: number of tests in the family.
+    test: None if there was none.
+    adjusted: p adjusted by Holm's method for all tests of the family; None without a test.
+    tests: number of tests in the family.
     """
-    if adjusted < LEVEL:
-        return "a difference beyond chance"
-    return "no difference within error" if test.p >= LEVEL else uncorrected(tests)
+
+    test: PairedTest | None
+    adjusted: float | None
+    tests: int
+
+    @property
+    def p(self) -> float | None:
+        """Return p before the adjustment; None without a test."""
+        return None if self.test is None else self.test.p
+
+    @property
+    def supported(self) -> bool:
+        """Return whether there is a difference beyond chance."""
+        return self.adjusted is not None and self.adjusted < LEVEL
+
+    @property
+    def conclusion(self) -> str:
+        """Return the conclusion in a few words.
+
+        If the 95 % interval excludes zero but the adjusted p is not below 5 %, the data neither show a difference nor
+        rule one out, and the conclusion says so.
+        """
+        if self.test is None:
+            return "not tested"
+        if self.supported:
+            return "a difference beyond chance"
+        return "no difference within error" if self.test.p >= LEVEL else uncorrected(self.tests)
+
+    def finding(self, decimals: int) -> str:
+        """Describe the result."""
+        if self.test is None or self.adjusted is None:
+            return "not tested (too few seeds, or the same difference in all)"
+        interval = f"95 % interval {self.test.low:+.{decimals}f} to {self.test.high:+.{decimals}f}"
+        p = format_p(self.adjusted)
+        return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
+
+
+def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
+    """Test each pair of scores and reference, over the same seeds, as one family."""
+    tests = [paired_test(scores, reference) for scores, reference in pairs]
+    count = sum(test is not None for test in tests)
+    adjusted = holm([None if test is None else test.p for test in tests])
+    return [Outcome(test, p, count) for test, p in zip(tests, adjusted, strict=True)]
 
 
 def uncorrected(tests: int) -> str:
@@ -100,13 +137,11 @@ def uncorrected(tests: int) -> str:
     return f"not significant after correction for {tests} tests"
 
 
-def finding(test: PairedTest | None, adjusted: float | None, decimals: int, tests: int) -> str:
-    """Describe the result of a test, given its p adjusted for all `tests` of its family."""
-    if test is None or adjusted is None:
-        return "not tested (too few seeds, or the same difference in all)"
-    interval = f"95 % interval {test.low:+.{decimals}f} to {test.high:+.{decimals}f}"
-    p = format_p(adjusted)
-    return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {conclusion(test, adjusted, tests)}"
+def spread(values: Sequence[float], decimals: int) -> str:
+    """Write the mean of values, and their standard deviation if there are several; empty for no values."""
+    if not values:
+        return ""
+    return f"{fmean(values):.{decimals}f}" + (f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else "")
 
 
 def format_p(p: float | None) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from graticule.system.files import read_bytes, read_json, write_text
-
-_LARGEST = 64 << 20  # bytes of a table
+from graticule.lab.studies.tables import csv_of_records, read_records
+from graticule.system.files import read_json, write_text
 
 
 @dataclass(frozen=True)
@@ -88,31 +85,9 @@ def read_table(path: Path) -> list[Row]:
     Raises:
         ValueError: if the file is no such table.
     """
-    if not path.exists():
-        return []
-    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
-    try:
-        reader = csv.DictReader(io.StringIO(read_bytes(path, _LARGEST).decode("utf-8"), newline=""), strict=True)
-        if tuple(reader.fieldnames or ()) != tuple(kinds):
-            raise ValueError(f"it must have the columns {', '.join(kinds)}")
-        return [Row(**{name: _READ[str(kinds[name])](value) for name, value in row.items()}) for row in reader]
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
-        raise ValueError(f"{path} must be the table of a study: {error}.") from None
+    return read_records(path, Row)
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> Path:
     """Write rows, completely or not at all; returns `path`."""
-    return write_text(path, csv_text(map(dataclasses.asdict, rows), [field.name for field in dataclasses.fields(Row)]))
-
-
-def csv_text(records: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
-    """Return records as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
-
-
-#: Type of a column -> function that reads a cell.
-_READ: Mapping[str, Any] = {"str": str, "int": int, "float": float}
+    return write_text(path, csv_of_records(Row, rows))

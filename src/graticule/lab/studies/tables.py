@@ -1,72 +1,22 @@
-"""Tables of choices: spread over seeds, tests against the first, and their forms in pages."""
+"""Tables as text: in Markdown between the markers of a page, in LaTeX, and in CSV files of records."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import re
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from graticule.lab.studies.significance import format_p, holm, holm_note, paired_p
+from graticule.registry.fields import check_value
+from graticule.system.files import read_bytes
 
-Condition = TypeVar("Condition")
 Rows = list[tuple[str, ...]]
+Record = TypeVar("Record")
 
-
-def spread_rows(
-    scores: Mapping[str, Mapping[Condition, Sequence[float]]],
-    name: Callable[[Condition], str],
-    decimals: int,
-    mark: Callable[[str, Condition], str] = lambda choice, condition: "",
-) -> Rows:
-    """Return a header, then one row per choice: mean and standard deviation over seeds under each condition.
-
-    Args:
-        scores: choice -> condition -> values over seeds.
-        name: header of a condition.
-        decimals: of the values.
-        mark: suffix of the value of a choice under a condition.
-    """
-    rows: Rows = [("choice", *[name(condition) for condition in next(iter(scores.values()))])]
-    for choice, by in scores.items():
-        cells = []
-        for condition, values in by.items():
-            deviation = f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else ""
-            cells.append(f"{fmean(values):.{decimals}f}{deviation}{mark(choice, condition)}")
-        rows.append((choice, *cells))
-    return rows
-
-
-def difference_rows(
-    scores: Mapping[str, Mapping[Condition, Sequence[float]]], name: Callable[[Condition], str], decimals: int
-) -> Rows:
-    """Return a header, then one row per choice: mean difference against the first and p, then p adjusted.
-
-    p is that of a paired t-test over seeds, and then adjusted by Holm's method for all tests of the table.
-    """
-    first, *others = scores.values()
-    tests = _tests(scores)
-    adjusted = iter(holm(tests))
-    plain = iter(tests)
-    rows: Rows = [("against the first", *[name(condition) for condition in first])]
-    for choice, by in zip(list(scores)[1:], others, strict=True):
-        cells = []
-        for condition, reference in first.items():
-            p, together = format_p(next(plain)), format_p(next(adjusted))
-            cells.append(f"{fmean(by[condition]) - fmean(reference):+.{decimals}f} (p {p}; {together})")
-        rows.append((choice, *cells))
-    return rows
-
-
-def difference_note(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> str:
-    """Describe the number of tests in `difference_rows` and the adjustment of their p values."""
-    return holm_note(sum(p is not None for p in _tests(scores)))
-
-
-def _tests(scores: Mapping[str, Mapping[Condition, Sequence[float]]]) -> list[float | None]:
-    """Return p of every choice but the first under every condition, row by row."""
-    first, *others = scores.values()
-    return [paired_p(by[condition], reference) for by in others for condition, reference in first.items()]
+_LARGEST = 64 << 20  # bytes of a CSV file
 
 
 def markdown(*tables: Sequence[Sequence[str]]) -> str:
@@ -75,6 +25,11 @@ def markdown(*tables: Sequence[Sequence[str]]) -> str:
         "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [table[0], ["---"] * len(table[0]), *table[1:]])
         for table in tables
     )
+
+
+def _cell(text: str) -> str:
+    """Escape the character that would end a cell."""
+    return text.replace("|", "\\|")
 
 
 def between(text: str, name: str, new: str) -> str:
@@ -95,6 +50,76 @@ def marked(text: str, kind: str) -> list[str]:
     return re.findall(rf"<!-- {kind} (\S+): begin", text)
 
 
-def _cell(text: str) -> str:
-    """Escape the character that would end a cell."""
-    return text.replace("|", "\\|")
+#: Characters that LaTeX reads as commands.
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+}
+
+
+def latex_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for LaTeX with the package booktabs; the first column, of names, is in typewriter type."""
+    cells = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, others)]) for name, *others in rows]
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        r"\toprule",
+        " & ".join(map(latex, columns)) + r" \\",
+        r"\midrule",
+        *(rf"{row} \\" for row in cells),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def latex(text: str) -> str:
+    r"""Escape text for LaTeX; the hyphen of a negative number becomes a minus sign.
+
+    >>> latex("a_b"), latex("-1.5")
+    ('a\\_b', '$-$1.5')
+    """
+    sign = "$-$" if re.fullmatch(r"-[\d.]+", text) else ""
+    return sign + "".join(_LATEX.get(c, c) for c in (text[1:] if sign else text))
+
+
+def csv_text(records: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
+    """Return records as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def csv_of_records(kind: type[Any], records: Iterable[Any]) -> str:
+    """Return instances of a dataclass as CSV, one line each."""
+    return csv_text(map(dataclasses.asdict, records), [field.name for field in dataclasses.fields(kind)])
+
+
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """Read a CSV file with a column per field of the dataclass `kind`; an absent file has no records.
+
+    Raises:
+        ValueError: if the file is no such table.
+    """
+    try:
+        lines = read_bytes(path, _LARGEST).decode("utf-8")
+        header, *rows = csv.reader(io.StringIO(lines, newline=""), strict=True) if lines else [[]]
+    except FileNotFoundError:
+        return []
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged: it must be a table ({error}).") from None
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if header != names:
+        raise ValueError(f"{path} must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}.")
+    found = []
+    for number, cells in enumerate(rows, 2):
+        if len(cells) != len(names):
+            raise ValueError(f"{path} is damaged: line {number} must have {len(names)} cells, got {len(cells)}.")
+        found.append(check_value(kind, dict(zip(names, cells, strict=True)), f"{path} is damaged: line {number}"))
+    return found
