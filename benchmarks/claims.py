@@ -21,8 +21,7 @@ from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, Outcome, PairedTest, format_p, holm, paired_test, uncorrected
-from graticule.lab.studies.study import TRAINED, load_study
-from graticule.lab.studies.study_table import read_table
+from graticule.lab.studies.study import TRAINED, load_study, read_table
 from graticule.lab.studies.tables import markdown
 from graticule.lab.training.metric import METRICS
 from graticule.system.files import write_text

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.comparison_runs import compare
+from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import executor_of
 from graticule.lab.tasks.classification import Recipe
 

@@ -29,7 +29,6 @@ REASONS = {
         "lab/data/sets/voc.py",
         "testing/subject.py",
         "lab/studies/runs.py",
-        "lab/studies/study_table.py",
     ),
 }
 

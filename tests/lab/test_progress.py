@@ -3,8 +3,8 @@
 import io
 import sys
 
-from graticule.lab.terminal import bar, hidden
 from graticule.lab import terminal as progress
+from graticule.lab.terminal import bar, hidden
 
 
 class Terminal(io.StringIO):

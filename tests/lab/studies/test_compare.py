@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
-import graticule.lab.studies.comparison_runs as module
+import graticule.lab.studies.comparison as module
 from graticule.lab.figures.scores import score_plot
-from graticule.lab.studies.comparison import Comparison, format_seconds, supported_decimals
-from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
+from graticule.lab.studies.comparison import Comparison, compare, supported_decimals, train_part
+from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.significance import holm, paired_p
 from graticule.lab.studies.tables import latex_table
 from graticule.lab.tasks.classification import Recipe

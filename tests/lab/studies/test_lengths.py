@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from graticule.lab.studies.comparison_runs import compare
+from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.sizes import Lengths, lengths
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graticule.lab.studies.comparison_runs import compare
+from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.sizes import Resolutions, resolutions
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate

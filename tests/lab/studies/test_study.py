@@ -15,9 +15,17 @@ from graticule.lab.locks import locked
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.report import StudyReport, planned_tests
 from graticule.lab.studies.significance import format_p, paired_test
-from graticule.lab.studies.study import Endpoint, Study, list_studies, load_study
+from graticule.lab.studies.study import (
+    Endpoint,
+    Row,
+    Study,
+    list_studies,
+    load_study,
+    read_table,
+    recipe_hash,
+    write_table,
+)
 from graticule.lab.studies.study_runs import _at_sizes, run_study, write_report
-from graticule.lab.studies.study_table import Row, read_table, recipe_hash, write_table
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from graticule.registry import plugins

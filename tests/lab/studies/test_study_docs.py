@@ -9,8 +9,7 @@ import pytest
 
 from graticule.lab.gym.profile import Profile, Row, write_profile
 from graticule.lab.studies.report import StudyReport
-from graticule.lab.studies.study import Study, load_study
-from graticule.lab.studies.study_table import read_table, write_table
+from graticule.lab.studies.study import Study, load_study, read_table, write_table
 
 TOP = Path(__file__).parents[3]
 DOCS = TOP / "docs"

@@ -15,7 +15,7 @@ from graticule.hub.config import classes_within
 from graticule.lab.cli import main
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.matrix import combinations, families
-from graticule.lab.studies.study_table import recipe_hash
+from graticule.lab.studies.study import recipe_hash
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run

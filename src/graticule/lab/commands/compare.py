@@ -74,8 +74,9 @@ def run(arguments: list[str]) -> int:
 
     base = load_recipe(options.recipe)  # first, so that an unknown name does not import PyTorch
 
-    from graticule.lab.studies.comparison_runs import compare, plan, planned_rows, train_part
+    from graticule.lab.studies.comparison import compare, train_part
     from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.parts.image_causes import check_crop
     from graticule.lab.tasks.parts.image_scores import check_sizes

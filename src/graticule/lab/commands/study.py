@@ -99,11 +99,11 @@ def run(arguments: list[str]) -> int:
     table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
     part_of_it = _selected(study, options)
 
-    from graticule.lab.studies.comparison_runs import planned_rows
     from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.plan import planned_rows
     from graticule.lab.studies.report import StudyReport
+    from graticule.lab.studies.study import read_table
     from graticule.lab.studies.study_runs import missing_runs, report_pages, run_study, write_report
-    from graticule.lab.studies.study_table import read_table
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work

@@ -19,8 +19,7 @@ from graticule.lab.figures.scores import convergence_plot
 from graticule.lab.pages.explorer import explored, write_explorer
 from graticule.lab.pages.report import Report
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.comparison import Comparison
-from graticule.lab.studies.comparison_runs import compare
+from graticule.lab.studies.comparison import Comparison, compare
 from graticule.lab.studies.sizes import Resolutions, resolutions
 from graticule.lab.training.run import Run
 

@@ -10,7 +10,8 @@ from graticule.analysis.similarity import Correlations
 from graticule.lab.figures.plots import locality_plot
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot, score_plot
 from graticule.lab.pages.report import Report, position_sheets
-from graticule.lab.studies.comparison import Comparison, format_seconds
+from graticule.lab.studies.comparison import Comparison
+from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.runs import LONGEST_LABEL, Summary, curve, flat_values, group_seeds, summarise
 from graticule.lab.training.metric import Metric
 from graticule.lab.training.run import Run

@@ -1,11 +1,11 @@
 from .comparison import Comparison as Comparison
-from .comparison_runs import compare as compare
-from .comparison_runs import plan as plan
-from .comparison_runs import planned_rows as planned_rows
-from .comparison_runs import train_part as train_part
+from .comparison import compare as compare
+from .comparison import train_part as train_part
 from .execution import executor_of as executor_of
 from .execution import slurm_script as slurm_script
 from .execution import train_runs as train_runs
+from .plan import plan as plan
+from .plan import planned_rows as planned_rows
 from .report import StudyReport as StudyReport
 from .resamplers import ResamplerStudy as ResamplerStudy
 from .resamplers import try_resamplers as try_resamplers

@@ -1,10 +1,10 @@
-"""Scores of a comparison: mean, standard deviation, and paired tests against the first choice."""
+"""Comparison of choices: their runs, and their scores with standard deviations and tests against the first choice."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,14 +13,16 @@ from typing import Any
 
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import score_plot
+from graticule.lab.studies.execution import Submits, train_runs
+from graticule.lab.studies.plan import PlannedRun, check_choices, format_seconds, plan
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes
-from graticule.lab.studies.study_table import origin
+from graticule.lab.studies.study import origin
 from graticule.lab.studies.tables import csv_text, latex_table, markdown
 from graticule.lab.training.metric import Metric
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.run import Run
 from graticule.lab.training.surroundings import surroundings
-from graticule.system.files import write_json, write_text
+from graticule.system.files import read_json, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -112,20 +114,6 @@ def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> 
     return min(3, max(0, math.ceil(math.log10(examples * seeds / 100) - 1e-9)))
 
 
-def format_seconds(seconds: float) -> str:
-    """Write a duration.
-
-    >>> [format_seconds(seconds) for seconds in (3.21, 59, 61, 7260)]
-    ['3.2 s', '59 s', '1 min 1 s', '2 h 1 min']
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 def write_comparison(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
 ) -> list[Path]:
@@ -173,3 +161,116 @@ def _record(
         "runs": {name: [str(run.folder.relative_to(folder)) for run in runs] for name, runs in comparison.runs.items()},
         **surroundings(),
     }
+
+
+def compare(
+    choices: Mapping[str, TrainingRecipe],
+    seeds: Sequence[int],
+    folder: str | Path,
+    *,
+    progress: bool = True,
+    command: str = "",
+    replace: bool = False,
+    executor: Submits | None = None,
+) -> Comparison:
+    """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .tex, .png and .json there.
+
+    Finished runs are not trained again, so an interrupted comparison resumes where it stopped. Several machines may
+    run the same comparison in a shared folder: each takes runs that no other process trains. The run of a choice and a
+    seed is in FOLDER/CHOICE/seed-SEED, where all characters of CHOICE except letters, digits, _, =, + and - are
+    replaced by -.
+
+    Args:
+        choices: name -> recipe.
+        seeds: the seeds of every choice.
+        folder: of the runs and the tables.
+        progress: whether progress is printed.
+        command: recorded in `comparison.json`.
+        replace: whether a comparison in `folder` that has further choices or seeds may be replaced.
+        executor: trains the runs, as any `concurrent.futures.Executor`, a Dask client or an executor of submitit; this
+            process by default, one run after the other.
+
+    Raises:
+        ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
+            has another recipe, or the folder has a comparison with further choices.
+    """
+    runs, parameters, examples = _prepare(choices, seeds, Path(folder), replace)
+    train_runs(runs, executor, progress=progress)
+    comparison = _collect(choices, seeds, runs, parameters, examples)
+    write_comparison(comparison, choices, Path(folder), command)
+    return comparison
+
+
+def train_part(
+    choices: Mapping[str, TrainingRecipe],
+    seeds: Sequence[int],
+    folder: str | Path,
+    part: tuple[int, int],
+    *,
+    progress: bool = True,
+    replace: bool = False,
+    executor: Submits | None = None,
+) -> int:
+    """Train the k-th of n parts of the runs of a comparison, part = (k, n); returns the number of unfinished runs.
+
+    The parts can be trained by several machines that share `folder`; `compare` then writes the tables.
+
+    Raises:
+        ValueError: as in `compare`.
+    """
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {number}/{parts}.")
+    runs, *_ = _prepare(choices, seeds, Path(folder), replace)
+    train_runs(runs[number - 1 :: parts], executor, progress=progress)
+    return sum(not one.run.finished for one in runs)
+
+
+def _prepare(
+    choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: Path, replace: bool
+) -> tuple[list[PlannedRun], dict[str, int], int | None]:
+    """Check everything before any work; returns the runs, the parameters of every choice and the test examples."""
+    runs = plan(choices, seeds, folder)
+    if not replace:
+        _check_replaced(folder, choices, seeds)
+    return runs, *check_choices(choices, runs)
+
+
+def _collect(
+    choices: Mapping[str, TrainingRecipe],
+    seeds: Sequence[int],
+    planned: Sequence[PlannedRun],
+    parameters: dict[str, int],
+    examples: int | None,
+) -> Comparison:
+    """Read the results of finished runs."""
+    metric = next(iter(choices.values())).metric
+    runs = {name: [Run(one.folder) for one in planned if one.choice == name] for name in choices}
+    results = {name: [run.result() for run in members] for name, members in runs.items()}
+    scores = {name: [result[f"last_{metric.key}"] for result in found] for name, found in results.items()}
+    seconds = {name: [result["seconds"] for result in found] for name, found in results.items()}
+    return Comparison(tuple(seeds), scores, parameters, runs, metric, seconds, examples)
+
+
+def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:
+    """Check that no comparison in `folder` has choices or seeds that are not given now.
+
+    Raises:
+        ValueError: if one has; the message names them.
+    """
+    file = folder / "comparison.json"
+    if not file.is_file():
+        return
+    kept = read_json(file)
+    if not isinstance(kept, dict):
+        raise ValueError(f"{file} is damaged: it must be a JSON object.")
+    if missing := [*_lost(kept, "choices", choices), *(f"seed {seed}" for seed in _lost(kept, "seeds", seeds))]:
+        raise ValueError(
+            f"`folder` must not have a comparison with further choices or seeds, got {str(folder)!r}, which also has "
+            f"{', '.join(missing)}; give them as well, choose another folder, or replace it (--replace)."
+        )
+
+
+def _lost(kept: Mapping[str, Iterable[object]], key: str, now: Collection[object]) -> list[str]:
+    """Return the choices or seeds of an existing comparison that are not given now."""
+    return [str(one) for one in kept.get(key, ()) if one not in now]

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from graticule.lab.studies.plan import PlannedRun, format_seconds
 from graticule.lab.terminal import bar as progress_bar
 from graticule.registry.checks import known_name
 from graticule.registry.specs import Spec
@@ -107,23 +108,7 @@ class Submits(Protocol):
         """Call `fn(*args)` in another process."""
 
 
-class RunJob(Protocol):
-    """A run to be trained."""
-
-    @property
-    def choice(self) -> str:
-        """Return the name of its choice."""
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the run."""
-
-    @property
-    def recipe(self) -> Any:
-        """Return its recipe."""
-
-
-def train_runs(runs: Sequence[RunJob], executor: Submits | None = None, *, progress: bool = True) -> None:
+def train_runs(runs: Sequence[PlannedRun], executor: Submits | None = None, *, progress: bool = True) -> None:
     """Train all runs that are not finished, one after the other in this process, or by `executor`.
 
     Several machines may call this for the same runs in a shared folder: each takes runs that no other process trains.
@@ -284,20 +269,18 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
+def _train_here(runs: Sequence[PlannedRun], progress: bool) -> None:
     """Train the runs one after the other; those that other processes train come last."""
-    from graticule.lab.studies.comparison import format_seconds
     from graticule.lab.training.loop import train
-    from graticule.lab.training.run import Run
 
-    waiting = [one for one in runs if not Run(one.folder).finished]
+    waiting = [one for one in runs if not one.run.finished]
     start, begun = time.monotonic(), len(waiting)
     said = False
     while waiting:
         in_use = []
         for one in waiting:
-            if progress and not Run(one.folder).finished:
-                done, left = sum(Run(one.folder).finished for one in runs), ""
+            if progress and not one.run.finished:
+                done, left = sum(one.run.finished for one in runs), ""
                 if trained := begun - len(runs) + done:
                     each = (time.monotonic() - start) / trained
                     left = f", about {format_seconds(each * (begun - trained))} left"
@@ -315,7 +298,7 @@ def _train_here(runs: Sequence[RunJob], progress: bool) -> None:
         waiting = in_use
 
 
-def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) -> None:
+def _train_elsewhere(runs: Sequence[PlannedRun], executor: Submits, progress: bool) -> None:
     """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
 
     from graticule.lab.training.interruption import Interrupted
@@ -324,14 +307,14 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
 
     plugins = loaded_plugins()
 
-    def submit(one: RunJob) -> Submitted:
+    def submit(one: PlannedRun) -> Submitted:
         return executor.submit(train_job, one.recipe.to_dict(), str(one.folder.resolve()), plugins)
 
-    outstanding = [(submit(one), one) for one in runs if not Run(one.folder).finished]
-    later: list[tuple[float, RunJob]] = []  # with the time to submit again
+    outstanding = [(submit(one), one) for one in runs if not one.run.finished]
+    later: list[tuple[float, PlannedRun]] = []  # with the time to submit again
     lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
     failures: list[str] = []
-    total = sum(one.recipe.epochs + one.recipe.cooldown_epochs for one in runs)
+    total = sum(one.epochs for one in runs)
     with progress_bar(total=total, unit="epoch", wanted=progress, initial=sum(map(_epochs_done, runs))) as bar:
         while outstanding or later:
             ended = [pair for pair in outstanding if pair[0].done()]
@@ -358,7 +341,7 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
             outstanding += [(submit(one), one) for due, one in later if due <= now]
             later = [(due, one) for due, one in later if due > now]
             bar.update(sum(map(_epochs_done, runs)) - bar.n)
-            bar.set_postfix_str(f"{sum(Run(one.folder).finished for one in runs)} of {len(runs)} runs", refresh=False)
+            bar.set_postfix_str(f"{sum(one.run.finished for one in runs)} of {len(runs)} runs", refresh=False)
             try:
                 time.sleep(_POLL)
             except KeyboardInterrupt:
@@ -367,11 +350,9 @@ def _train_elsewhere(runs: Sequence[RunJob], executor: Submits, progress: bool) 
         raise RuntimeError("some runs failed; the others are finished:\n" + "\n".join(failures))
 
 
-def _epochs_done(one: RunJob) -> int:
+def _epochs_done(one: PlannedRun) -> int:
     """Return the number of finished epochs of a run, from its history."""
-    from graticule.lab.training.run import Run
-
     try:
-        return max(0, Run(one.folder).metrics_file.read_text(encoding="utf-8").count("\n") - 1)
+        return max(0, one.run.metrics_file.read_text(encoding="utf-8").count("\n") - 1)
     except OSError:
         return 0

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from graticule.lab.studies.comparison import format_seconds
+from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import LEVEL, Outcome, format_p, holm, paired_outcomes, spread
-from graticule.lab.studies.study import TRAINED, Study
-from graticule.lab.studies.study_table import Row
+from graticule.lab.studies.study import TRAINED, Row, Study
 from graticule.lab.studies.tables import Rows, latex_table, markdown
 from graticule.lab.training.metric import METRICS, Metric
 

@@ -29,7 +29,7 @@ from graticule.lab.training.validation import in_precision
 from graticule.system.files import write_json, write_text
 
 Size = tuple[int, int]
-Condition = TypeVar("Condition", Size, int)
+Condition = TypeVar("Condition")
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,20 @@ from typing import Any
 from graticule.lab.figures.save import save_figure, save_figures
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.locks import locked
-from graticule.lab.studies.comparison_runs import PlannedRun, check_choices, plan
 from graticule.lab.studies.execution import Submits, train_runs
+from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.report import StudyReport
-from graticule.lab.studies.study import TRAINED, Measured, Study, place
-from graticule.lab.studies.study_table import Row, origin, read_table, recipe_hash, write_table
+from graticule.lab.studies.study import (
+    TRAINED,
+    Measured,
+    Row,
+    Study,
+    origin,
+    place,
+    read_table,
+    recipe_hash,
+    write_table,
+)
 from graticule.lab.studies.tables import between, marked
 from graticule.lab.tasks.parts.image_scores import check_sizes, evaluate
 from graticule.lab.training.run import Run
@@ -83,7 +92,7 @@ def run_study(
         check_sizes(_untrained(recipe), study.sizes)
     if part is not None:
         train_runs(missing[part[0] - 1 :: part[1]], executor, progress=progress)
-        if left := sum(not Run(one.folder).finished for one in missing):
+        if left := sum(not one.run.finished for one in missing):
             return left
     seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
     for seed in seeds:

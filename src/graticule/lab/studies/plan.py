@@ -1,0 +1,154 @@
+"""Plan of runs, of a comparison, a study or an executor: every choice with every seed; it does not import PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from graticule.lab.studies.runs import read_metrics
+from graticule.lab.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from graticule.lab.training.recipe import TrainingRecipe
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run, which need not exist yet."""
+
+    choice: str
+    recipe: TrainingRecipe
+    folder: Path
+
+    @property
+    def run(self) -> RunFolder:
+        """Return its folder with the names of its files."""
+        return RunFolder(self.folder)
+
+    @property
+    def epochs(self) -> int:
+        """Return the number of epochs of its recipe."""
+        return self.recipe.epochs + self.recipe.cooldown_epochs
+
+    def epoch_seconds(self) -> list[float]:
+        """Return the wall time of every finished epoch."""
+        try:
+            return [value for value in read_metrics(self.run.metrics_file).get("seconds", []) if math.isfinite(value)]
+        except (OSError, ValueError):  # no epoch yet, or a damaged file, which training will report
+            return []
+
+    def seconds_left(self, known: Mapping[str, float], guess: float | None = None) -> float | None:
+        """Estimate the wall time that is left; None without a finished epoch or a guess.
+
+        Args:
+            known: choice -> seconds per epoch, measured in other runs.
+            guess: seconds of a whole run, used if no epoch was measured.
+        """
+        if self.run.finished:
+            return 0.0
+        done = self.epoch_seconds()
+        pace = fmean(done) if done else known.get(self.choice, fmean(known.values()) if known else None)
+        return guess if pace is None else pace * (self.epochs - len(done))
+
+
+def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
+    """List the runs of a comparison, seed by seed, so that an interruption leaves complete pairs.
+
+    Raises:
+        ValueError: if there are no choices or seeds, a seed is repeated, two choices have the same folder, or choices
+            have different metrics.
+    """
+    if not choices or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(
+            f"`choices` and `seeds` must not be empty, and seeds must differ, got {list(choices)}, {list(seeds)}."
+        )
+    metric = next(iter(choices.values())).metric
+    if other := [name for name, recipe in choices.items() if recipe.metric != metric]:
+        raise ValueError(f"`choices` must all be judged by {metric.label}, got {other[0]!r}, which is not.")
+    folders: dict[str, str] = {}
+    for name in choices:
+        if (same := folders.setdefault(_folder_name(name), name)) != name:
+            raise ValueError(f"`choices` must have different letters and digits, got {same!r} and {name!r}.")
+    return [
+        PlannedRun(name, dataclasses.replace(recipe, seed=seed), Path(folder) / _folder_name(name) / f"seed-{seed}")
+        for seed in seeds
+        for name, recipe in choices.items()
+    ]
+
+
+def planned_rows(runs: Sequence[PlannedRun], guesses: Mapping[str, float] | None = None) -> list[tuple[str, ...]]:
+    """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum.
+
+    Args:
+        runs: a plan.
+        guesses: choice -> seconds of a run, used if no epoch was measured.
+    """
+    found = [(one, one.epoch_seconds()) for one in runs]
+    known = {
+        choice: fmean(seconds)
+        for choice in dict.fromkeys(one.choice for one in runs)
+        if (seconds := [value for one, times in found if one.choice == choice for value in times])
+    }
+    rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state", "time left")]
+    lefts = [one.seconds_left(known, (guesses or {}).get(one.choice)) for one in runs]
+    for (one, done), left in zip(found, lefts, strict=True):
+        state = "finished" if one.run.finished else f"epoch {len(done)} of {one.epochs}"
+        time = "unknown" if left is None else format_seconds(left)
+        rows.append((one.choice, str(one.recipe.seed), str(one.folder), state, time))
+    total = "unknown" if None in lefts else format_seconds(sum(left for left in lefts if left is not None))
+    rows.append(("all", "", "", f"{sum(left == 0 for left in lefts)} of {len(runs)} finished", total))
+    return rows
+
+
+def check_choices(
+    choices: Mapping[str, TrainingRecipe], runs: Sequence[PlannedRun]
+) -> tuple[dict[str, int], int | None]:
+    """Check that every choice can be built and that no existing run has another recipe.
+
+    Returns the number of parameters of every choice, and of test examples: None if the latter differ or are not known.
+    """
+    import torch
+
+    from graticule.lab.training.module import warmup_of
+    from graticule.lab.training.run import Run
+    from graticule.lab.training.task import task_of
+
+    parameters, examples = {}, set()
+    for name, recipe in choices.items():
+        task = task_of(recipe)
+        data = task.build_data()
+        warmup_of(recipe, data.train_order().steps)
+        with torch.device("meta"):
+            model = task.build_model(task.describe(data))
+        parameters[name] = sum(p.numel() for p in model.parameters())
+        examples.add(getattr(data, "num_test", None))
+    for one in runs:
+        run = Run(one.folder)
+        if run.recipe_file.exists():
+            run.check_plugins()
+        run.check_recipe(one.recipe)
+    return parameters, examples.pop() if len(examples) == 1 else None
+
+
+def _folder_name(choice: str) -> str:
+    """Return the name of the folder of a choice."""
+    return "".join(c if c.isalnum() or c in "-_=+" else "-" for c in choice)
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration.
+
+    >>> [format_seconds(seconds) for seconds in (3.21, 59, 61, 7260)]
+    ['3.2 s', '59 s', '1 min 1 s', '2 h 1 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
