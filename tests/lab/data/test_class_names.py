@@ -180,6 +180,23 @@ def test_a_run_is_exported_with_the_images_normalized_as_in_training(trained, tm
     assert dataclasses.replace(images_of(Run.open(old)), name="") == dataclasses.replace(images, name="")
 
 
+def test_a_run_predicts_is_audited_and_published_without_its_data(trained, tmp_path, capsys):
+    pictures, gone = trained.recipe().data_root / "train", moved(trained, tmp_path / "gone", tmp_path / "run")
+    file = next(pictures.rglob("*.JPEG"))
+    for command in (
+        ("predict", gone, file),
+        ("audit", gone, "--images", pictures, "--sizes", 12),
+        ("resamplers", gone, "--images", pictures, "--sizes", 12),
+        ("explore", gone, "--images", file),
+        ("publish", gone, tmp_path / "published"),
+    ):
+        code, _, said = run_command(capsys, *command)
+        assert code == 0, said
+    config = json.loads((tmp_path / "published" / "config.json").read_text())
+    assert tuple(config["pretrained_cfg"]["mean"]) == trained.data().info.mean
+    assert "| held-out images | 6 |" in (tmp_path / "published" / "README.md").read_text()
+
+
 def test_a_run_that_starts_from_one_with_other_classes_gets_a_new_classifier(trained, renamed, tmp_path, capsys):
     options = {"start_from": trained.folder, "lr": 1e-9, "min_lr": 0.0}
     same = train(recipe(trained.recipe().data_root, **options), tmp_path / "same", progress=False)

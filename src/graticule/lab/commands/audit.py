@@ -16,7 +16,7 @@ from graticule.lab.commands.opening import (
     check_targets,
     open_model,
     size_of,
-    with_own_data,
+    with_images,
 )
 from graticule.lab.commands.options import (
     Output,
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.data.pictures import Pictures, find_pictures
 
     find_pictures(options.images)  # before the model is built
-    opened = with_own_data(open_model(options.model, options, checkpoint))
+    opened = with_images(open_model(options.model, options, checkpoint))
     import torch
 
     from graticule.analysis.audit import audit, audit_json

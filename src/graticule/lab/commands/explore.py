@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -20,7 +20,7 @@ from graticule.lab.commands.opening import (
     labels_of,
     open_model,
     size_of,
-    with_own_data,
+    with_images,
 )
 from graticule.lab.commands.options import command_line, parse, parse_checkpoint, print_written
 from graticule.lab.commands.predict import read_picture
@@ -76,9 +76,10 @@ def run(arguments: list[str]) -> int:
 
     found = []
     for one, label in zip(opened, labels_of(opened), strict=True):
-        known = with_own_data(one)
+        known = with_images(one)
         assert known.info is not None
-        images = [_read(known, given, size) for size in sizes or [size_of(one)]]
+        data = one.run.data() if one.run is not None and any(isinstance(image, int) for image in given) else None
+        images = [_read(known, given, size, data) for size in sizes or [size_of(one)]]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
     page = options.output or opened[0].folder / "explorer.html"
     written = write_explorer(found, page, _made(command_line("explore", arguments)))
@@ -112,8 +113,8 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
     return images
 
 
-def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Tensor:
-    """Return the images as inputs of the model, (n, C, height, width).
+def _read(opened: Opened, given: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
+    """Return the images as inputs of the model, (n, C, height, width); `data` has the test images.
 
     Raises:
         ValueError: for an index out of range, or a file that is not an image.
@@ -130,7 +131,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int]) -> Ten
     found: list[Tensor] = []
     for one in given:
         if isinstance(one, int):
-            found.append(opened.own_data.test_images(size, [one])[0][0])
+            found.append(data.test_images(size, [one])[0][0])
             continue
         image = read_picture(one, lambda path: decode(read_bytes(path, LARGEST)))
         found.append(transform(image.convert("L" if opened.info.channels == 1 else "RGB")))

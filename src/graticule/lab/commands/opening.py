@@ -103,7 +103,6 @@ class Opened:
     augmentation: the resizing of its images.
     folder: the default folder of results.
     run: its run, if it has one.
-    own_data: the data of the run.
     states_info: whether the mean and the standard deviation of `info` belong to its weights, and not only to its name.
     """
 
@@ -115,7 +114,6 @@ class Opened:
     augmentation: Augmentation | None
     folder: Path = field(default_factory=Path)
     run: Run | None = None
-    own_data: Any = None
     states_info: bool = True
 
 
@@ -255,16 +253,11 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     return Opened(target, title, model, size, None, augmentation, opened.folder, opened)
 
 
-def with_own_data(opened: Opened) -> Opened:
-    """Return an opened run with its data; a model without a run is unchanged.
+def with_images(opened: Opened) -> Opened:
+    """Return an opened run with the recorded facts of its images; a model without a run is unchanged."""
+    from graticule.lab.tasks.classification import images_of
 
-    Raises:
-        ValueError, FileNotFoundError: if they do not exist, or differ from those of the run.
-    """
-    if opened.run is None:
-        return opened
-    data = opened.run.data()
-    return replace(opened, own_data=data, info=getattr(data, "info", None))
+    return opened if opened.run is None else replace(opened, info=images_of(opened.run))
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:
@@ -274,7 +267,7 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
         ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
     """
     if opened.run is not None:
-        data: DataModule = opened.own_data or opened.run.data()
+        data: DataModule = opened.run.data()
         return data
     assert options.data is not None
     return named_data(opened, options.data, options.data_root)

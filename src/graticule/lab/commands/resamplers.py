@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from graticule.lab.commands.opening import NamedModels, check_inputs, check_targets, open_model, size_of, with_own_data
+from graticule.lab.commands.opening import NamedModels, check_inputs, check_targets, open_model, size_of, with_images
 from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint
 from graticule.registry.checks import parse_sizes, printable
 
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.data.pictures import Pictures, find_pictures
 
     find_pictures(options.images)  # before the model is built
-    opened = with_own_data(open_model(options.model, options, checkpoint))
+    opened = with_images(open_model(options.model, options, checkpoint))
     assert opened.info is not None
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.from_timm import convert

@@ -16,6 +16,7 @@ from graticule.hub.card import Card
 from graticule.lab.figures.bias_map_sheet import bias_map_sheet
 from graticule.lab.figures.plots import correlation_sheet
 from graticule.lab.figures.save import save_figure
+from graticule.lab.tasks.classification import images_of
 from graticule.registry.fields import read_typed
 
 #: Untrained models of the same shape that the correlations of a run are compared with.
@@ -35,25 +36,18 @@ def publish_run(
 
     Raises:
         ValueError: if the run is on text, or `folder` is that of a run.
-        FileNotFoundError: if the run has no checkpoint yet, or its data do not exist, whose statistics a model needs.
+        FileNotFoundError: if the run has no checkpoint yet.
     """
     folder = _checked(Path(folder))
     if not run.task().inputs.startswith("images"):
         raise ValueError(f"`run` must be on images, got {str(run.folder)!r}.")
     model = run.model() if model is None else model
     recipe = run.recipe()
-    if run.task().inputs == "images":
-        data = run.data()
-        data.setup()
-        mean, std, names = data.info.mean, data.info.std, data.info.class_names
-        count = f"{data.num_test:,}"
-    else:  # recorded in the run
-        described = run.described()
-        mean, std, names = (described[key] for key in ("mean", "std", "class_names"))
-        count = ""
-    preprocessing = {"mean": list(mean), "std": list(std), "label_names": list(names)}
+    facts = vars(images_of(run)) if run.task().inputs == "images" else run.described()
+    mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
+    preprocessing = {"mean": mean, "std": std, "label_names": names}
     figures = _figures(getattr(model, "backbone", model), f"{recipe.model}, {_words(recipe)}", folder, figure_format)
-    card = Card(_data(recipe), _results(run, recipe, count), _measured(run), figures)
+    card = Card(_data(recipe), _results(run, recipe), _measured(run), figures)
     written: Path = model.save_pretrained(folder, preprocessing=preprocessing, card=card)
     return written
 
@@ -99,15 +93,15 @@ def _data(recipe: Any) -> str:
     return f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
 
 
-def _results(run: Any, recipe: Any, held_out: str) -> list[tuple[str, str]]:
+def _results(run: Any, recipe: Any) -> list[tuple[str, str]]:
     """Return the results of a finished run, with names of its metric."""
     if not run.finished:
         return []
-    result, metric = run.result(), recipe.metric
+    result, metric, count = run.result(), recipe.metric, run.examples("test")
     return [
         (f"best {metric.title}, epoch {result['best_epoch']}", metric.show(result[f"best_{metric.key}"], unit=False)),
         (f"last {metric.title}", metric.show(result[f"last_{metric.key}"], unit=False)),
-        *([("held-out images", held_out)] if held_out else []),
+        *([] if count is None else [("held-out images", f"{count:,}")]),
         ("seconds of training", f"{result['seconds']:,.0f}"),
     ]
 

@@ -186,6 +186,11 @@ class Run(RunFolder):
             self._say_changes(data)
         return data
 
+    def examples(self, split: str) -> int | None:
+        """Return the number of examples of a split, train or test; None if an earlier version did not record it."""
+        recorded = self._described().get("data", {}).get(split)
+        return None if recorded is None else recorded["examples"]
+
     def _say_changes(self, data: Any) -> None:
         """Log a line if the examples are not those that the run recorded; earlier versions recorded none."""
         recorded = self._described().get("data")
