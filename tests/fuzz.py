@@ -354,11 +354,12 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=2000, help="most inputs of a process")
     given = parser.parse_args()
     root = Path(__file__).parents[1]
-    import graticule.lab.commands.options
-    import graticule.lab.training  # noqa: F401
     import lightning  # noqa: F401
     import pytest  # noqa: F401
     import torch._dynamo  # noqa: F401
+
+    import graticule.lab.commands.options
+    import graticule.lab.training  # noqa: F401
 
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         folder = Path(place)

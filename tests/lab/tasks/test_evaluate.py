@@ -3,11 +3,15 @@
 import json
 
 import pytest
+import timm
 import torch
 from short_runs import rows, short
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
 from commands import run_command
+from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
@@ -77,3 +81,19 @@ def test_a_run_is_scored_in_its_precision_unless_another_is_given(tmp_path, caps
         loss[given] = record["loss"]
     assert loss[()] == pytest.approx(held_out[run.result()["best_epoch"]], rel=1e-6)
     assert precision == "64-true" or loss[()] != loss["--precision", "32-true"]
+
+
+@pytest.mark.parametrize("name", ["vit_nano_patch4_28", "timm:vit_tiny_patch16_224"])
+def test_multiply_adds_of_an_image_are_those_of_a_pass_at_its_size(name, data):
+    model = timm.create_model(name[5:], in_chans=1, num_classes=10) if ":" in name else graticule.create_model(name)
+    sizes = [(32, 48), (64, 64)] if ":" in name else [(28, 28), (28, 56)]
+    for score in evaluate(model, data, sizes, progress=False):
+        sized = view_of(model).sized(score.size).model.eval()
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            sized(torch.zeros(1, 1, *score.size))
+        assert score.multiply_adds == counter.get_total_flops() // 2 > 0
+
+
+def test_multiply_adds_are_unknown_for_a_model_that_needs_values(data):
+    model = graticule.create_model("vit_nano_patch4_28", encoding="liere")
+    assert evaluate(model, data, [(28, 28)], progress=False)[0].multiply_adds is None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from graticule.lab.commands.options import Output, parse
+from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
 
 if TYPE_CHECKING:
     from graticule.lab.studies.catalog import LanguageSize, Size
@@ -79,8 +80,7 @@ def run(arguments: list[str]) -> int:
 
 def _backbone(name: str, size: Size) -> list[str]:
     """Return the row of a backbone for images, at its own size."""
-    count = size["multiply_adds"]
-    cost = f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    cost = show_multiply_adds(size["multiply_adds"])
     shapes = (_joined(size["dim"], "-"), _joined(size["layers"], "-"), _joined(size["image"]), _joined(size["grid"]))
     return [name, _millions(size["parameters"]), cost, *shapes]
 

@@ -247,6 +247,15 @@ class DataModule(L.LightningDataModule):
         """Return the number of test images."""
         return len(self._images["test"])
 
+    def test_labels(self) -> np.ndarray:
+        """Return the labels of the test images, (n,)."""
+        return np.asarray(self._images["test"].labels)
+
+    def test_files(self) -> list[Path]:
+        """Return the files of the test images; their numbers if they are not in files."""
+        sources = [_source(self._images["test"], index) for index in range(self.num_test)]
+        return [one.place(n) if isinstance(one, EncodedImages) else Path(str(n)) for one, n in sources]
+
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,).
 
@@ -307,10 +316,16 @@ class _Chosen(Subset[Any]):
         return getattr(self.source, "skipped", [])
 
 
-def _content(images: Any, index: int) -> bytes | np.ndarray:
-    """Return the stored bytes of an image, or its pixels."""
+def _source(images: Any, index: int) -> tuple[Any, int]:
+    """Return the whole set that an image was chosen from, and its index there."""
     while isinstance(images, Subset):
         images, index = images.dataset, images.indices[index]
+    return images, index
+
+
+def _content(images: Any, index: int) -> bytes | np.ndarray:
+    """Return the stored bytes of an image, or its pixels."""
+    images, index = _source(images, index)
     return images.read(index) if isinstance(images, EncodedImages) else np.asarray(images[index][0])
 
 

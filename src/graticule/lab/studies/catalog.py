@@ -25,7 +25,7 @@ class Size(TypedDict):
     """
 
     parameters: int
-    multiply_adds: int
+    multiply_adds: int | None
     dim: list[int]
     layers: list[int]
     image: list[int]
@@ -103,18 +103,16 @@ def _sizes(names: list[str], measured: Callable[[str], Any], known: Mapping[str,
 def measure(name: str) -> Size:
     """Measure a backbone on the meta device, without memory for its weights."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     import graticule
+    from graticule.lab.training.cost import count_multiply_adds
 
     with torch.device("meta"):
         model = graticule.create_model(name).eval()
         image = torch.empty(1, model.pretrained_cfg["input_size"][0], *model.img_size)
-        with FlopCounterMode(display=False) as counter:
-            model(image)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "multiply_adds": counter.get_total_flops() // 2,
+        "multiply_adds": count_multiply_adds(model, image),
         "dim": list(model.embed_dims),
         "layers": list(model.depths),
         "image": list(model.img_size),

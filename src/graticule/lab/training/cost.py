@@ -1,7 +1,8 @@
-"""The cost of a forward pass: images per second, and the peak memory of its tensors."""
+"""The cost of a forward pass: multiply-adds, images per second, and the peak memory of its tensors."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 import weakref
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 #: Minimum total seconds of the timed passes, and their minimum number.
 _SECONDS, _PASSES = 0.5, 3
@@ -29,6 +32,22 @@ class Cost:
     batch: int
     images_per_second: float
     memory: float
+
+
+@torch.inference_mode()
+def count_multiply_adds(model: nn.Module, image: Tensor) -> int | None:
+    """Count the multiply-adds of an image (1, C, height, width), including computations once per grid, such as a bias.
+
+    No values are computed; returns None for a model that needs them, such as one with LieRE's matrix exponential.
+    """
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    state = {name: value.to("meta") for name, value in named}
+    try:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            functional_call(model, state, (image.to("meta"),))
+    except RuntimeError:
+        return None
+    return int(counter.get_total_flops()) // 2
 
 
 @torch.inference_mode()

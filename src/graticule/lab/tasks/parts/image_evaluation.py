@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
@@ -31,6 +32,9 @@ class ImageEvaluation(Evaluation["Score"]):
     """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: list[int] = field(default_factory=list)
     """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
+    real: Path | None = None
+    """for images of ImageNet's validation set: real.json of ImageNet-ReaL, which adds the share of images whose top-1
+    is one of their labels"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
@@ -39,6 +43,7 @@ class ImageEvaluation(Evaluation["Score"]):
         from graticule.lab.tasks.parts.image_scores import check_sizes, set_windows
 
         check_sizes(model, self._sizes(task))
+        self._real(data)
         for size in self._sizes(task) if self.mode == "crop" else ():
             check_crop(size, data.size)
         if self.causes:
@@ -59,7 +64,8 @@ class ImageEvaluation(Evaluation["Score"]):
         """Score a model at every size."""
         from graticule.lab.tasks.parts.image_scores import evaluate
 
-        scores = evaluate(model, data, self._sizes(task), device=device, progress=progress, mode=self.mode)
+        sizes, real = self._sizes(task), self._real(data)
+        scores = evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=real)
         if not self.causes:
             return scores
         from graticule.lab.tasks.parts.image_causes import size_causes
@@ -91,8 +97,10 @@ class ImageEvaluation(Evaluation["Score"]):
                         f"{score.top1:.2f}",
                         "-" if reference is None else f"{score.top1 - reference:+.2f}",
                         "-" if score.top5 is None else f"{score.top5:.2f}",
+                        *([] if score.real is None else [f"{score.real:.2f}"]),
                         f"{score.loss:.3f}",
                         f"{score.images:,}",
+                        show_multiply_adds(score.multiply_adds),
                         "-" if score.images_per_second is None else f"{score.images_per_second:,.0f}",
                         "-" if score.memory is None else f"{score.memory / 1e6:.2f}",
                     ]
@@ -112,7 +120,8 @@ class ImageEvaluation(Evaluation["Score"]):
         if self.windows:
             named = ", ".join(map(str, self.windows))
             notes.append(f"with windows of {named}; drop: relative to the windows of the training")
-        columns = ("run", "size", "top-1 (%)", "drop", "top-5 (%)", "loss", "images", "images/s", "MB/image")
+        scored = ("top-1 (%)", "drop", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
+        columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
         return Table(columns, rows, notes, records)
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
@@ -122,8 +131,20 @@ class ImageEvaluation(Evaluation["Score"]):
         curves = {run.label: {score.size: [score.top1] for score in run.scores} for run in evaluated}
         return resolution_plot(curves, trained_at=evaluated[0].recipe.img_size)
 
+    def _real(self, data: Any) -> list[list[int]] | None:
+        from graticule.lab.tasks.parts.image_scores import read_real
+
+        return None if self.real is None else read_real(self.real, data)
+
     def _sizes(self, task: Any) -> list[tuple[int, int]]:
         return parse_sizes(self.sizes) or [task.recipe.img_size]
+
+
+def show_multiply_adds(count: int | None) -> str:
+    """Return a number of multiply-adds for a table, a dash if it is not known."""
+    if count is None:
+        return "-"
+    return f"{count / 1e9:.2f} G" if count >= 1e8 else f"{count / 1e6:.2f} M"
 
 
 def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:

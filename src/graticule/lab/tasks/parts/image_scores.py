@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +20,9 @@ from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_causes import Causes, OnMiddle, check_crop, crop_of, middle
 from graticule.lab.terminal import bar as progress_bar
-from graticule.lab.training.cost import inference_cost
+from graticule.lab.training.cost import count_multiply_adds, inference_cost
+from graticule.registry.checks import printable
+from graticule.registry.fields import Whole, read_typed
 from graticule.surgery.fold import fold, unfold
 
 #: Ways to make test images of a size other than that of training: scaled, at the same scale on a larger canvas, or
@@ -31,6 +35,8 @@ class Score:
     """Scores and cost of a model at one size.
 
     top1, top5: percent (top-5 only with more than 5 classes); loss: nats; images: number of scored images.
+    real: percent of the images with ImageNet-ReaL labels whose top-1 is one of them; None without such labels.
+    multiply_adds: of one image (`count_multiply_adds`).
     images_per_second, memory: of inference only, on batches of `batch` images; memory in bytes per image (`Cost`);
         None if not measured.
     causes: causes of the difference from the size of the training; None if not computed.
@@ -47,6 +53,8 @@ class Score:
     memory: float | None = None
     causes: Causes | None = None
     placed: bool | None = None
+    real: float | None = None
+    multiply_adds: int | None = None
 
 
 def check_sizes(model: nn.Module, sizes: Iterable[tuple[int, int]]) -> None:
@@ -80,6 +88,7 @@ def evaluate(
     progress: bool = True,
     mode: Mode = "zoom",
     measure_cost: bool = True,
+    real: Sequence[Sequence[int]] | None = None,
 ) -> list[Score]:
     """Score `model` on the test images at each of `sizes` = (height, width), in pixels.
 
@@ -89,7 +98,8 @@ def evaluate(
 
     Position information is resampled or computed for each size, as defined by each encoding, and folded into constants
     unless it depends on the image; the model is unchanged afterwards. Speed and memory are those of the forward pass on
-    a full batch, without reading; measuring them takes half a second per size.
+    a full batch, without reading; measuring them takes half a second per size. `real` has the ImageNet-ReaL labels of
+    each image.
 
     Raises:
         ValueError: for a size that is not a multiple of the patch, or a crop larger than the images, before any work.
@@ -103,6 +113,7 @@ def evaluate(
     was_training = model.training
     model.to(device)
     scores = []
+    counts = {size: _multiply_adds(model.eval(), data.info.channels, size) for size in sizes} if measure_cost else {}
     loaders = {
         size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
         for size in dict.fromkeys(sizes)
@@ -122,18 +133,20 @@ def evaluate(
             sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1 = MulticlassAccuracy(classes, average="micro").to(device)
             top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
-            loss, count, first = 0.0, 0, None
+            loss, count, first, guesses = 0.0, 0, None, list[int]()
             for images, labels in loaders[size]:
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
                 first = images if first is None else first
                 logits = sized(images)
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
                 count += len(labels)
+                guesses += [] if real is None else logits.argmax(-1).tolist()
                 for metric in (top1, top5):
                     if metric is not None:
                         metric.update(logits, labels)
                 bar.update(pixels[size])
             assert first is not None  # `data` raises if there are no test images
+            right = [guess in known for guess, known in zip(guesses, real or [], strict=True) if known]
             score = Score(
                 size=size,
                 top1=_percent(top1, count),
@@ -141,6 +154,8 @@ def evaluate(
                 loss=loss / count,
                 images=count,
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
+                real=100 * sum(right) / len(right) if right else None,
+                multiply_adds=counts.get(size),
             )
             cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
@@ -155,9 +170,44 @@ def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
     return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
 
 
+def _multiply_adds(model: nn.Module, channels: int, size: tuple[int, int]) -> int | None:
+    sized = model if isinstance(model, Backbone) else view_of(model).sized(size).model
+    return count_multiply_adds(sized, torch.empty(1, channels, *size))
+
+
 def _on_middle(model: nn.Module, size: tuple[int, int], whole: tuple[int, int]) -> OnMiddle:
     crop = crop_of(model, size, whole)
     return OnMiddle(_at(model, size) if crop is None else model, middle(model, size, whole), size, crop)
+
+
+def read_real(path: Path, data: DataModule) -> list[list[int]]:
+    """Read the labels of images of ImageNet's validation set from the real.json of ImageNet-ReaL.
+
+    The file has a list of labels for each of ILSVRC2012_val_00000001.JPEG, ...; images without labels do not count.
+
+    Reference: Are we done with ImageNet? (Beyer et al., 2020).
+
+    Raises:
+        FileNotFoundError: if it does not exist.
+        ValueError: if it is no such file, or if the images are others.
+    """
+    every: list[list[int]] = read_typed(path, list[list[Whole]])
+    found = []
+    for file in data.test_files():
+        match = re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", file.name)
+        if match is None or not 0 < int(match[1]) <= len(every):
+            raise ValueError(
+                f"`real` must be given with images of ImageNet's validation set, ILSVRC2012_val_00000001.JPEG to "
+                f"{len(every):08}, got {printable(str(file))}."
+            )
+        found.append(every[int(match[1]) - 1])
+    same = [label in labels for label, labels in zip(data.test_labels().tolist(), found, strict=True) if labels]
+    if sum(same) * 2 <= len(same):
+        raise ValueError(
+            f"`real` must have labels in the order of the model's classes, got {path}, which has the class of "
+            f"{sum(same):,} of {len(same):,} images among their labels."
+        )
+    return found
 
 
 def _percent(accuracy: MulticlassAccuracy, count: int) -> float:
