@@ -41,7 +41,7 @@ def count_multiply_adds(model: nn.Module, image: Tensor) -> int | None:
     No values are computed; returns None for a model that needs them, such as one with LieRE's matrix exponential.
     """
     named = itertools.chain(model.named_parameters(), model.named_buffers())
-    state = {name: value.to("meta") for name, value in named}
+    state = {name: value.detach().to("meta") for name, value in named}  # without gradients, as the counter needs
     try:
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             functional_call(model, state, (image.to("meta"),))
