@@ -7,7 +7,6 @@ from torch import nn
 
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule, build_mixup
-from graticule.lab.data.registry import list_datasets
 
 
 def module(**options):
@@ -19,26 +18,6 @@ def module(**options):
 
 def labels_of(loader):
     return torch.cat([labels for _, labels in loader])
-
-
-def test_the_names_are_listed():
-    assert set(list_datasets()) == {
-        "ade20k",
-        "camvid",
-        "cifar10",
-        "cifar100",
-        "coco",
-        "coco_train",
-        "digits",
-        "fashion_mnist",
-        "hugging_face",
-        "image_folder",
-        "mask_folder",
-        "scenes",
-        "scenes_sides",
-        "voc_detection",
-        "voc_segmentation",
-    }
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2)])
