@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from graticule.external.view import Unavailable
-from graticule.position.bias import BiasSum, LowRank
-from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition, PositionalAttention
+from graticule.position.kinds import Axes, Function, Tokens
+from graticule.position.layer import LayerPosition
+from graticule.position.rotation import Rotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,45 +65,27 @@ def placed(position: LayerPosition, places: Places, own: LayerPosition | None = 
     Raises:
         Unavailable: for position information of a kind that is not known.
     """
-    own = position if own is None else own
-    moves = places.permutes
+    return position.take(_Placed(places), own)
 
-    def rows(table: Tensor | None, axis: int = -2) -> Tensor | None:
-        return None if table is None else table.index_select(axis, places.rows(table.shape[axis]).to(table.device))
 
-    def function(kept: Any, moved: Callable[[Any], Any]) -> Any:
-        return None if kept is None else moved(kept) if moves else kept
+@dataclass(frozen=True, eq=False)
+class _Placed(Tokens):
+    """The change of the tokens to those of `places`, of queries and keys alike."""
 
-    def bias(given: object, kept: Any) -> Any:
-        if isinstance(given, Tensor):
-            return rows(rows(given), -1)
-        if isinstance(given, LowRank):
-            return LowRank(_some(rows(given.queries)), _some(rows(given.keys)))
-        if isinstance(given, BiasSum):
-            return BiasSum(bias(given.constant, None), bias(given.function, kept.function))
-        return function(kept, lambda f: _Moved(f, places, (-2,), (-2, -1)))
+    places: Places
 
-    tokens = (-2,)
-    positional = position.positional
-    return LayerPosition(
-        pre=rows(position.pre),
-        inner=rows(position.inner),
-        queries_keys=rows(position.queries_keys),
-        bias=bias(position.bias, own.bias),
-        token_bias=function(own.token_bias, lambda f: _Moved(f, places, tokens, tokens)),
-        key_bias=function(own.key_bias, lambda f: _Moved(f, places, tokens, (-2, -1))),
-        value_bias=function(own.value_bias, lambda f: _Moved(f, places, (-2, -1), tokens)),
-        positional=None
-        if positional is None
-        else PositionalAttention(_some(rows(rows(positional.weights), -1)), _some(rows(positional.gate))),
-        rotary=None if position.rotary is None else _rotation(position.rotary, places),
-        query_scale=rows(position.query_scale, -1),
-        before=function(own.before, lambda f: _Moved(f, places, tokens, tokens)),
-        inputs=function(own.inputs, lambda f: _Moved(f, places, tokens, tokens)),
-        after=function(own.after, lambda f: _Moved(f, places, tokens, tokens)),
-        mixing=None if position.mixing is None else _mixing(position.mixing, places),
-        spatial_bias=rows(position.spatial_bias, -1),
-    )
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        return table.index_select(axis, self.places.rows(table.shape[axis]).to(table.device))
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        take = getattr(rotation, "take", None)
+        if take is None:
+            raise Unavailable(f"the rotation {type(rotation).__name__} has no method `take`")
+        within = self.places.within
+        return cast("Rotation", take(within.rows(within.source.tokens)))
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        return _Moved(function, self.places, into, out) if self.places.permutes else function
 
 
 class _Moved:
@@ -114,7 +95,7 @@ class _Moved:
     out: the token axes of its output, which is one tensor or several.
     """
 
-    def __init__(self, function: Callable[..., Any], places: Places, into: tuple[int, ...], out: tuple[int, ...]):
+    def __init__(self, function: Function, places: Places, into: Axes, out: Axes) -> None:
         self.function, self.places, self.into, self.out = function, places, into, out
 
     def __call__(self, x: Tensor) -> Any:
@@ -129,24 +110,3 @@ class _Moved:
             return found
         parts = [self._back(part) for part in found]
         return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
-
-
-def _rotation(rotation: Any, places: Places) -> Any:
-    take = getattr(rotation, "take", None)
-    if take is None:
-        raise Unavailable(f"the rotation {type(rotation).__name__} has no method `take`")
-    return take(places.within.rows(places.within.source.tokens))
-
-
-def _mixing(mixing: Tensor | Displacements | TokenMlp, places: Places) -> Tensor | TokenMlp:
-    if isinstance(mixing, TokenMlp):
-        rows = places.rows(len(mixing.second)).to(mixing.second.device)
-        return TokenMlp(mixing.first[:, rows], mixing.first_bias, mixing.second[rows])
-    matrix = mixing.matrix() if isinstance(mixing, Displacements) else mixing
-    rows = places.rows(matrix.shape[-1]).to(matrix.device)
-    return matrix[:, rows][:, :, rows]
-
-
-def _some(table: Tensor | None) -> Tensor:
-    assert table is not None
-    return table

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 BiasFunction = Callable[..., Tensor]
@@ -89,33 +88,3 @@ def _concatenated(a: Tensor, b: Tensor) -> Tensor:
 
 def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
     return first(queries, **part) + second(queries, **part)
-
-
-def part_of(bias: Any, start: int, stop: int) -> Any:
-    """Return the rows of a bias from `start` to `stop`, and the columns up to `stop`."""
-    if isinstance(bias, Tensor):
-        return bias[:, start:stop, :stop]
-    if isinstance(bias, LowRank):
-        return LowRank(bias.queries[:, start:stop], bias.keys[:, :stop])
-    if isinstance(bias, BiasSum):
-        return BiasSum(part_of(bias.constant, start, stop), part_of(bias.function, start, stop))
-    return partial(_moved, bias, start, stop)
-
-
-def _moved(
-    bias: BiasFunction, first: int, last: int, queries: Tensor, start: int = 0, stop: int | None = None
-) -> Tensor:
-    return bias(queries, start=first + start, stop=last if stop is None else stop)
-
-
-def bias_with_prefix(bias: Any, count: int) -> Any:
-    """Prepend zero rows and columns for `count` tokens to a bias."""
-    if isinstance(bias, Tensor):
-        return F.pad(bias, (count, 0, count, 0))
-    if isinstance(bias, LowRank):
-        return LowRank(*(F.pad(factor, (0, 0, count, 0)) for factor in bias))
-    return partial(_padded, bias, count)
-
-
-def _padded(bias: BiasFunction, count: int, queries: Tensor) -> Tensor:
-    return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))

@@ -131,7 +131,7 @@ class FoldedPosition(Folded):
         apply(fn, recurse=False)
         self.__dict__.update(self._without_functions())
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
-        if changed and any(isinstance(held.bias, LowRank) for held in self.layout):
+        if changed and any(isinstance(value, LowRank) for held in self.layout for value in held):
             self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few
         return self
 

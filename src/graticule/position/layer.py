@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.position.bias import BiasFunction, LowRank, bias_with_prefix, part_of, sum_of
+from graticule.position import kinds
+from graticule.position.bias import BiasFunction, LowRank
 from graticule.position.displacement import Displacements, TokenMlp
+from graticule.position.kinds import Axes, Function, Kind, Tokens, pick
 from graticule.position.rotation import PatchRotation, Rotation
 
-Function = Callable[[Tensor], Tensor]
 Mixing = Tensor | Displacements | TokenMlp
 
 
@@ -43,6 +45,8 @@ class PositionalAttention(NamedTuple):
 
 class LayerPosition(NamedTuple):
     """The position information of one layer. Every field may be None.
+
+    A field is declared in one line, with its kind: how it follows a change of the tokens, and adds up with another one.
 
     A field that depends on parameters and grid only is a tensor; one that depends on the tokens is a function of them.
 
@@ -73,21 +77,21 @@ class LayerPosition(NamedTuple):
     `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them. A block applies `inner` by `inside`.
     """
 
-    pre: Tensor | None = None
-    inner: Tensor | None = None
-    bias: Tensor | LowRank | BiasFunction | None = None
-    token_bias: Callable[..., LowRank] | None = None
-    key_bias: Function | None = None
-    value_bias: Function | None = None
-    positional: PositionalAttention | None = None
-    rotary: Rotation | None = None
-    queries_keys: Tensor | None = None
-    query_scale: Tensor | None = None
-    before: Function | None = None
-    inputs: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
-    after: Function | None = None
-    mixing: Mixing | None = None
-    spatial_bias: Tensor | None = None
+    pre: Annotated[Tensor | None, kinds.ADDED] = None
+    inner: Annotated[Tensor | None, kinds.ADDED] = None
+    bias: Annotated[Tensor | LowRank | BiasFunction | None, kinds.BIAS] = None
+    token_bias: Annotated[Callable[..., LowRank] | None, kinds.TOKEN_BIAS] = None
+    key_bias: Annotated[Function | None, kinds.KEY_BIAS] = None
+    value_bias: Annotated[Function | None, kinds.VALUE_BIAS] = None
+    positional: Annotated[PositionalAttention | None, kinds.POSITIONAL] = None
+    rotary: Annotated[Rotation | None, kinds.ROTARY] = None
+    queries_keys: Annotated[Tensor | None, kinds.ADDED] = None
+    query_scale: Annotated[Tensor | None, kinds.SCALE] = None
+    before: Annotated[Function | None, kinds.RESIDUAL] = None
+    inputs: Annotated[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None, kinds.INPUTS] = None
+    after: Annotated[Function | None, kinds.RESIDUAL] = None
+    mixing: Annotated[Mixing | None, kinds.MIXING] = None
+    spatial_bias: Annotated[Tensor | None, kinds.SPATIAL] = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Turn the residual stream x: (B, N, D) into the input of the layer."""
@@ -111,18 +115,10 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field is a function of all tokens and cannot be sliced.
         """
-        for field in ("key_bias", "value_bias", "positional", "before", "inputs", "after", "mixing", "spatial_bias"):
-            if getattr(self, field) is not None:
+        for (field, kind), value in zip(KINDS.items(), self, strict=True):
+            if value is not None and not kind.part:
                 raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
-        return LayerPosition(
-            pre=None if self.pre is None else self.pre[start:stop],
-            inner=None if self.inner is None else self.inner[start:stop],
-            bias=None if self.bias is None else part_of(self.bias, start, stop),
-            token_bias=None if self.token_bias is None else part_of(self.token_bias, start, stop),
-            rotary=None if self.rotary is None else self.rotary.part(start, stop),
-            queries_keys=None if self.queries_keys is None else self.queries_keys[start:stop],
-            query_scale=None if self.query_scale is None else self.query_scale[..., start:stop],
-        )
+        return self.take(_Part(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
         """Return the position with `count` additional tokens before those of the grid, which get no position.
@@ -133,26 +129,20 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field cannot exclude tokens.
         """
-        for field in ("token_bias", "key_bias", "value_bias", "mixing", "spatial_bias"):
-            if getattr(self, field) is not None:
+        for (field, kind), value in zip(KINDS.items(), self, strict=True):
+            if value is not None and not kind.prefix:
                 raise ValueError(f"`{field}` must be None for further tokens before those of the grid.")
-        rows = (0, 0, count, 0)
-        positional = self.positional
-        if positional is not None:
-            pairs = F.pad(positional.weights, (count, 0, count, 0))
-            positional = PositionalAttention(pairs, F.pad(positional.gate, rows))
-        return LayerPosition(
-            pre=None if self.pre is None else F.pad(self.pre, rows),
-            inner=None if self.inner is None else F.pad(self.inner, rows),
-            bias=None if self.bias is None else bias_with_prefix(self.bias, count),
-            positional=positional,
-            rotary=None if self.rotary is None else PatchRotation(self.rotary, count),
-            queries_keys=None if self.queries_keys is None else F.pad(self.queries_keys, rows),
-            query_scale=None if self.query_scale is None else F.pad(self.query_scale, (count, 0), value=1.0),
-            before=None if self.before is None else partial(_of_grid, self.before, count),
-            inputs=None if self.inputs is None else partial(_inputs_of_grid, self.inputs, count),
-            after=None if self.after is None else partial(_of_grid, self.after, count),
-        )
+        return self.take(_Prefix(count))
+
+    def take(self, tokens: Tokens, own: LayerPosition | None = None) -> LayerPosition:
+        """Return the position of other tokens.
+
+        Args:
+            tokens: says how each kind of field follows the change of the tokens.
+            own: the position for the grid of these tokens, whose functions are used; by default the same.
+        """
+        values = zip(KINDS.values(), self, self if own is None else own, strict=True)
+        return LayerPosition(*(None if value is None else kind.take(value, at, tokens) for kind, value, at in values))
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.
@@ -162,26 +152,15 @@ class LayerPosition(NamedTuple):
                 attention, or mix tokens; or if a bias is computed from queries or keys whose channels a rotation
                 doubles.
         """
-        for field in ("token_bias", "positional", "rotary", "inputs", "mixing"):
-            if getattr(self, field) is not None and getattr(other, field) is not None:
+        values: list[Any] = []
+        for (field, kind), a, b in zip(KINDS.items(), self, other, strict=True):
+            if a is None or b is None:
+                values.append(b if a is None else a)
+            elif kind.combine is None:
                 raise ValueError(f"`{field}` must be given by one encoding at most, got two.")
-        merged = LayerPosition(
-            pre=sum_of(self.pre, other.pre),
-            inner=sum_of(self.inner, other.inner),
-            bias=sum_of(self.bias, other.bias),
-            token_bias=self.token_bias if other.token_bias is None else other.token_bias,
-            key_bias=sum_of(self.key_bias, other.key_bias),
-            value_bias=sum_of(self.value_bias, other.value_bias),
-            positional=self.positional if other.positional is None else other.positional,
-            rotary=self.rotary if other.rotary is None else other.rotary,
-            before=_chain(self.before, other.before),
-            inputs=self.inputs if other.inputs is None else other.inputs,
-            after=_chain(self.after, other.after),
-            mixing=self.mixing if other.mixing is None else other.mixing,
-            spatial_bias=sum_of(self.spatial_bias, other.spatial_bias),
-            queries_keys=sum_of(self.queries_keys, other.queries_keys),
-            query_scale=_product(self.query_scale, other.query_scale),
-        )
+            else:
+                values.append(kind.combine(a, b))
+        merged = LayerPosition(*values)
         if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):
             raise ValueError(
                 "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of them."
@@ -189,29 +168,67 @@ class LayerPosition(NamedTuple):
         return merged
 
 
-def _product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a * b
+@dataclass(frozen=True)
+class _Part(Tokens):
+    """The tokens from `start` on in a text that ends before `stop`; they attend to all tokens before `stop`."""
+
+    start: int
+    stop: int
+
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        return pick(table, axis, slice(self.start, self.stop))
+
+    def columns(self, table: Tensor, axis: int = -2) -> Tensor:
+        return pick(table, axis, slice(self.stop))
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        return rotation.part(self.start, self.stop)
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        return partial(_moved, function, self.start, self.stop)
 
 
-def _of_grid(function: Function, count: int, x: Tensor) -> Tensor:
-    """Apply a function to all tokens but the first `count`."""
-    return torch.cat([x[:, :count], function(x[:, count:])], 1)
+def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0, stop: int | None = None) -> Any:
+    return function(x, start=first + start, stop=last if stop is None else stop)
 
 
-def _inputs_of_grid(
-    function: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], count: int, x: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.cat([x[:, :count], each], 1) for each in function(x[:, count:]))
-    return q, k, v
+@dataclass(frozen=True)
+class _Prefix(Tokens):
+    """All tokens, and `count` tokens without a position before them."""
+
+    count: int
+
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        return F.pad(table, (*(0, 0) * (-1 - axis), self.count, 0), value=fill)
+
+    def pairs(self, table: Tensor) -> Tensor:
+        return F.pad(table, (self.count, 0, self.count, 0))
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        return PatchRotation(rotation, self.count)
+
+    def bias(self, function: Function) -> Function:
+        return partial(_padded, function, self.count)
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        return partial(_of_grid, function, self.count)
 
 
-def _chain(first: Function | None, second: Function | None) -> Function | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return partial(_composed, first, second)
+def _padded(bias: Function, count: int, queries: Tensor) -> Tensor:
+    return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))
 
 
-def _composed(first: Function, second: Function, x: Tensor) -> Tensor:
-    return second(first(x))
+def _of_grid(function: Function, count: int, x: Tensor) -> Any:
+    """Apply a function with one or several results to all tokens but the first `count`."""
+    made = function(x[:, count:])
+    if isinstance(made, Tensor):
+        return torch.cat([x[:, :count], made], 1)
+    return tuple(torch.cat([x[:, :count], each], 1) for each in made)
+
+
+#: The kind of each field.
+KINDS: dict[str, Kind] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(LayerPosition, include_extras=True).items()
+}
+#: The fields for pairs of tokens; the others are for the tokens that enter a layer.
+OF_PAIRS = tuple(name for name, kind in KINDS.items() if kind.pairs)

@@ -16,6 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 from graticule.backbones.registry import create_model
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.joining import JOININGS
+from graticule.position.layer import KINDS
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.registry.registry import Registry
@@ -182,26 +183,16 @@ def _check_layers(model: Any) -> None:
     grid, batch = model.grid, 2
     n, positions = grid.tokens, model.position(grid)
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
-    shapes: dict[str, tuple[int, ...]] = {
-        **{"pre": (n, _DIM), "inner": (n, _DIM), "bias": (_HEADS, n, n), "spatial_bias": (n,), "query_scale": (n,)},
-        "queries_keys": (n, _DIM),
-        **{"before": (batch, n, _DIM), "after": (batch, n, _DIM)},
-        **{"key_bias": (_HEADS, n, n), "value_bias": (batch, _HEADS, n, _DIM // _HEADS)},
-    }
-    tokens = torch.randn(batch, n, _DIM)
+    sides = {"B": batch, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
     for position in positions:
-        for field, shape in shapes.items():
-            value = getattr(position, field)
-            if field in ("bias", "key_bias") and callable(value):
-                value, shape = value(torch.randn(batch, _HEADS, n, _DIM // _HEADS)), (batch, *shape)
-            elif field == "value_bias" and callable(value):
-                value = value(torch.rand(batch, _HEADS, n, n))
-            elif callable(value) and not isinstance(value, tuple):
-                value = value(tokens)
-            if isinstance(value, Tensor):
-                if field in ("query_scale", "spatial_bias") and value.ndim == 2:  # of each head or group
-                    shape = (_HEADS, *shape)
-                assert tuple(value.shape) == shape, f"`{field}` must be {shape}, got {tuple(value.shape)}"
+        for (field, kind), value in zip(KINDS.items(), position, strict=True):
+            computed = bool(kind.of) and callable(value) and not isinstance(value, tuple)
+            made = value(torch.rand([sides[letter] for letter in kind.of.split()])) if computed else value
+            if isinstance(made, Tensor) and kind.shapes:
+                allowed = [shape.split() for shape in kind.shapes if ("B" in shape) == computed]
+                letters = next((each for each in allowed if len(each) == made.ndim), allowed[0])
+                shape = tuple(sides[letter] for letter in letters)
+                assert tuple(made.shape) == shape, f"`{field}` must be {shape}, got {tuple(made.shape)}"
         if position.positional is not None:
             for name, shape in (("weights", (_HEADS, n, n)), ("gate", (_HEADS, n, 1))):
                 found = tuple(getattr(position.positional, name).shape)

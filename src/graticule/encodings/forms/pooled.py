@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -13,14 +14,13 @@ from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.forms.rotary import RotaryPosition
 from graticule.encodings.log_n import LogNPosition
-from graticule.position.bias import BiasFunction, BiasSum, LowRank
+from graticule.position.bias import BiasFunction
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition
+from graticule.position.kinds import Axes, Function, Tokens, pick
+from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position, PositionBuilder
-from graticule.position.rotation import PooledRotation
+from graticule.position.rotation import PooledRotation, Rotation
 
-#: Fields for pairs of tokens; the other fields are for the tokens that enter the layer.
-OF_PAIRS = ("bias", "token_bias", "key_bias", "value_bias", "positional", "rotary", "query_scale")
 #: Positions that fill only these fields.
 _PAIRS = (BiasPosition, SharedBiasPosition, RotaryPosition, LogNPosition)
 
@@ -43,30 +43,31 @@ class Pooling(NamedTuple):
     def of(self, given: LayerPosition, grid: Grid) -> LayerPosition:
         """Return the fields for pairs of pooled tokens, from those for all pairs of the finer grid."""
         queries, keys = (step // self.finer for step in self)
-        if queries == keys == 1:
-            return given
-        rotary = given.rotary
-        if rotary is not None:
-            rotary = PooledRotation(rotary.take(grid.every(queries)), rotary.take(grid.every(keys)))
-        scale = given.query_scale
-        return given._replace(
-            bias=None if given.bias is None else _pooled(given.bias, grid, queries, keys),
-            rotary=rotary,
-            query_scale=None if scale is None else scale[..., grid.every(queries, scale.device)],
-        )
+        return given if queries == keys == 1 else given.take(_Pooled(grid, (queries, keys)))
 
 
-def _pooled(bias: Any, grid: Grid, queries: int, keys: int) -> Any:
-    """Return the rows and columns of pooled tokens in a bias of any form."""
-    if isinstance(bias, Tensor):
-        return bias[:, grid.every(queries, bias.device)][..., grid.every(keys, bias.device)]
-    if isinstance(bias, LowRank):
-        rows, columns = (grid.every(step, bias.queries.device) for step in (queries, keys))
-        return LowRank(bias.queries[..., rows, :], bias.keys[..., columns, :])
-    if isinstance(bias, BiasSum):
-        return BiasSum(*(_pooled(part, grid, queries, keys) for part in bias))
-    own = getattr(bias, "pooled", None)  # some functions can compute the pooled pairs only
-    return partial(_of_pooled, bias, grid, queries, keys) if own is None else own(queries, keys)
+@dataclass(frozen=True)
+class _Pooled(Tokens):
+    """The queries and keys of every n-th row and column of a grid, from the steps of both."""
+
+    grid: Grid
+    steps: tuple[int, int]
+
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        return pick(table, axis, self.grid.every(self.steps[0], table.device))
+
+    def columns(self, table: Tensor, axis: int = -2) -> Tensor:
+        return pick(table, axis, self.grid.every(self.steps[1], table.device))
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        return PooledRotation(*(rotation.take(self.grid.every(step)) for step in self.steps))
+
+    def bias(self, function: Function) -> Function:
+        own = getattr(function, "pooled", None)  # some functions can compute the pooled pairs only
+        return partial(_of_pooled, function, self.grid, *self.steps) if own is None else own(*self.steps)
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        return function  # layers that pool take no functions other than a bias
 
 
 def _of_pooled(function: BiasFunction, grid: Grid, of_queries: int, of_keys: int, queries: Tensor) -> Tensor:
