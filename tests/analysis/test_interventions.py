@@ -10,7 +10,7 @@ import graticule
 import tiny
 from graticule.analysis.effect import Comparison, resampled
 from graticule.external.open_view import view_of
-from graticule.external.placed import Places, placed
+from graticule.external.placed import Places
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -107,9 +107,9 @@ def test_gated_mlps_cannot_do_without_position():
 
 def test_a_table_of_another_number_of_rows_is_refused():
     places = Places(permutation(4, 0), Grid(2, 2, prefix=1))
-    assert placed(LayerPosition(inner=torch.arange(5.0)[:, None]), places).inner[0] == 0
+    assert LayerPosition(inner=torch.arange(5.0)[:, None]).take(places).inner[0] == 0
     with pytest.raises(Unavailable, match="6 rows where there are 5 tokens"):
-        placed(LayerPosition(inner=torch.zeros(6, 2)), places)
+        LayerPosition(inner=torch.zeros(6, 2)).take(places)
 
 
 class Linear(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from graticule.backbones.base import Backbone
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
-from graticule.external.placed import Places, placed
+from graticule.external.placed import Places
 from graticule.external.view import (
     Edit,
     ModelView,
@@ -188,7 +188,7 @@ class BackboneView(ModelView):
     def _shuffled(self, seed: int, position: Position, grid: Grid) -> list[LayerPosition]:
         grids = self._each(grid)
         given = position(grid)
-        return [placed(one, _shuffling(at, seed)) for one, at in zip(given, grids, strict=True)]
+        return [one.take(_shuffling(at, seed)) for one, at in zip(given, grids, strict=True)]
 
     def _placed_at(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
         return self._from(self.model.grid_at(img_size), nearest, position, grid)
@@ -206,7 +206,7 @@ class BackboneView(ModelView):
             window = None
             if at.windows:
                 window = Places(index(at.within, wide.within), wide.within)
-            found.append(placed(there, Places(index(at, wide), wide, window), here))
+            found.append(there.take(Places(index(at, wide), wide, window), here))
         return found
 
     def _with_query_scale(

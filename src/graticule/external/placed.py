@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
 from graticule.position.kinds import Axes, Function, Tokens
-from graticule.position.layer import LayerPosition
 from graticule.position.rotation import Rotation
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """The source of each patch's position.
+class Places(Tokens):
+    """The source of each patch's position; `LayerPosition.take` gives every patch the position of its source.
+
+    A function of the tokens is moved only if this is a permutation: token i is passed to it at the index whose position
+    it gets, and its output is taken from there. Otherwise it must be that for the grid of the tokens.
 
     index: (H * W,), for each patch the index of the patch of `source` whose position it gets.
     source: the grid that the position information was computed for.
@@ -33,80 +36,46 @@ class Places:
         """True if every patch of the source is used once."""
         return len(self.index) == self.source.patches and (self.window is None or self.window.permutes)
 
-    @property
-    def within(self) -> Places:
-        """The sources for the tokens that see each other: those within a window, or in the whole grid."""
-        return self.window or self
-
-    def rows(self, count: int) -> Tensor:
+    def of_rows(self, count: int) -> Tensor:
         """Return the rows of a table of `count` rows, prefix tokens first, that the tokens get.
 
         Raises:
             Unavailable: if the table is neither for the grid nor for a window.
         """
-        for places in (self, self.within):
+        for places in (self, self.window or self):
             if count == places.source.tokens:
                 prefix = places.source.prefix
                 return torch.cat([torch.arange(prefix), places.index + prefix])
         raise Unavailable(f"position information has {count} rows where there are {self.source.tokens} tokens")
 
-
-def placed(position: LayerPosition, places: Places, own: LayerPosition | None = None) -> LayerPosition:
-    """Return the position of a layer in which every patch gets the position of another patch.
-
-    A function of the tokens is moved only if `places` is a permutation: token i is passed to it at the index whose
-    position it gets, and its output is taken from there. Otherwise the function of `own` is used.
-
-    Args:
-        position: made for the grid `places.source`.
-        places: the patch whose position each patch gets.
-        own: the position for the grid of the tokens.
-
-    Raises:
-        Unavailable: for position information of a kind that is not known.
-    """
-    return position.take(_Placed(places), own)
-
-
-@dataclass(frozen=True, eq=False)
-class _Placed(Tokens):
-    """The change of the tokens to those of `places`, of queries and keys alike."""
-
-    places: Places
-
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
-        return table.index_select(axis, self.places.rows(table.shape[axis]).to(table.device))
+        """Return a table with the rows of the sources along `axis`."""
+        return table.index_select(axis, self.of_rows(table.shape[axis]).to(table.device))
 
     def rotation(self, rotation: Rotation) -> Rotation:
+        """Return the rotation of the sources."""
         take = getattr(rotation, "take", None)
         if take is None:
             raise Unavailable(f"the rotation {type(rotation).__name__} has no method `take`")
-        within = self.places.within
-        return cast("Rotation", take(within.rows(within.source.tokens)))
+        return cast("Rotation", take(self.of_rows((self.window or self).source.tokens)))
 
     def function(self, function: Function, into: Axes, out: Axes) -> Function:
-        return _Moved(function, self.places, into, out) if self.places.permutes else function
+        """Return a function of moved tokens, if they can be moved back."""
+        return partial(_moved, function, self, into, out) if self.permutes else function
 
 
-class _Moved:
-    """A function of the tokens with the tokens moved to `places`.
+def _moved(function: Function, places: Places, into: Axes, out: Axes, x: Tensor) -> Any:
+    """Apply a function to tokens moved to `places`."""
+    for axis in into:
+        x = x.index_select(axis, places.of_rows(x.shape[axis]).argsort().to(x.device))
+    return _back(function(x), places, out)
 
-    into: the token axes of its input.
-    out: the token axes of its output, which is one tensor or several.
-    """
 
-    def __init__(self, function: Function, places: Places, into: Axes, out: Axes) -> None:
-        self.function, self.places, self.into, self.out = function, places, into, out
-
-    def __call__(self, x: Tensor) -> Any:
-        for axis in self.into:
-            x = x.index_select(axis, self.places.rows(x.shape[axis]).argsort().to(x.device))
-        return self._back(self.function(x))
-
-    def _back(self, found: Any) -> Any:
-        if isinstance(found, Tensor):
-            for axis in self.out:
-                found = found.index_select(axis, self.places.rows(found.shape[axis]).to(found.device))
-            return found
-        parts = [self._back(part) for part in found]
-        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+def _back(found: Any, places: Places, out: Axes) -> Any:
+    """Move the tokens of one tensor or several back."""
+    if isinstance(found, Tensor):
+        for axis in out:
+            found = places.rows(found, axis)
+        return found
+    parts = [_back(part, places, out) for part in found]
+    return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)

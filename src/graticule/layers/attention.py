@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.bias import LowRank, bias_of
 from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition
+from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.registry.checks import checked
 
 
@@ -43,19 +43,7 @@ class Attention(nn.Module):
     """
 
     #: The fields of `LayerPosition` that it uses.
-    takes: ClassVar[frozenset[str]] = frozenset(
-        {
-            "inputs",
-            "bias",
-            "token_bias",
-            "key_bias",
-            "value_bias",
-            "positional",
-            "rotary",
-            "queries_keys",
-            "query_scale",
-        }
-    )
+    takes: ClassVar[frozenset[str]] = frozenset({"inputs", "queries_keys", *OF_PAIRS})
 
     @checked
     def __init__(

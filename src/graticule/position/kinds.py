@@ -131,5 +131,5 @@ SPATIAL = Kind(_numbers, ("N", "h N"), combine=sum_of, part=False, prefix=False)
 
 
 def pick(table: Tensor, axis: int, index: Any) -> Tensor:
-    """Return the entries of a table at a slice or at indices along `axis`, which is counted from the last one."""
-    return table[(..., index, *[slice(None)] * (-1 - axis))]
+    """Return the entries of a table at a slice or at indices along `axis`, -2 or -1."""
+    return table[..., index, :] if axis == -2 else table[..., index]

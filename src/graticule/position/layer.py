@@ -141,8 +141,8 @@ class LayerPosition(NamedTuple):
             tokens: says how each kind of field follows the change of the tokens.
             own: the position for the grid of these tokens, whose functions are used; by default the same.
         """
-        values = zip(KINDS.values(), self, self if own is None else own, strict=True)
-        return LayerPosition(*(None if value is None else kind.take(value, at, tokens) for kind, value, at in values))
+        values = zip(KINDS.values(), self, own or self, strict=True)
+        return LayerPosition(*[None if value is None else kind.take(value, at, tokens) for kind, value, at in values])
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.
