@@ -21,7 +21,7 @@ demo: $(VENV)/.installed
 # most files build their models once; the process that finishes first takes half of the remaining tests of the other.
 # Python writes compiled files; otherwise each process that a test starts would compile the package again.
 test: $(VENV)/.installed
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
 test-slow: $(VENV)/.installed
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -m slow

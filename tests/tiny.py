@@ -78,7 +78,8 @@ CHOICES = [
 ]
 
 
-def _goes_with(others: str, encoding: str) -> bool:
+def goes_with(others: str, encoding: str) -> bool:
+    """Return whether an encoding can be added to a sum of others."""
     try:
         layers(f"{others}+{encoding}")
     except ValueError:
@@ -90,7 +91,7 @@ def _sums(most: int = 5) -> list[str]:
     """Return sums of at most `most` encodings that contain every encoding once."""
     sums: list[str] = []
     for encoding in ENCODERS:
-        place = next((i for i, one in enumerate(sums) if one.count("+") < most - 1 and _goes_with(one, encoding)), None)
+        place = next((i for i, one in enumerate(sums) if one.count("+") < most - 1 and goes_with(one, encoding)), None)
         if place is None:
             sums.append(encoding)
         else:

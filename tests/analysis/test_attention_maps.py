@@ -10,13 +10,14 @@ from graticule.analysis.attention import attention_maps
 from graticule.external.attention_map import AttentionMap, save_attention
 from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
 from graticule.position.grid import Grid
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
 SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
 
 
-@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "shaw", "peg", "convolutional_projection"])
+@in_turn("encoding", ["none", "learnable", "relative_bias", "shaw", "peg", "convolutional_projection"])
 def test_the_weights_are_those_that_mix_the_values(encoding):
     model = draw(tiny(encoding)).double().eval()
     x = images(24, 40, dtype=torch.float64)
@@ -60,7 +61,7 @@ def test_without_position_a_permutation_of_the_patches_permutes_the_map():
     assert np.abs(told.weights - moved.weights).max() > 1e-3
 
 
-def test_the_model_is_left_as_it_is():
+def test_the_model_is_unchanged():
     model = tiny("peg").train()
     position = model.position
     hooks = [list(module._forward_pre_hooks) for module in model.modules()]
@@ -188,7 +189,7 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
         attention_on_image(maps, picture, (1.0, 0.5))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("call", "said"),
     [
         (lambda: attention_maps(tiny("peg"), images(), [3]), "from 0 to 2, got 3"),
@@ -204,6 +205,6 @@ def test_attention_is_drawn_over_the_image_with_the_query_marked():
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(call, said):
+def test_invalid_requests_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -226,7 +226,7 @@ def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
         Pictures(pictures, info, (28, 28), num_classes=10, labels=tmp_path / "labels.csv")
 
 
-def test_what_cannot_be_audited_is_named(capsys, pictures, tmp_path):
+def test_unsupported_models_are_named(capsys, pictures, tmp_path):
     (tmp_path / "few").mkdir()
     Image.new("L", (28, 28)).save(tmp_path / "few" / "a.png")
     (tmp_path / "labels.csv").write_text("a.png,10\n")

@@ -13,6 +13,7 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.lab.figures.bias_map_sheet import bias_map_sheet
 from graticule.lab.figures.save import png
 from graticule.position.position import ENCODINGS
+from in_turn import in_turn
 from tiny import images, layers, tiny
 
 #: Encodings whose bias depends only on parameters and grid.
@@ -23,7 +24,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("encoding", NAMES)
+@in_turn("encoding", NAMES)
 @torch.no_grad()
 def test_a_map_is_the_bias_of_a_layer_between_patches(encoding):
     model = tiny(encoding, img_size=(24, 40))
@@ -37,7 +38,7 @@ def test_a_map_is_the_bias_of_a_layer_between_patches(encoding):
 
 
 @pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
-def test_a_map_behind_lapes_norm_is_the_normalized_bias(encoding):
+def test_a_map_after_lapes_norm_is_the_normalized_bias(encoding):
     maps = bias_maps(tiny(encoding, "lape").double())
     np.testing.assert_allclose(maps.bias.mean(-1), 0, atol=1e-12)
     np.testing.assert_allclose(maps.spread, 1, atol=0.05)  # the norm's eps is not far below a variance of 0.02^2

@@ -6,6 +6,7 @@ from torch import nn
 
 import graticule
 from graticule.analysis.coefficients import coefficients, norm_coefficients
+from in_turn import in_turn
 
 
 def test_the_coefficients_of_two_channels_by_hand():
@@ -52,7 +53,7 @@ def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
         torch.testing.assert_close(sum_of_parts, out, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("choice", [("learnable", "lape"), ("rope", "default"), ("none", "default")])
+@in_turn("choice", [("learnable", "lape"), ("rope", "default"), ("none", "default")])
 def test_what_does_not_add_one_table_at_the_start_is_refused(choice):
     with pytest.raises(ValueError, match="`model` must add one table to the embedded tokens"):
         norm_coefficients(tiny(*choice), torch.randn(1, 1, 8, 12))

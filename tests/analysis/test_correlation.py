@@ -12,6 +12,7 @@ from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
 from graticule.position.grid import Grid
 from graticule.position.position import CombinedPosition
+from in_turn import in_turn
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1)]
 
@@ -181,8 +182,8 @@ def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
     assert model([0.0] * 39, 0.5, 0.5 + 1e-12).p_value == 1
 
 
-@pytest.mark.parametrize("joining", ["default", "shared", "lape_sharing", "lape"])
-@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d"])
+@in_turn("joining", ["default", "shared", "lape_sharing", "lape"])
+@in_turn("encoding", ["learnable", "sinusoidal_2d"])
 def test_untrained_norms_explain_themselves(encoding, joining):
     torch.manual_seed(3)
     model = graticule.create_model("vit_nano_patch4_28", img_size=20, depth=4, encoding=encoding, joining=joining)
@@ -261,8 +262,8 @@ def test_unshared_tables_add_up_on_the_way():
     assert found.initial is None  # there is not one table
 
 
-@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
-@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
+@in_turn("joining", ["lape", "lape_sharing"])
+@in_turn("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
 def test_lape_is_read_as_it_is(joining, encoding):
     model = nano(joining=joining, encoding=encoding)
     found = position_correlations(model)
@@ -273,7 +274,7 @@ def test_lape_is_read_as_it_is(joining, encoding):
     np.testing.assert_allclose(found.initial, cosine_similarity(patches(table, model.grid)))
 
 
-def test_layers_that_are_told_nothing_have_no_correlation():
+def test_layers_without_position_have_no_correlation():
     found = position_correlations(nano(joining="lape(layers=4)"))
     assert found.sources == ("inner",) * 4 + (None, None)
     assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
@@ -284,7 +285,7 @@ def test_layers_that_are_told_nothing_have_no_correlation():
     assert np.isnan(nothing.similarity).all() and np.isnan(nothing.hierarchy)
 
 
-def test_a_shared_table_stays_in_the_stream_behind_the_last_joined_layer():
+def test_a_shared_table_stays_in_the_residual_stream_after_the_last_joined_layer():
     assert position_correlations(nano(joining="shared(layers=2)")).sources == ("stream",) * 6
 
 
@@ -312,7 +313,7 @@ def test_what_is_no_backbone_is_refused():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("joining", ["default", "lape"])
-def test_the_model_is_left_as_it_is(training, joining):
+def test_the_model_is_unchanged(training, joining):
     model = nano(joining=joining).train(training)
     model.position.eval()
     modes = [module.training for module in model.modules()]
@@ -371,7 +372,7 @@ def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
         np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", None])
+@in_turn("content", [b"", b"text", None])
 def test_another_file_is_refused(tmp_path, content):
     path = tmp_path / "other.npz"
     path.write_bytes(content) if content is not None else np.savez(path, a=1)

@@ -9,6 +9,7 @@ import graticule
 from graticule.analysis.equivariance import COLUMNS, Translation, translation_error, whole_patches
 from graticule.lab.figures.plots import translation_plot
 from graticule.position.grid import Grid
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 PYRAMID = {"img_size": 64, "embed_dims": [8, 16, 24, 32], "num_heads": [1, 2, 3, 4], "depths": [1, 2, 1, 1]}
@@ -110,7 +111,7 @@ def test_swin_is_measured_too():
     assert len(found.grids) == 5 and np.isfinite(found.all_patches).all()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "sizes", "refused", "patch"),
     [
         ("swin_tiny_patch4_window7_224", [(32, 64)], [(36, 32), (32, 40), (34, 34)], 32),
@@ -149,7 +150,7 @@ def test_a_swin_without_position_whose_windows_fill_the_grid_is_equivariant_in_t
     assert np.all(found.all_patches < 1e-12)
 
 
-def test_the_model_is_left_as_it_is():
+def test_the_model_is_unchanged():
     model = tiny("learnable", joining="lape").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     translation_error(model, images())
@@ -177,7 +178,7 @@ def test_the_plot_has_a_line_a_model_inside_and_at_the_border():
     assert [label.split(" ")[0] for label in labels] == ["learnable", "peg"]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("change", "said"),
     [
         ({"images": torch.zeros(1, 3, 32, 32)}, "`images`"),
@@ -188,7 +189,7 @@ def test_the_plot_has_a_line_a_model_inside_and_at_the_border():
         ({"model": nn.Linear(2, 2)}, "Linear"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(change, said):
+def test_unsupported_models_are_refused(change, said):
     given = {"model": tiny("peg"), "images": images(), **change}
     with pytest.raises(ValueError, match=said):
         translation_error(**given)

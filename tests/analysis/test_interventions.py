@@ -14,6 +14,7 @@ from graticule.external.placed import Places
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from in_turn import in_turn
 
 #: Every form of position information: tables, biases, rotations, functions of the tokens.
 FORMS = [
@@ -37,7 +38,7 @@ def shuffled_images(image, order, size=8):
     return cut.unflatten(1, (rows, -1)).permute(0, 3, 1, 4, 2, 5).reshape(image.shape)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), FORMS)
+@in_turn(("encoding", "joining"), FORMS)
 def test_shuffling_positions_is_shuffling_patches(encoding, joining):
     """Patch i with the position of i' equals patch i at i', since only position distinguishes the patches."""
     model = tiny.draw(tiny.tiny(encoding, joining, img_size=(24, 40))).double().eval()
@@ -82,7 +83,7 @@ def test_the_position_of_a_larger_image_is_that_of_its_nearest_patches():
         nearest(Grid(4, 4), Grid(2, 8))
 
 
-def test_the_model_is_as_it_was_also_in_training_and_folded():
+def test_the_model_is_unchanged_also_in_training_and_folded():
     model = tiny.draw(tiny.tiny("learnable", "lape")).train()
     images, state = tiny.images(), {name: value.clone() for name, value in model.state_dict().items()}
     position = model.position
@@ -183,7 +184,7 @@ STOCK = {
 }
 
 
-@pytest.mark.parametrize("name", STOCK)
+@in_turn("name", STOCK)
 def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
     model = tiny.draw(timm.create_model(name, num_classes=3, **STOCK[name])).double().eval()
     if "mixed" in name:

@@ -7,6 +7,7 @@ from torch import nn
 import graticule
 from graticule.analysis.larger_image import PASSES, logits_of_passes, repeat_patches
 from graticule.position.grid import Grid
+from in_turn import in_turn
 
 #: Encodings with which repeated tokens, with repeated values, attend like the original tokens.
 ENCODINGS = ["none", "learnable", "sinusoidal_2d", "relative_bias", "kerple", "rope", "learnable + rope"]
@@ -35,7 +36,7 @@ def test_patches_are_repeated_as_they_are():
     assert found.tolist() == [[[*rows, *rows]]]
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@in_turn("encoding", ENCODINGS)
 def test_where_the_content_is_unchanged_tokens_and_values_add_up_to_the_whole_difference(encoding, images):
     model = tiny(encoding, class_token=False)
     larger = repeat_patches(images, Grid(2, 3), Grid(4, 6))

@@ -16,6 +16,7 @@ from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, non_loc
 from graticule.lab.figures.save import save_figure
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
+from in_turn import in_turn
 from tiny import draw, images, spec, tiny
 
 ENCODINGS = ["sgu", "lrpe", "lrpe_m", "glrpe", "gqpe", "ggqpe"]
@@ -109,7 +110,7 @@ def test_logits_before_a_softmax_give_the_weights(name, encoding):
 
 
 @names
-@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in QUADRATIC])
+@in_turn("encoding", [name for name in ENCODINGS if name not in QUADRATIC])
 def test_without_a_softmax_logits_are_the_weights_and_there_is_no_matrix(name, encoding):
     for one in mixing_maps(gated(name, encoding)):
         assert not one.softmax and one.centers is None and one.matrices is None
@@ -136,7 +137,7 @@ def test_the_query_is_the_centre_by_default():
     assert [one.query for one in mixing_maps(gated(POSMLP))] == [(2, 2), (1, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
+@in_turn("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
 def test_a_query_outside_is_refused_with_its_stage(query):
     model = gated(POSMLP)
     stage, grid = (2, "3 x 4") if query == (3, 0) else (1, "4 x 4")  # the first stage has a fourth row
@@ -190,7 +191,7 @@ def test_another_image_size_shows_what_is_mixed_there(name, encoding):
 
 
 @names
-def test_reading_leaves_the_model_as_it_is(name):
+def test_reading_leaves_the_model_unchanged(name):
     model = gated(name, "glrpe").train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     maps = mixing_maps(model, (40, 40))
@@ -231,7 +232,7 @@ def test_maps_are_in_double_precision_whatever_the_model_is_in(dtype):
         np.testing.assert_allclose(one.weights.sum((1, 2)), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("call", "said"),
     [
         (lambda: mixing_maps(gated(), layers=[3]), "`layers` must be from 0 to 2, got 3"),
@@ -242,7 +243,7 @@ def test_maps_are_in_double_precision_whatever_the_model_is_in(dtype):
         (lambda: mixing_maps(nn.Linear(2, 2)), "Linear"),
     ],
 )
-def test_what_cannot_be_read_is_refused(call, said):
+def test_unreadable_models_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()
 
@@ -598,7 +599,7 @@ def test_a_saved_picture_is_not_blank(tmp_path, figure):
     assert len(np.unique(colors)) > 50
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("call", "said"),
     [
         (lambda maps: mixing_sheet([]), "`maps` must have at least one layer"),
@@ -609,7 +610,7 @@ def test_a_saved_picture_is_not_blank(tmp_path, figure):
         (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(call, said):
+def test_invalid_drawings_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call(mixing_maps(gated(POSMLP)))
 
@@ -652,7 +653,7 @@ def test_the_parts_follow_layers_and_image_size():
     assert one.layer == 1 and one.dense.shape == one.relative.shape == (1, one.grid.patches, one.grid.patches)
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "glrpe", "ggqpe"])
+@in_turn("encoding", ["sgu", "glrpe", "ggqpe"])
 def test_other_encodings_have_one_part_and_no_sheet_of_two(encoding):
     parts = mixing_parts(gated(GMLP, encoding))
     assert parts == []

@@ -6,6 +6,7 @@ import torch
 import graticule
 from graticule.backbones.cait import TalkingHeadsAttention
 from graticule.layers.attention import Attention
+from in_turn import in_turn
 from tiny import draw
 
 
@@ -15,7 +16,7 @@ def cait(**kwargs):
     return draw(graticule.create_model("cait_xxs24_224", **{**sizes, **kwargs})).double().eval()
 
 
-@pytest.mark.parametrize("encoding", ["relative_bias + rope + log_n", "irpe(on='qkv')", "pape", "gpsa", "kerple"])
+@in_turn("encoding", ["relative_bias + rope + log_n", "irpe(on='qkv')", "pape", "gpsa", "kerple"])
 @torch.no_grad()
 def test_heads_that_are_mixed_by_the_identity_are_those_of_plain_attention(encoding):
     grid = graticule.Grid(3, 4)

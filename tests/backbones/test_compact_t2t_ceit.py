@@ -42,10 +42,8 @@ SIZES = {
     "t2t": [((64, 64), (4, 4)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
     "ceit": [((32, 32), (2, 2)), ((48, 80), (3, 5)), ((96, 32), (6, 2))],
 }
-families = pytest.mark.parametrize("family", FAMILIES)
-sizes = pytest.mark.parametrize(
-    ("family", "size", "grid"), [(family, *found) for family, every in SIZES.items() for found in every]
-)
+families = in_turn("family", FAMILIES)
+sizes = in_turn(("family", "size", "grid"), [(family, *found) for family, every in SIZES.items() for found in every])
 
 
 def build(family, **kwargs):
@@ -98,7 +96,7 @@ def full_size(row):
         return graticule.create_model(name, **given).eval()
 
 
-@pytest.mark.parametrize("row", ROWS)
+@in_turn("row", ROWS)
 def test_a_full_size_has_the_parameters_and_multiply_adds_of_the_reference(row):
     model, facts = full_size(row), FACTS[row]
     assert count(model) == facts["parameters"]
@@ -127,20 +125,6 @@ def test_an_image_of_another_size_gives_a_grid_of_its_own(family, size, grid):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@sizes
-@torch.no_grad()
-def test_setting_the_input_size_computes_the_tables_once_and_for_all(family, size, grid):
-    model = exact(family)
-    x, own = wide(*size), wide(*model.img_size)
-    before = model(x)
-    model.set_input_size(size)
-    assert model.img_size == size and model.grid.shape == grid
-    assert_same(model(x), before)
-    assert model(own).isfinite().all()
-    tables = [value for name, value in model.state_dict().items() if name.endswith("pos_embed")]
-    assert [table.shape for table in tables] == [(1, model.grid.tokens, 24)]
-
-
 @families
 def test_a_gradient_reaches_every_trainable_parameter(family):
     model = exact(family)
@@ -153,19 +137,6 @@ def test_a_gradient_reaches_every_trainable_parameter(family):
     performers = {f"patch_embed.attention{n}.w" for n in (1, 2)} if family == "t2t" else set()
     tables = {"position.encodings.0.pos_embed"} if family in ("t2t", "cvt") else set()
     assert frozen == performers | tables
-
-
-@families
-@torch.no_grad()
-def test_bfloat16_computes_what_float32_does_to_its_precision(family):
-    model = build(family).eval()
-    x = images(*model.img_size)
-    found = copy.deepcopy(model).bfloat16()(x.bfloat16())
-    assert found.dtype == torch.bfloat16 and found.shape == (2, 5)
-    plain = model(x)
-    assert (found.float() - plain).norm() < 0.1 * plain.norm() + 0.01
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(x).isfinite().all()
 
 
 @families
@@ -201,18 +172,6 @@ def test_the_published_names_are_those_of_its_code(family):
 
 @families
 @torch.no_grad()
-def test_a_state_dict_under_published_names_comes_back(family):
-    model, other = exact(family), exact(family)
-    x = wide(*model.img_size)
-    assert (other(x) - model(x)).abs().max() > 1e-3
-    other.load_state_dict(published_state_dict(model), strict=True)
-    assert_same(other(x), model(x), atol=0)
-    state = model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
-
-
-@families
-@torch.no_grad()
 def test_the_recorded_weights_go_in_under_their_own_names(family):
     model = exact(family)
     *_, case = FAMILIES[family]
@@ -221,26 +180,7 @@ def test_the_recorded_weights_go_in_under_their_own_names(family):
     assert_same(model(tensors["input"].double()), tensors["output"].double(), atol=1e-9)
 
 
-@families
-def test_its_own_names_and_the_published_ones_are_inverse(family):
-    model = build(family)
-    position = {f"position.{own}" for own in model.position.published_names().values()}
-    own = [name for name in model.state_dict() if name not in position]
-    assert [model.own_name(model.published_name(name)) for name in own] == own
-
-
 # The head
-
-
-@families
-@torch.no_grad()
-def test_without_classes_the_features_come_out(family):
-    model = exact(family, num_classes=0)
-    x = wide(*model.img_size)
-    assert model(x).shape == (2, 24)
-    assert_same(model(x), model.forward_head(model.forward_features(x), pre_logits=True))
-    model.reset_classifier(7)
-    assert model(x).shape == (2, 7)
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("cct", 0), ("cvt", 0), ("vit_lite", 1)])
@@ -316,7 +256,7 @@ def test_two_convolutions_each_with_relu_and_pooling_make_ccts_tokens():
     assert {f"tokenizer.conv_layers.{layer}.0.weight" for layer in range(2)} <= names.keys()
 
 
-def test_a_tokenizer_that_cannot_be_is_refused():
+def test_an_invalid_tokenizer_is_refused():
     with pytest.raises(ValueError, match="`tokenizer` must be one of patches, convolutions; got 'splits'"):
         build("cct", tokenizer="splits")
     with pytest.raises(ValueError, match="`patch_size` must be square and `layers` at least 1"):
@@ -328,7 +268,7 @@ def test_a_tokenizer_that_cannot_be_is_refused():
 
 
 @torch.no_grad()
-def test_the_second_norm_of_a_compact_block_stands_on_the_stream():
+def test_the_second_norm_of_a_compact_block_stands_on_the_residual_stream():
     block = draw(CompactBlock(24, 3, 2.0, qkv_bias=False)).double().eval()
     x, inner = rand(2, 7, 24), rand(7, 24)
     y = layer_norm(x, block.norm1) + inner
@@ -348,23 +288,6 @@ def test_compact_norms_have_an_epsilon_of_1e_5_and_queries_no_bias(family):
     model = build(family)
     assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-5}
     assert all(block.attn.qkv.bias is None and block.attn.attn_drop == 0.1 for block in model.blocks)
-
-
-@pytest.mark.parametrize("name", ["vit_lite_7_4_32", "cvt_7_4_32", "cct_7_3x1_32"])
-@pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
-def test_learnable_tables_of_compact_models_start_with_a_deviation_of_0_2(name, joining):
-    """Within five standard errors, std / sqrt(2n), of a sample of n; in the other families it is 0.02."""
-    model = graticule.create_model(name, encoding="learnable", joining=joining, depth=2)
-    tables = [parameter for key, parameter in model.named_parameters() if key.endswith("pos_embed")]
-    assert len(tables) == (2 if joining == "unshared" else 1)
-    for table in tables:
-        assert abs(table.std().item() - 0.2) < 5 * 0.2 / math.sqrt(2 * table.numel())
-
-
-@pytest.mark.parametrize("name", ["t2t_vit_7", "ceit_tiny_patch16_224"])
-def test_learnable_tables_of_the_others_start_with_a_deviation_of_0_02(name):
-    table = graticule.create_model(name, encoding="learnable", depth=1).position.encodings[0].pos_embed
-    assert abs(table.std().item() - 0.02) < 5 * 0.02 / math.sqrt(2 * table.numel())
 
 
 # T2T-ViT
@@ -467,7 +390,7 @@ def test_a_performer_never_attends_below_float32():
     assert torch.equal(layer._attend(*halves), layer._attend(*[t.float() for t in halves]))
 
 
-@pytest.mark.parametrize(("size", "side"), [(72, "height 72"), ((64, 100), "width 100"), (8, "height 8")])
+@in_turn(("size", "side"), [(72, "height 72"), ((64, 100), "width 100"), (8, "height 8")])
 def test_sizes_that_the_splits_cannot_take_are_refused(size, side):
     with pytest.raises(ValueError, match=f"`img_size` must be a positive multiple of the patch size, got {side}"):
         build("t2t", img_size=size)
@@ -602,7 +525,7 @@ def test_the_stem_of_ceit_is_a_convolution_norm_and_pooling_before_its_patches()
     assert_same(stem(x), y)
 
 
-@pytest.mark.parametrize("given", [{"global_pool": "avg"}, {"global_pool": "seq"}, {"class_token": False}])
+@in_turn("given", [{"global_pool": "avg"}, {"global_pool": "seq"}, {"class_token": False}])
 def test_ceit_refuses_to_pool_what_is_not_its_class_token(given):
     with pytest.raises(ValueError, match="`global_pool` must be 'token' in CeiT"):
         build("ceit", **given)

@@ -61,7 +61,7 @@ def test_a_model_of_every_class_is_compiled_here():
 
 # CVT has the layers of ViT-Lite; a distilled model and a PEG are compiled above
 @pytest.mark.parametrize("family", [one for one in SMALL if one not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
-def test_a_model_of_every_family_is_one_graph_in_bfloat16_at_another_size_that_is_no_square(family):
+def test_a_model_of_every_family_is_one_graph_in_bfloat16_at_another_size_that_is_not_square(family):
     nothing_to_join = family in ("CPVT, GAP", "Twins-SVT", "MViTv2") or "mixing" in build(family).needs
     model = build(family, joining="default" if nothing_to_join else "lape", **shallow(family)).bfloat16().eval()
     height, width = model.img_size

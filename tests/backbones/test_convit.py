@@ -42,7 +42,7 @@ def test_it_is_timms_with_every_weight_drawn(side, kwargs):
 
 
 @torch.no_grad()
-def test_a_grid_that_is_no_square_has_timms_formula_with_its_own_coordinates():
+def test_a_grid_that_is_not_square_has_timms_formula_with_its_own_coordinates():
     ours, theirs = both((32, 48))  # timm takes the root of the number of patches for the side
     grid = Grid(4, 6)
     dy, dx = (-grid.offsets().double()).unbind(-1)

@@ -1,15 +1,13 @@
 """CPVT: insert positions of its PEGs, pooling, any size, and support of timm's tools and torch's compilers."""
 
-import copy
-
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 
 import graticule
-from graticule import Grid, fold, load_checkpoint, unfold
+from graticule import Grid
+from in_turn import in_turn
 from tiny import DEPTH, SIZE, count, draw, full_size, gradients, images, spec
 
 NAMES = [f"cpvt_{size}{gap}_patch16_224" for size in ("tiny", "small", "base") for gap in ("", "_gap")]
@@ -29,8 +27,8 @@ PEGS = [
     {"encoding": "convolutional_projection"},
     {"encoding": "shaw"},
 ]
-small = pytest.mark.parametrize("name", SMALL)
-pegs = pytest.mark.parametrize("peg", PEGS, ids=str)
+small = in_turn("name", SMALL)
+pegs = in_turn("peg", PEGS)
 
 
 def cpvt(name=TOKEN, **kwargs):
@@ -72,7 +70,7 @@ def test_the_names_are_those_of_table_9_with_and_without_a_class_token():
     assert set(graticule.list_models("cpvt*")) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_one_depthwise_peg_stands_after_the_first_block(name):
     model = full_size(name)
     assert list(model.position.pegs) == ["0"]
@@ -94,7 +92,7 @@ def test_pegs_can_stand_after_the_first_five(places):
     assert count(model) == count(cpvt(depth=6, encoding="none")) + 5 * (24 * 9 + 24)
 
 
-@pytest.mark.parametrize("place", [3, 12, -2])
+@in_turn("place", [3, 12, -2])
 def test_a_place_beyond_the_depth_is_refused_when_the_model_is_built(place):
     with pytest.raises(
         ValueError, match=f"`places` must be from -1, before the first of the 3 layers, to 2, got {place}"
@@ -102,14 +100,9 @@ def test_a_place_beyond_the_depth_is_refused_when_the_model_is_built(place):
         cpvt(encoding=spec("peg", places=[0, place]))
 
 
-def test_unknown_options_of_a_peg_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="`encoding` peg must not have the option 'place'; did you mean 'places'"):
-        cpvt(encoding="peg(place=0)")
-
-
 @small
-@pytest.mark.parametrize("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
-def test_the_stream_is_the_blocks_with_pegs_at_their_places(name, places):
+@in_turn("places", [(0,), (-1,), (2,), (0, 1), (-1, 1, 2)])
+def test_the_forward_pass_is_the_blocks_with_pegs_at_their_places(name, places):
     """Computes the whole forward pass by hand, from the modules; the norm is before the pooling."""
     model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
@@ -165,7 +158,7 @@ def test_class_token_and_pooling_can_be_compared_with_nothing_else_different(nam
     )
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kwargs", "wanted"),
     [
         (TOKEN, {"class_token": False}, True),
@@ -191,33 +184,13 @@ def test_a_gap_model_cannot_be_given_a_class_token_with_a_fresh_classifier():
         cpvt(GAP).reset_classifier(7, "token")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn("name", NAMES)
 def test_no_weights_are_published(name):
     with pytest.raises(ValueError, match=f"`pretrained` must be False: timm's hub has no weights of {name};"):
         graticule.create_model(name, pretrained=True)
 
 
 # Sizes
-
-
-@small
-@pegs
-def test_any_image_whose_sides_the_patch_divides_goes_in_and_changes_no_weight(name, peg):
-    model = exact(name, **peg)
-    before = copy.deepcopy(model.state_dict())
-    for height, width in ((32, 32), (24, 40), (64, 24)):
-        features = model.forward_features(wide(height, width))
-        assert features.shape == (2, height * width // 64 + model.num_prefix_tokens, 24)
-        assert model.forward_head(features).shape == (2, 5)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-@small
-def test_a_model_built_for_one_size_is_that_for_another(name):
-    first, second = exact(name), cpvt(name, img_size=(24, 64)).double().eval()
-    second.load_state_dict(first.state_dict(), strict=True)
-    x = wide(40, 24)
-    assert torch.equal(first(x), second(x))
 
 
 def test_a_peg_beside_a_table_adds_to_what_the_table_says():
@@ -247,48 +220,7 @@ def test_several_encodings_are_named_in_any_order():
 
 
 @small
-def test_timm_knows_it_by_its_prefix(name):
-    torch.manual_seed(3)
-    theirs = timm.create_model(f"graticule_{name}", **SIZE).eval()
-    torch.manual_seed(3)
-    ours = cpvt(name).eval()
-    x = images(32, 32)
-    assert torch.equal(theirs(x), ours(x))
-    assert theirs.default_cfg["input_size"] == (3, 224, 224)
-    assert theirs.default_cfg["crop_pct"] == 0.875
-    assert theirs.get_submodule(theirs.default_cfg["first_conv"]) is theirs.patch_embed.proj
-
-
-@small
-def test_timm_makes_a_feature_extractor_of_it(name):
-    model = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(0, 2), **SIZE).eval()
-    assert model.feature_info.channels() == [24, 24]
-    assert model.feature_info.reduction() == [8, 8]
-    assert [tuple(y.shape) for y in model(images(24, 40))] == [(2, 24, 3, 5)] * 2
-
-
-@small
-@pegs
-def test_intermediates_are_what_leaves_each_layer(name, peg):
-    model = exact(name, **peg)
-    x = wide(24, 40)
-    found = list(model.each_layer(x))
-    assert len(found) == DEPTH
-    for tokens, grid in found:
-        assert grid == Grid(3, 5, int(name == TOKEN))
-        assert tokens.shape == (2, grid.tokens, 24)
-    assert_same(model.norm(found[-1][0]), model.forward_features(x))
-    final, maps = model.forward_intermediates(x)
-    for y, (tokens, _) in zip(maps, model.each_layer(x), strict=True):
-        assert_same(y.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
-    assert_same(final, model.forward_features(x))
-    early = model.forward_intermediates(x, indices=[0, 1], stop_early=True, intermediates_only=True)
-    assert all(torch.equal(a, b) for a, b in zip(early, maps[:2], strict=True))
-
-
-@small
-@pytest.mark.parametrize("places", [(0,), (1,), (2,), (-1, 0, 1, 2)])
-@pytest.mark.parametrize("index", [0, 1, 2])
+@in_turn(("places", "index"), [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 2), ((2,), 1), ((2,), 2), ((-1, 0, 1, 2), 1)])
 def test_a_pruned_model_computes_the_same_wherever_its_pegs_stand(name, places, index):
     model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
@@ -322,18 +254,6 @@ def test_layer_decay_puts_every_parameter_in_one_group_and_position_with_its_lay
     assert {value for parameter, value in decay.items() if parameter.startswith("position.")} == {0}
 
 
-@small
-def test_a_state_dict_and_a_checkpoint_go_round(name, tmp_path):
-    for peg in PEGS:
-        first, second = exact(name, **peg), cpvt(name, **peg).double().eval()
-        second.load_state_dict(first.state_dict(), strict=True)
-        x = wide(24, 40)
-        assert torch.equal(first(x), second(x))
-        torch.save({"model": graticule.published_state_dict(first)}, tmp_path / "model.pth")
-        third = load_checkpoint(cpvt(name, **peg).double().eval(), tmp_path / "model.pth")
-        assert torch.equal(first(x), third(x))
-
-
 def test_pegs_are_published_under_the_names_of_twins_in_their_order():
     published = graticule.published_state_dict(cpvt(encoding="peg(places=[2, -1, 0])"))
     found = sorted(key for key in published if key.startswith("pos_block"))
@@ -354,15 +274,6 @@ def test_a_gradient_reaches_every_parameter(name, places):
         assert gradient.abs().max() > 0, key
 
 
-@pegs
-def test_a_gradient_reaches_every_trainable_parameter_of_every_form(peg):
-    model = draw(cpvt(GAP, **peg)).double()
-    model(wide(32, 32)).square().sum().backward()
-    for key, gradient in gradients(model).items():
-        assert gradient is not None, key
-        assert gradient.abs().max() > 0, key
-
-
 def test_a_frozen_peg_gets_no_gradient_and_all_else_does():
     model = draw(cpvt(encoding="peg(frozen=True)")).double()
     assert [key for key, p in model.named_parameters() if not p.requires_grad] == [
@@ -371,66 +282,3 @@ def test_a_frozen_peg_gets_no_gradient_and_all_else_does():
     ]
     model(wide(32, 32)).square().sum().backward()
     assert all(gradient is not None for gradient in gradients(model).values())
-
-
-@pegs
-def test_gradient_checkpointing_gives_the_same_gradients(peg):
-    model = draw(cpvt(**peg)).double()
-    x = wide(32, 32)
-    model(x).square().sum().backward()
-    kept = copy.deepcopy(gradients(model))
-    model.zero_grad()
-    model.set_grad_checkpointing()
-    runs = []
-    model.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
-    model(x).square().sum().backward()
-    assert len(runs) == 2  # once in the forward pass, once recomputed for the gradient
-    for key, gradient in gradients(model).items():
-        if kept[key] is None:
-            assert gradient is None, key
-        else:
-            torch.testing.assert_close(gradient, kept[key], rtol=1e-12, atol=1e-12, msg=key)
-
-
-@small
-@pegs
-def test_a_folded_model_computes_the_same_at_the_built_size_and_at_another(name, peg):
-    model = exact(name, **peg)
-    here, there = wide(32, 32), wide(24, 40)
-    expected = model(here).detach(), model(there).detach()
-    assert_same(fold(model)(here), expected[0])
-    assert_same(fold(model, (24, 40))(there), expected[1])
-    assert torch.equal(unfold(model)(here), expected[0])
-
-
-@pegs
-def test_a_bfloat16_model_agrees_with_float32(peg):
-    model = cpvt(GAP, **peg).eval()
-    x = images(24, 40)
-    with torch.no_grad():
-        reference = model(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            mixed = model(x)
-        logits = model.bfloat16()(x.bfloat16())
-    assert logits.dtype == torch.bfloat16
-    torch.testing.assert_close(logits.float(), reference, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(mixed.float(), reference, rtol=0.05, atol=0.05)
-
-
-@small
-def test_channels_last_images_give_the_same_logits(name):
-    model = exact(name)
-    x = wide(24, 40)
-    expected = model(x).detach()
-    last = x.to(memory_format=torch.channels_last)
-    assert_same(model(last), expected)
-    assert_same(model.to(memory_format=torch.channels_last)(last), expected)
-
-
-def test_a_model_can_be_laid_out_on_the_meta_device():
-    for peg in PEGS:
-        with torch.device("meta"):
-            model = cpvt(**peg)
-        assert {p.device.type for p in model.parameters()} == {"meta"}, peg
-        shapes = {key: p.shape for key, p in cpvt(**peg).named_parameters()}
-        assert {key: p.shape for key, p in model.named_parameters()} == shapes, peg

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import pickle
 import re
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,6 @@ from in_turn import in_turn
 from tiny import count, draw, having
 
 GATED = ("gMLP", "PosMLP", "MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
-PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", *GATED)
 CLASSES = 5
 
 #: Encoding (None: the family's default) and joining; together they use every field of `LayerPosition`.
@@ -86,6 +86,10 @@ CHOICES |= {
 }
 CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
 family_alone = pytest.mark.parametrize("family", SMALL)
+#: For code that does not depend on the family: one plain backbone and one pyramid; the others in `make test-slow`.
+two_families = pytest.mark.parametrize(
+    "family", [one if one in ("ViT, DeiT", "Swin") else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
+)
 
 
 def every(test: Any) -> Any:
@@ -187,7 +191,7 @@ def unmixed(family: str, encoding: str | None) -> str | None:
 
 @every
 @torch.no_grad()
-def test_an_image_of_another_shape_is_classified_whatever_stands_beside_it(family, encoding, joining):
+def test_an_image_of_another_shape_is_classified_independently_of_its_batch(family, encoding, joining):
     model = held(family, encoding, joining)
     x = images(model, taller=2)
     logits = model(x)
@@ -286,7 +290,7 @@ def test_timm_makes_a_backbone_of_features(family):
 
 @every
 @torch.no_grad()
-def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding, joining):
+def test_the_size_that_is_set_is_computed_as_without_setting_it(family, encoding, joining):
     model = model_of(family, encoding, joining)
     x = images(model, taller=2)
     passing = model(x)
@@ -296,6 +300,9 @@ def test_the_size_that_is_set_is_computed_as_it_was_in_passing(family, encoding,
         assert model(x).shape == passing.shape and model(x).isfinite().all()
     else:
         torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
+    other = build(family, encoding, joining, img_size=model.img_size).double().eval()
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(other(x), model(x))
 
 
 @pytest.mark.parametrize(("family", "encoding", "joining"), [case for case in CASES if case[0] in ("Swin", "PosMLP")])
@@ -344,7 +351,7 @@ def test_windows_by_stage_are_set_where_there_are_some(family):
 
 @every
 @torch.no_grad()
-def test_a_folded_model_says_the_same_and_refuses_another_grid_and_training(family, encoding, joining):
+def test_a_folded_model_computes_the_same_and_refuses_another_grid_and_training(family, encoding, joining):
     model = model_of(family, encoding, joining)
     x = images(model, wider=2)
     expected = model(x)
@@ -541,23 +548,65 @@ def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, 
     assert not decayed & {id(p) for p in model.position.parameters()} - mixing
 
 
-@family_alone
-def test_checkpointing_changes_no_gradient(family):
+@every
+def test_checkpointing_changes_no_gradient(family, encoding, joining):
     gradients = []
     for checkpointing in (False, True):
-        model = model_of(family)
+        model = model_of(family, encoding, joining)
         model.set_grad_checkpointing(checkpointing)
         torch.manual_seed(0)
-        model(images(model)).square().sum().backward()
+        x, runs = images(model), []
+        block = model.get_submodule(model.feature_info[0]["module"])
+        block.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        model(x).square().sum().backward()
+        assert len(runs) == 1 + checkpointing  # recomputed for the gradient
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
+@every
+@torch.no_grad()
+def test_a_copy_shares_nothing(family, encoding, joining):
+    model = held(family, encoding, joining)
+    x = images(model)
+    logits = model(x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for tensor in [*other.parameters(), *other.buffers()]:
+            tensor.zero_()
+        other.reset_classifier(3)
+        other.set_input_size((2 * model.img_size[0], model.img_size[1]))
+        assert torch.equal(model(x), logits)
+
+
+@every
+@torch.no_grad()
+def test_memory_layout_and_autocast_do_not_change_the_logits(family, encoding, joining):
+    model = model_of(family, encoding, joining)
+    x = images(model)
+    expected, last = model(x), x.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(model(last), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model.to(memory_format=torch.channels_last)(last), expected, rtol=0, atol=1e-10)
+    model = build(family, encoding, joining).eval()
+    x = x.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(x)
+    torch.testing.assert_close(logits.float(), model(x), rtol=0.05, atol=0.05)
+
+
+@every
+def test_a_model_without_memory_has_the_same_parameters(family, encoding, joining):
+    with torch.device("meta"):
+        model = build(family, encoding, joining, drop_path_rate=0.1)
+    shapes = {name: p.shape for name, p in held(family, encoding, joining).named_parameters()}
+    assert {name: p.shape for name, p in model.named_parameters()} == shapes
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
 @family_alone
 @torch.no_grad()
-def test_the_classifier_is_replaced_and_taken_away(family):
+def test_the_classifier_is_replaced_and_removed(family):
     model = model_of(family)
     x = images(model)
     model.reset_classifier(3)
@@ -568,7 +617,7 @@ def test_the_classifier_is_replaced_and_taken_away(family):
     assert features.shape == (2, model.num_features)
 
 
-@family_alone
+@two_families
 def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
     monkeypatch.setattr(cost, "_SECONDS", 0.0)
     model = held(family, None, "default")
@@ -576,8 +625,8 @@ def test_the_cost_of_a_pass_is_positive(family, monkeypatch):
     assert found.batch == 2 and 0 < found.images_per_second < float("inf") and found.memory > 0
 
 
-@family_alone
-def test_what_was_found_is_drawn(family):
+@two_families
+def test_results_are_drawn(family):
     model = held(family, None, "default")
     figures: list[Any] = [translation_plot({family: translation_error(model, images(model, taller=2, wider=2))})]
     if unmixed(family, None) is None:
@@ -595,7 +644,7 @@ def test_what_was_found_is_drawn(family):
     assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
 
 
-@family_alone
+@two_families
 def test_the_explorer_shows_every_layer(family):
     model = held(family, None, "default")
     given = ([images(model, batch=1)], (0.5,) * 3, (0.2,) * 3, family)
@@ -618,8 +667,8 @@ def tables(model: Any) -> list[Tensor]:
 
 
 @family_alone
-@pytest.mark.parametrize("joining", ["default", "unshared"])
-def test_the_standard_deviation_of_the_table_scales_what_is_drawn(family, joining):
+@in_turn("joining", ["default", "unshared"])
+def test_the_standard_deviation_of_the_table_scales_the_drawn_values(family, joining):
     encoding = "learnable+sgu" if family in GATED else "learnable"
     drawn = []
     for std in (0.01, 0.04):
@@ -639,12 +688,14 @@ def test_a_language_model_draws_its_table_of_the_chosen_deviation():
     assert tables(model)[0].std().item() == pytest.approx(0.5, rel=0.05)
 
 
-@family_alone
-@pytest.mark.parametrize(
-    ("misspelt", "meant"),
-    [("encodings", "encoding"), ("image_size", "img_size"), ("join", "joining"), ("num_class", "num_classes")],
+@in_turn(
+    ("family", "misspelt", "meant"),
+    [
+        *[(family, "encodings", "encoding") for family in SMALL],
+        *[("ViT, DeiT", "image_size", "img_size"), ("Swin", "join", "joining"), ("gMLP", "num_class", "num_classes")],
+    ],
 )
-def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(family, misspelt, meant):
+def test_a_misspelt_argument_is_refused_with_the_nearest_name(family, misspelt, meant):
     name, sizes = SMALL[family]
     for create, known in ((graticule.create_model, name), (timm.create_model, f"graticule_{name}")):
         with pytest.raises(ValueError, match=f"`{misspelt}` is not an argument of {name}; did you mean .*`{meant}`"):
@@ -666,7 +717,7 @@ def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them():
 # Language models, which are not backbones for images
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("function", "why"),
     [
         (lambda model, x: attention_maps(model, x), "`model` must take images, got LanguageModel"),

@@ -36,6 +36,10 @@ WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
 UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 UNAVAILABLE["MViTv2"] = {"position shuffled"}  # of pooled queries and keys
 every_family = pytest.mark.parametrize("family", SMALL)
+#: For code that does not depend on the family: one plain backbone and one pyramid; the others in `make test-slow`.
+two_families = pytest.mark.parametrize(
+    "family", [one if one in ("ViT, DeiT", "Swin") else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
+)
 pytestmark = pytest.mark.usefixtures("_without_gradients")
 
 
@@ -141,7 +145,7 @@ def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family
     assert_same(again.state_dict(), model.state_dict())
 
 
-@every_family
+@two_families
 def test_nothing_is_attached_to_a_model_that_has_a_position(family):
     model = model_of(family)
     x = images(model)
@@ -225,7 +229,7 @@ def test_detection_gives_boxes_within_the_image(family):
     assert (found["boxes"] <= torch.tensor([width, height, width, height])).all() and (found["boxes"] >= 0).all()
 
 
-@every_family
+@two_families
 def test_scores_at_two_sizes_differ_by_the_sum_of_their_causes(family):
     model = classifier_of_digits(family)
     size = model.img_size
@@ -241,7 +245,7 @@ def test_scores_at_two_sizes_differ_by_the_sum_of_their_causes(family):
     assert sum(part.loss for part in found.parts.values()) == pytest.approx(large.loss - small.loss, abs=1e-4)
 
 
-@every_family
+@two_families
 def test_a_run_trains_every_parameter_and_is_opened(tmp_path, family):
     name, sizes = SMALL[family]
     given = {**sizes, **shallow(family)}

@@ -1,15 +1,13 @@
 """gMLP and PosMLP: the papers' counts, any size, any mixing encoding."""
 
 import pytest
-import timm
 import torch
 from timm.layers import GatedMlp
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingBlock
-from timm.optim import create_optimizer_v2
 from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
-from graticule import fold, unfold
+from in_turn import in_turn
 from tiny import count, draw
 
 MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
@@ -38,7 +36,7 @@ def gmacs(model, size=224):
     return counter.get_total_flops() / 2e9
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "parameters", "macs"),
     [
         ("posmlp_tiny_224", 20.9, 5.2),
@@ -89,27 +87,6 @@ def test_gmlp_starts_as_timms_does():
     assert not state["head.weight"].any()
 
 
-@models
-@every
-def test_every_encoding_runs_at_any_size_and_trains_every_parameter(name, sizes, step, encoding):
-    model = draw(graticule.create_model(name, encoding=encoding, **sizes))
-    assert model(torch.randn(2, 3, 2 * step, 3 * step)).shape == (2, 5)
-    model(torch.randn(2, 3, *model.img_size)).square().sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-@models
-@every
-def test_folding_changes_nothing_but_the_work(name, sizes, step, encoding):
-    model = draw(graticule.create_model(name, encoding=encoding, **sizes)).double().eval()
-    for size in (model.img_size, (2 * step, 4 * step)):
-        x = torch.randn(2, 3, *size, dtype=torch.float64)
-        before = model(x)
-        fold(model, size)
-        torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-        unfold(model)
-
-
 def test_weights_from_a_product_are_one_graph_in_bfloat16():  # the families' own encodings are in test_compile.py
     model = graticule.create_model("gmlp_s16_224", encoding="lrpe_m", **{**GMLP, "num_blocks": 1}).eval().bfloat16()
     x = torch.randn(2, 3, *model.img_size, dtype=torch.bfloat16)
@@ -149,7 +126,7 @@ def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
     assert moved.count_nonzero() == 16
 
 
-@pytest.mark.parametrize("encoding", ["none", "learnable", "peg"])
+@in_turn("encoding", ["none", "learnable", "peg"])
 @models
 def test_an_encoding_that_mixes_nothing_is_refused(name, sizes, step, encoding):
     with pytest.raises(ValueError, match=r"give every layer of .* `mixing`"):
@@ -162,7 +139,7 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
     assert model(torch.randn(1, 3, *model.img_size)).shape == (1, 5)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kwargs", "said"),
     [
         ("gmlp_s16_224", {**GMLP, "groups": 5}, "`groups` must divide the 48 channels"),
@@ -186,16 +163,6 @@ def test_what_acts_on_tokens_goes_beside_a_mixing_encoding(name, sizes, step):
         ("deit_tiny_patch16_224", {"encoding": "learnable(bias=False)"}, "must not have the option 'bias'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(name, kwargs, said):
+def test_invalid_arguments_are_refused_before_any_work(name, kwargs, said):
     with pytest.raises((ValueError, TypeError), match=said):
         graticule.create_model(name, **kwargs)
-
-
-def test_timms_tools_take_both():
-    for name, sizes, _ in MODELS:
-        model = graticule.create_model(name, **sizes)
-        optimizer = create_optimizer_v2(model, "adamw", layer_decay=0.7, weight_decay=0.05)
-        assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-        features = timm.create_model("graticule_" + name, features_only=True, **sizes)
-        maps = features(torch.randn(1, 3, *model.img_size))
-        assert [m.shape[1] for m in maps] == features.feature_info.channels()

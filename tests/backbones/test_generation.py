@@ -6,6 +6,7 @@ from torch import nn
 
 import graticule
 from graticule.backbones.generation import draw as draw_token
+from in_turn import in_turn
 from tiny import draw
 
 WORDS, CONTEXT = 13, 16
@@ -120,7 +121,7 @@ def test_a_text_fills_the_table_but_for_its_last_token_which_is_not_read():
         graticule.generate(model, prompt(4), CONTEXT - 2)
 
 
-@pytest.mark.parametrize("length", [17, 5])
+@in_turn("length", [17, 5])
 def test_a_text_that_would_outgrow_its_table_is_refused_before_any_work(length):
     model, calls = small(), []
     model.embed.register_forward_hook(lambda *_: calls.append(1))
@@ -166,7 +167,7 @@ def test_no_new_tokens_are_none():
     assert list(graticule.generate(small(), prompt(), 0)) == []
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"new_tokens": -1}, "`new_tokens` must be a whole number of at least 0, got -1"),

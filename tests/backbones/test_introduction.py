@@ -23,6 +23,7 @@ import graticule
 from graticule import LayerPosition
 from graticule.layers.attention import Attention, CausalAttention
 from graticule.layers.block import Block
+from in_turn import in_turn
 
 D, N = 12, 7
 NUMBER = torch.float64
@@ -128,8 +129,8 @@ def test_equation_3_and_5_6_the_attention_matrix(kind, causal, X):
         assert (not A.tril(-1).any()) == causal  # section 4.1: upper-triangular
 
 
-@pytest.mark.parametrize(("kind", "causal"), [(Attention, False), (CausalAttention, True)])
-@pytest.mark.parametrize("heads", [1, 3, 4])
+@in_turn(("kind", "causal"), [(Attention, False), (CausalAttention, True)])
+@in_turn("heads", [1, 3, 4])
 def test_equation_4_multi_head_self_attention(kind, causal, heads, X):
     attention = drawn(kind(D, heads, qkv_bias=False))
     U_q, U_k, V = matrices(attention)

@@ -59,7 +59,7 @@ def test_every_encoding_that_does_not_look_ahead_is_taken_with_every_joining(enc
                 pytest.fail(f"{joining} is taken")
 
 
-@pytest.mark.parametrize("encoding", [*CONDITIONAL, *MIXING, "learnable+peg"])
+@in_turn("encoding", [*CONDITIONAL, *MIXING, "learnable+peg"])
 def test_what_looks_ahead_is_refused_with_the_reason(encoding):
     with pytest.raises(
         ValueError, match=r"`encoding` must be one that LanguageModel can use, .* would use later tokens"
@@ -98,8 +98,8 @@ def test_a_short_text_is_the_beginning_of_a_long_one(encoding, joining):
         torch.testing.assert_close(model(tokens[:, :length]), whole[:, :length], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("encoding", ["liere", "rope_golden_gate"])
-@pytest.mark.parametrize("coordinates", ["separate", "min", "max", "corners", "area", "unit"])
+@in_turn("encoding", ["liere", "rope_golden_gate"])
+@in_turn("coordinates", ["separate", "min", "max", "corners", "area", "unit"])
 @torch.no_grad()
 def test_tokens_keep_their_coordinates_as_a_text_grows_beyond_the_context(encoding, coordinates):
     model, tokens = drawn(f"{encoding}(coordinates={coordinates!r})"), texts(2 * CONTEXT + 1)
@@ -178,7 +178,7 @@ def test_a_gradient_reaches_every_parameter(encoding, joining):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("encoding", ["none", "learnable", "relative_bias", "rope_1d", "bucketed_bias", "shaw"])
+@in_turn("encoding", ["none", "learnable", "relative_bias", "rope_1d", "bucketed_bias", "shaw"])
 def test_bfloat16_agrees(encoding):
     model, tokens = small(encoding).eval().requires_grad_(False), texts()
     exact = model(tokens)
@@ -304,7 +304,7 @@ def test_position_has_no_weight_decay_and_what_a_layer_has_alone_goes_with_the_l
     assert scale["norm.weight"] == 1
 
 
-def test_a_state_dict_goes_round():
+def test_a_state_dict_round_trips():
     first, second = small("learnable+bucketed_bias", "lape"), small("learnable+bucketed_bias", "lape")
     second.load_state_dict(first.state_dict(), strict=True)
     tokens = texts()
@@ -323,7 +323,7 @@ def test_a_position_of_ones_own_knows_that_it_is_causal():
     assert model(texts()).shape == (2, CONTEXT, WORDS)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("tokens", "message"),
     [
         (torch.zeros(3, dtype=torch.long), r"`tokens` must be int64 \(B, N\), N at least 1, got torch.int64 \(3,\)"),
@@ -340,7 +340,7 @@ def test_what_is_no_text_is_refused(tokens, message):
         model.new_cache(0)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"vocab_size": 0}, r"`vocab_size` must be (a whole number of )?at least 1, got 0"),

@@ -9,6 +9,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 import graticule
 from graticule import fold
+from in_turn import in_turn
 from tiny import count, draw, full_size, without_memory
 
 SMALL = {"num_blocks": 2, "embed_dim": 16, "img_size": 64, "num_classes": 7}
@@ -40,8 +41,8 @@ def both(name):
     return ours, theirs
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@in_turn("name", KINDS)
+@in_turn(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_outputs_are_timms(name, dtype, tolerance):
     ours, theirs = (model.to(dtype) for model in both(name))
     x = torch.randn(2, 3, 64, 64, dtype=dtype)
@@ -227,7 +228,7 @@ def test_swin_mlp_takes_any_size_and_other_windows():
     assert model(torch.randn(1, 3, 64, 96, dtype=torch.float64)).isfinite().all()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kwargs", "said"),
     [
         ("mixer_s16_224", {"groups": 7}, "`groups` must divide the 512 channels, got 7"),
@@ -238,6 +239,6 @@ def test_swin_mlp_takes_any_size_and_other_windows():
         ("mixer_s16_224", {"encoding": "sgu(layers=[1])"}, "give every layer of Mixer `mixing`"),
     ],
 )
-def test_what_cannot_be_is_refused(name, kwargs, said):
+def test_invalid_arguments_are_refused(name, kwargs, said):
     with pytest.raises(ValueError, match=said), torch.device("meta"):
         graticule.create_model(name, **kwargs)

@@ -12,6 +12,7 @@ from graticule.position.bias import BiasSum, LowRank, bias_of
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.rotation import PairRotation
+from in_turn import in_turn
 from tiny import draw
 
 SIZE = {"img_size": (32, 48), "embed_dim": 8, "depths": (1, 2, 3), "num_heads": 1, "num_classes": 5}
@@ -23,8 +24,8 @@ def mvit(encoding="decomposed", joining="default", **kwargs):
     return draw(graticule.create_model("mvitv2_tiny", **options)).double().eval()
 
 
-@pytest.mark.parametrize("pooling", [Pooling(1, 1), Pooling(1, 2), Pooling(2, 1), Pooling(1, 4), Pooling(4, 2)])
-@pytest.mark.parametrize("prefix", [0, 1])
+@in_turn("pooling", [Pooling(1, 1), Pooling(1, 2), Pooling(2, 1), Pooling(1, 4), Pooling(4, 2)])
+@in_turn("prefix", [0, 1])
 def test_a_layer_gets_the_rows_and_columns_of_its_own_in_every_form_of_a_bias(pooling, prefix):
     grid = Grid(4, 6, prefix)
     rows, columns = (grid.every(step // pooling.finer) for step in pooling)
@@ -76,7 +77,7 @@ def test_a_decomposed_bias_of_pooled_tokens_is_the_product_with_the_vector_of_th
             torch.testing.assert_close(bias[0, :, i + 1, j + 1], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("encoding", ["decomposed", "relative_bias", "rope", "sandwich", "shaw", "decomposed + log_n"])
+@in_turn("encoding", ["decomposed", "relative_bias", "rope", "sandwich", "shaw", "decomposed + log_n"])
 @torch.no_grad()
 def test_the_attention_that_is_looked_at_is_that_of_the_layer(encoding):
     model = mvit(encoding, class_token=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from in_turn import in_turn
 from tiny import count, full_size, spec
 
 FACTS = json.loads((Path(__file__).parents[1] / "parity" / "golden" / "facts.json").read_text())
@@ -16,7 +17,7 @@ FIGURES = yaml.safe_load((Path(__file__).parents[1] / "parity" / "golden" / "fig
 TABLE = 197 * 192  # of DeiT-Ti at 224 pixels
 
 
-@pytest.mark.parametrize("row", DEIT)
+@in_turn("row", DEIT)
 def test_the_model_has_the_parameters_of_the_reference(row):
     name, joining = row.split(".")
     model = full_size(name, joining=joining)
@@ -28,7 +29,7 @@ def test_every_row_of_deit_is_there():
     assert len(DEIT) == 12
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("encoding", "joining", "parameters", "printed"),
     [
         ("learnable", "default", TABLE, "38K"),
@@ -68,7 +69,7 @@ def test_lape_adds_two_d_for_each_joined_layer(eta):
     assert count(full_size("deit_tiny_patch16_224", joining=spec("lape", layers=eta))) == default + 2 * 192 * eta
 
 
-@pytest.mark.parametrize("row", PVT)
+@in_turn("row", PVT)
 def test_a_pyramid_has_the_parameters_of_the_reference(row):
     model = full_size(row)
     assert count(model) == FACTS[row]["parameters"]
@@ -80,9 +81,7 @@ def test_every_row_of_pvt_is_there():
     assert set(PVT) == {f"pvt_{size}{form}" for size in sizes for form in ("", "_peg_gap")}
 
 
-@pytest.mark.parametrize(
-    "row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found]
-)
+@in_turn("row", [row for row, found in FIGURES["pyramid_table13"].items() if row.startswith("pvt") and "cls" in found])
 def test_a_pyramid_has_the_parameters_of_cpvts_table_13(row):
     """Rounded to millions; PVT-Small's 24.5 and 24.1 M are printed as 25."""
     printed = FIGURES["pyramid_table13"][row]["cls"][0]
@@ -180,8 +179,8 @@ def test_a_kernel_of_27_before_the_first_block_comes_to_the_5_8_millions_of_cpvt
     assert millions("cpvt_tiny_patch16_224", kernel=3, places=-1) == 5.7
 
 
-@pytest.mark.parametrize("row", FIGURES["architecture_table9"])
-@pytest.mark.parametrize("gap", ["", "_gap"])
+@in_turn("row", FIGURES["architecture_table9"])
+@in_turn("gap", ["", "_gap"])
 def test_a_cpvt_has_the_sizes_of_table_9(row, gap):
     sizes = FIGURES["architecture_table9"][row]
     model = full_size(f"{row}{gap}_patch16_224")

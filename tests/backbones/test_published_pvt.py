@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import graticule
 from graticule import Grid, fold, load_checkpoint
+from in_turn import in_turn
 from tiny import draw, full_size, images, without_memory
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -106,7 +107,7 @@ def test_a_state_dict_of_the_public_code_loads_and_computes_the_recorded_output(
 
 
 @recorded
-@pytest.mark.parametrize("kind", ["plain", "model", "safetensors"])
+@in_turn("kind", ["plain", "model", "safetensors"])
 def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
     state, x, output = reference(case)
     model = pvt(RECORDED[case]).double().eval()
@@ -170,31 +171,7 @@ def test_pretrained_weights_are_those_that_timms_hub_has(name, theirs, tmp_path)
 # Save and load
 
 
-@pytest.mark.parametrize(
-    ("name", "joining"),
-    [
-        *((name, "default") for name in NAMES),
-        *(("pvt_tiny_peg", j) for j in ("shared", "unshared", "lape_sharing", "lape")),
-    ],
-)
-@pytest.mark.parametrize("published", [False, True])
-def test_our_own_checkpoints_go_round(name, joining, published, tmp_path):
-    if "peg" in name and joining != "default":
-        kwargs = {"encoding": "peg+learnable", "joining": joining}
-    else:
-        kwargs = {"joining": joining}
-    first = draw(pvt(name, **kwargs)).eval()
-    state = graticule.published_state_dict(first) if published else first.state_dict()
-    assert len(state) == len(first.state_dict())
-    second = pvt(name, **kwargs).eval()
-    second.load_state_dict(dict(state), strict=True)
-    x = images(64, 96)
-    assert torch.equal(second(x), first(x))
-    for kind in ("model", "safetensors"):
-        assert torch.equal(load_checkpoint(pvt(name, **kwargs).eval(), write(state, tmp_path, kind))(x), first(x))
-
-
-def test_several_pegs_a_stage_go_round_under_published_names():
+def test_several_pegs_a_stage_round_trip_under_published_names():
     kwargs = {"depths": [2, 2, 2, 2], "encoding": "peg(places=[0, 1])"}
     first, second = draw(pvt("pvt_tiny_peg_gap", **kwargs)).eval(), pvt("pvt_tiny_peg_gap", **kwargs).eval()
     published = graticule.published_state_dict(first)
@@ -204,7 +181,7 @@ def test_several_pegs_a_stage_go_round_under_published_names():
     assert torch.equal(second(x), first(x))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kwargs"),
     [
         ("pvt_tiny", {"joining": "unshared"}),
@@ -246,9 +223,9 @@ def test_the_tables_of_another_square_size_are_resampled_and_the_row_of_the_clas
     torch.testing.assert_close(small(x), large(x), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_gap"])
-@pytest.mark.parametrize("joining", ["default", "shared", "lape"])
-@pytest.mark.parametrize("size", [32, (64, 96)])
+@in_turn("name", ["pvt_tiny", "pvt_tiny_gap"])
+@in_turn("joining", ["default", "shared", "lape"])
+@in_turn("size", [32, (64, 96)])
 def test_a_model_of_another_size_loads_them_through_load_state_dict(name, joining, size):
     first = draw(pvt(name, joining=joining)).double().eval()
     second = pvt(name, joining=joining, img_size=size).double().eval()
@@ -283,14 +260,6 @@ def refusal(model, state, folder):
     return str(error.value)
 
 
-@recorded
-def test_a_class_count_that_does_not_match_is_named(case, tmp_path):
-    state, _, _ = reference(case)
-    message = refusal(pvt(RECORDED[case], num_classes=7), state, tmp_path)
-    assert "it has 5 classes where the model has 7" in message
-    assert "num_classes=5" in message
-
-
 def test_a_checkpoint_of_the_other_code_is_refused_by_what_it_lacks(tmp_path):
     state, _, _ = reference("pvt")
     assert "lacks position.stages.0.pegs.0.proj.0.bias" in refusal(pvt("pvt_tiny_peg_gap"), state, tmp_path)
@@ -304,12 +273,6 @@ def test_a_checkpoint_with_a_class_token_does_not_go_into_a_model_without(tmp_pa
     state, _, _ = reference("pvt")
     message = refusal(pvt("pvt_tiny_gap"), state, tmp_path)
     assert "cls_token" in message
-
-
-def test_other_shapes_are_named_with_both(tmp_path):
-    state, _, _ = reference("pvt")
-    message = refusal(pvt(sr_ratios=[4, 4, 2, 1]), state, tmp_path)
-    assert "blocks.0.0.attn.sr.weight is (8, 8, 8, 8) where the model has (8, 8, 4, 4)" in message
 
 
 def test_timms_checkpoint_path_takes_published_names(tmp_path):

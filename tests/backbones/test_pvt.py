@@ -1,11 +1,9 @@
 """Pyramids: sizes, stages, supported positions, and support of timm's tools and torch's compilers."""
 
 import copy
-import pickle
 from functools import partial
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
@@ -13,11 +11,11 @@ from torch import nn
 from torch.export import Dim, export
 
 import graticule
-from graticule import Grid, fold, unfold
+from graticule import Grid, fold
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.encodings.build import build_position
 from graticule.lab.studies.matrix import SMALL
-from graticule.position.folded import FoldedPosition
+from in_turn import in_turn
 from tiny import draw, gradients, images
 
 SIZE = {
@@ -39,8 +37,8 @@ FORMS = {
     "pvt_tiny_gap sinusoidal_2d lape": {"name": "pvt_tiny_gap", "encoding": "sinusoidal_2d", "joining": "lape"},
     "pvt_tiny none": {"name": "pvt_tiny", "encoding": "none"},
 }
-names = pytest.mark.parametrize("name", NAMES)
-forms = pytest.mark.parametrize("form", FORMS)
+names = in_turn("name", NAMES)
+forms = in_turn("form", FORMS)
 
 
 def pvt(name="pvt_tiny", **kwargs):
@@ -63,30 +61,7 @@ def assert_same(a, b, atol=1e-11):
 # Sizes
 
 
-@forms
-def test_any_image_whose_sides_32_divides_goes_in_and_changes_no_weight(form):
-    model = exact(form)
-    before = copy.deepcopy(model.state_dict())
-    for height, width in ((64, 64), (64, 96), (128, 32)):
-        features = model.forward_features(wide(height, width))
-        assert features.shape == (2, height * width // 32**2 + model.num_prefix_tokens, 32)
-        assert model.forward_head(features).shape == (2, 5)
-        assert model.forward_head(features, pre_logits=True).shape == (2, 32)
-        assert model(wide(height, width)).isfinite().all()
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(value, before[key]) for key, value in after.items())
-
-
-@names
-def test_a_model_built_for_a_grid_that_is_not_square_takes_any(name):
-    model = pvt(name, img_size=(64, 96)).eval()
-    assert model.grid.shape == (16, 24)
-    for size in ((64, 96), (32, 32), (96, 64)):
-        assert model(images(*size)).isfinite().all()
-
-
-@pytest.mark.parametrize(
+@in_turn(
     ("size", "message"),
     [
         (72, "got height 72 with a patch of 32; the nearest sizes are 64 and 96"),
@@ -116,7 +91,7 @@ def test_channels_of_the_image_and_the_patch_can_be_others():
 
 
 @names
-def test_the_stream_is_the_stages_with_each_ones_position(name):
+def test_the_forward_pass_is_the_stages_with_each_ones_position(name):
     """Computes the whole forward pass by hand, from the modules."""
     model = draw(pvt(name)).double().eval()
     pixels = x = wide(64, 64)
@@ -147,8 +122,8 @@ def test_the_stream_is_the_stages_with_each_ones_position(name):
 # Combinations
 
 
-@pytest.mark.parametrize("class_token", [True, False])
-@pytest.mark.parametrize("global_pool", ["token", "avg", ""])
+@in_turn("class_token", [True, False])
+@in_turn("global_pool", ["token", "avg", ""])
 def test_a_class_token_is_there_where_it_is_read_and_nowhere_else(class_token, global_pool):
     for given in (class_token, None):
         if given is not None and given != (global_pool == "token"):
@@ -164,7 +139,7 @@ def test_an_unknown_pool_is_refused():
         pvt(global_pool="max")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "said"),
     [
         ({"encoding": "relative_bias"}, "layer 0 `bias`"),
@@ -181,7 +156,7 @@ def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said)
         pvt(depths=[2, 2, 2, 2], **kwargs)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"embed_dims": [8, 16, 24]}, "`embed_dims` and `depths` must have .* every stage, got 3 and 4"),
@@ -202,7 +177,7 @@ def test_an_encoding_that_acts_inside_attention_is_refused_by_name(kwargs, said)
         ({"pretrained": True}, "`pretrained` must be False: timm's hub has no weights of pvt_tiny;"),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_name(kwargs, message):
+def test_invalid_arguments_are_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         pvt(**kwargs)
 
@@ -232,8 +207,7 @@ def test_a_model_of_other_than_four_stages_can_be_built():
 # Training
 
 
-@pytest.mark.parametrize("joining", JOININGS)
-@pytest.mark.parametrize("name", ["pvt_tiny", "pvt_tiny_gap"])
+@in_turn(("name", "joining"), [("pvt_tiny_gap", "default"), *(("pvt_tiny", joining) for joining in JOININGS)])
 def test_a_gradient_reaches_every_parameter_with_every_joining(name, joining):
     model = draw(pvt(name, joining=joining)).double()
     model(wide(64, 96)).square().sum().backward()
@@ -251,22 +225,6 @@ def test_a_gradient_reaches_every_peg(name):
     for key, gradient in gradients(model).items():
         assert gradient is not None, key
         assert gradient.abs().max() > 0, key
-
-
-@forms
-def test_gradient_checkpointing_gives_the_same_gradients(form):
-    model = exact(form).train()
-    x = wide()
-    model(x).square().sum().backward()
-    kept = copy.deepcopy(gradients(model))
-    model.zero_grad()
-    model.set_grad_checkpointing()
-    runs = []
-    model.blocks[1][1].register_forward_pre_hook(lambda *_: runs.append(1))
-    model(x).square().sum().backward()
-    assert len(runs) == 2  # once in the forward pass, once recomputed for the gradient
-    for key, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, kept[key], rtol=1e-12, atol=1e-12, msg=key)
 
 
 def test_dropout_is_where_its_argument_says_and_in_training_alone():
@@ -304,14 +262,6 @@ def test_weights_are_drawn_as_pvts_code_draws_them():
 
 
 @forms
-def test_nothing_that_says_where_tokens_are_decays(form):
-    model = pvt(**FORMS[form])
-    excluded = model.no_weight_decay()
-    assert {f"position.{key}" for key, _ in model.position.named_parameters()} | {"cls_token"} <= excluded
-    assert not {key for key, _ in model.named_parameters() if key.startswith(("blocks", "patch_embeds"))} & excluded
-
-
-@forms
 def test_layer_decay_puts_every_parameter_in_one_group_and_position_with_its_stage(form):
     model = pvt(**FORMS[form])
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.7)
@@ -335,17 +285,7 @@ def test_layer_decay_puts_every_parameter_in_one_group_and_position_with_its_sta
 # timm's interface
 
 
-@names
-def test_logits_are_features_and_head(name):
-    model = draw(pvt(name)).double().eval()
-    x = wide(64, 96)
-    features = model.forward_features(x)
-    pooled = features.mean(1) if "gap" in name else features[:, 0]
-    assert_same(model.forward_head(features, pre_logits=True), pooled)
-    assert_same(model(x), pooled @ model.head.weight.T + model.head.bias)
-
-
-def test_a_fresh_classifier_is_put_in():
+def test_reset_classifier_replaces_the_head():
     model = draw(pvt()).double().eval()
     features = model.forward_features(wide())
     model.reset_classifier(7)
@@ -360,7 +300,7 @@ def test_a_fresh_classifier_is_put_in():
     assert torch.equal(model.forward_head(features), features)
 
 
-def test_what_cannot_be_pooled_leaves_the_classifier_as_it_was():
+def test_an_invalid_pooling_leaves_the_classifier_unchanged():
     model = pvt("pvt_tiny_gap")
     head = model.head
     with pytest.raises(ValueError, match="`global_pool` must be 'avg' or '' where there is no class token"):
@@ -395,18 +335,6 @@ def test_without_a_peg_what_leaves_a_stage_is_what_its_last_block_returns():
 
 
 @names
-def test_intermediates_are_chosen_by_index(name):
-    model = draw(pvt(name)).double().eval()
-    x = wide()
-    everything = model.forward_intermediates(x, intermediates_only=True)
-    for indices, taken in ((2, [2, 3]), ([0, 2], [0, 2]), ([1], [1]), ([-1], [3])):
-        final, maps = model.forward_intermediates(x, indices=indices)
-        assert len(maps) == len(taken)
-        assert all(torch.equal(y, everything[stage]) for y, stage in zip(maps, taken, strict=True))
-        assert torch.equal(final, model.forward_features(x))
-
-
-@names
 def test_the_final_norm_is_for_the_last_stage_alone(name):
     model = draw(pvt(name)).double().eval()
     x = wide()
@@ -431,25 +359,6 @@ def test_stopping_early_runs_no_stage_after_the_last_one_wanted(indices, ran):
     assert all(torch.equal(y, everything[stage]) for y, stage in zip(maps, indices, strict=True))
 
 
-def test_an_unknown_output_format_is_refused():
-    with pytest.raises(ValueError, match="`output_fmt` must be 'NCHW' or 'NLC', got 'NHWC'"):
-        pvt().forward_intermediates(images(64, 64), output_fmt="NHWC")
-
-
-@names
-def test_timm_makes_a_feature_extractor_of_it(name):
-    model = timm.create_model(f"graticule_{name}", features_only=True, **SIZE).eval()
-    assert model.feature_info.channels() == DIMS
-    assert model.feature_info.reduction() == [4, 8, 16, 32]
-    x = images(64, 96)
-    maps = model(x)
-    assert [tuple(y.shape) for y in maps] == [(2, dim, 16 >> s, 24 >> s) for s, dim in enumerate(DIMS)]
-    some = timm.create_model(f"graticule_{name}", features_only=True, out_indices=(1, 3), **SIZE).eval()
-    assert some.feature_info.channels() == [16, 32]
-    assert some.feature_info.reduction() == [8, 32]
-    assert [y.shape[1] for y in some(x)] == [16, 32]
-
-
 def test_the_module_of_a_stage_that_timm_knows_is_its_last_block():
     model = pvt()
     assert [info["module"] for info in model.feature_info] == ["blocks.0.0", "blocks.1.1", "blocks.2.0", "blocks.3.0"]
@@ -458,52 +367,7 @@ def test_the_module_of_a_stage_that_timm_knows_is_its_last_block():
     assert model.get_submodule(model.default_cfg["classifier"]) is model.head
 
 
-@forms
-def test_setting_the_input_size_changes_no_logits_there_and_a_state_dict_of_it_loads_strictly(form):
-    model = exact(form)
-    x = wide(96, 128)
-    resampled = model(x).detach()
-    model.set_input_size((96, 128))
-    assert (model.img_size, model.grid.shape) == ((96, 128), (24, 32))
-    assert_same(model(x), resampled)
-    other = pvt(**FORMS[form], img_size=(96, 128)).double().eval()
-    other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(other(x), model(x))
-
-
-@forms
-def test_a_state_dict_goes_round(form):
-    first, second = exact(form), pvt(**FORMS[form]).double().eval()
-    second.load_state_dict(first.state_dict(), strict=True)
-    x = wide(64, 96)
-    assert torch.equal(first(x), second(x))
-
-
-def test_one_initialisation_is_taken_by_timms_name():
-    model = pvt()
-    model.init_weights("")
-    with pytest.raises(ValueError, match=r"`mode` must be ''.*got 'jax'"):
-        model.init_weights("jax")
-
-
 # Folding, compiling, exporting, other memory
-
-
-@forms
-def test_a_folded_model_computes_the_same_at_the_built_size_and_at_another(form):
-    model = exact(form)
-    here, there = wide(64, 64), wide(96, 64)
-    expected = model(here).detach(), model(there).detach()
-    assert isinstance(fold(model).position, FoldedPosition)
-    assert_same(model(here), expected[0])
-    with pytest.raises(ValueError, match="folded for a grid of"):
-        model(there)
-    assert_same(fold(model, (96, 64))(there), expected[1])
-    with pytest.raises(RuntimeError, match="the model is folded"):
-        model.train()(there)
-    unfold(model.eval())
-    assert not isinstance(model.position, FoldedPosition)
-    assert torch.equal(model(here), expected[0])
 
 
 def two_stages(name, **kwargs):
@@ -551,41 +415,6 @@ def test_a_cpvt_is_exported_for_any_height_and_width():
         assert_same(program(x), model(x))
 
 
-@forms
-def test_a_bfloat16_model_agrees_with_float32(form):
-    model = pvt(**FORMS[form]).eval()
-    x = images(64, 96)
-    with torch.no_grad():
-        reference = model(x)
-        logits = model.bfloat16()(x.bfloat16())
-    assert logits.dtype == torch.bfloat16
-    torch.testing.assert_close(logits.float(), reference, rtol=0.05, atol=0.05)
-
-
-@names
-def test_autocast_agrees_with_float32(name):
-    model = pvt(name).eval()
-    x = images(64, 96)
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(x)
-    torch.testing.assert_close(logits.float(), model(x), rtol=0.05, atol=0.05)
-
-
-@forms
-def test_a_copy_and_a_pickle_compute_the_same_and_share_nothing(form):
-    model = exact(form)
-    x = wide(64, 96)
-    logits = model(x).detach().clone()
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(x), logits)
-        with torch.no_grad():
-            for tensor in [*other.parameters(), *other.buffers()]:
-                tensor.zero_()
-        other.reset_classifier(3)
-        other.set_input_size(96)
-        assert torch.equal(model(x), logits)
-
-
 @names
 def test_a_pyramid_inside_another_module_takes_published_names_too(name):
     first, holder = draw(pvt(name)).eval(), nn.ModuleDict({"backbone": pvt(name)}).eval()
@@ -593,29 +422,3 @@ def test_a_pyramid_inside_another_module_takes_published_names_too(name):
     holder.load_state_dict({f"backbone.{key}": value for key, value in published.items()}, strict=True)
     x = images(64, 96)
     assert torch.equal(holder["backbone"](x), first(x))
-
-
-@names
-def test_channels_last_images_give_the_same_logits(name):
-    model = draw(pvt(name)).double().eval()
-    x = wide(64, 96)
-    last = x.to(memory_format=torch.channels_last)
-    assert_same(model(last), model(x))
-    expected = model(x).detach()
-    assert_same(model.to(memory_format=torch.channels_last)(last), expected)
-
-
-@names
-def test_an_image_does_not_see_the_others_of_its_batch(name):
-    model = draw(pvt(name)).double().eval()
-    x = wide(batch=3)
-    assert_same(model(x)[1:2], model(x[1:2]))
-
-
-@forms
-def test_a_model_can_be_laid_out_on_the_meta_device(form):
-    with torch.device("meta"):
-        model = pvt(**FORMS[form], drop_path_rate=0.1)
-    real = pvt(**FORMS[form], drop_path_rate=0.1)
-    assert {key: p.shape for key, p in model.named_parameters()} == {key: p.shape for key, p in real.named_parameters()}
-    assert {p.device.type for p in model.parameters()} == {"meta"}

@@ -6,6 +6,7 @@ import torch
 import graticule
 from graticule.hub.config import take_position
 from graticule.lab.studies.matrix import build
+from in_turn import in_turn
 from tests.tiny import tiny
 
 
@@ -25,7 +26,7 @@ def test_a_position_that_the_widths_of_stages_refuse_leaves_the_model_that_can_b
     assert model.position is before and model.created is created
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "cait_xxs24_224"])
+@in_turn("name", ["vit_tiny_patch16_224", "cait_xxs24_224"])
 def test_pruning_to_a_layer_that_there_is_not_leaves_the_model(name):
     model = tiny(name=name, global_pool="avg").eval()
     x = torch.randn(1, 3, 32, 32)

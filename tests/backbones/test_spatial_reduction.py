@@ -8,6 +8,7 @@ from torch import nn
 from graticule import Grid, LayerPosition
 from graticule.backbones.pvt import SpatialReductionAttention
 from graticule.layers.attention import Attention
+from in_turn import in_turn
 
 B, D, HEADS = 2, 24, 3
 HEAD = D // HEADS
@@ -134,20 +135,20 @@ def test_weights_and_outputs_are_dropped_in_training_alone():
         assert_same(module.eval()(x, NOWHERE, grid), naive(module, x, grid)[0])
 
 
-@pytest.mark.parametrize("heads", [0, 5])
+@in_turn("heads", [0, 5])
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
     with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
         SpatialReductionAttention(D, heads)
 
 
-@pytest.mark.parametrize("reduction", [0, -2])
+@in_turn("reduction", [0, -2])
 def test_a_reduction_below_one_is_refused(reduction):
     with pytest.raises(ValueError, match=f"`reduction` must be at least 1, got {reduction}"):
         SpatialReductionAttention(D, HEADS, reduction=reduction)
 
 
-@pytest.mark.parametrize("grid", [Grid(3, 8), Grid(8, 3)])
-@pytest.mark.parametrize("method", ["forward", "weights"])
+@in_turn("grid", [Grid(3, 8), Grid(8, 3)])
+@in_turn("method", ["forward", "weights"])
 def test_a_grid_smaller_than_the_reduction_is_refused_with_its_sides(grid, method):
     message = f"`img_size` must give this stage at least 4 patches per side.* got {grid.height} x {grid.width}"
     with pytest.raises(ValueError, match=message):

@@ -19,7 +19,8 @@ from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.build import build_position
 from graticule.position.grid import Windows
 from graticule.position.layer import LayerPosition
-from tiny import count, draw, full_size, gradients, images, without_memory
+from in_turn import in_turn
+from tiny import count, draw, full_size, images, without_memory
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
@@ -49,8 +50,8 @@ JOININGS = [
 ]
 #: Joinings that pass a table to every layer, through the patch merging.
 MERGED = [(e, j) for e, j in JOININGS if "learnable" in e and j in ("shared", "lape_sharing", "lape")]
-joinings = pytest.mark.parametrize(("encoding", "joining"), JOININGS)
-merged = pytest.mark.parametrize(("encoding", "joining"), MERGED)
+joinings = in_turn(("encoding", "joining"), JOININGS)
+merged = in_turn(("encoding", "joining"), MERGED)
 
 
 def swin(encoding="relative_bias", joining="default", **kwargs):
@@ -77,7 +78,7 @@ def assert_same(a, b, atol=1e-12):
 # timm's
 
 
-@pytest.mark.parametrize("built", BUILT)
+@in_turn("built", BUILT)
 @torch.no_grad()
 def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
     kwargs, sizes = BUILT[built]
@@ -89,7 +90,7 @@ def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
         assert_same(ours.forward_features(x), theirs.forward_features(x).flatten(1, 2))
 
 
-@pytest.mark.parametrize("built", BUILT)
+@in_turn("built", BUILT)
 @torch.no_grad()
 def test_its_published_names_are_timms_and_timm_takes_them(built):
     kwargs, sizes = BUILT[built]
@@ -110,7 +111,7 @@ def resampled(table, old, new):
     return maps.flatten(1).T
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("size", "window", "windows"),
     [
         ((96, 64), 6, [(6, 6), (6, 6)]),
@@ -198,13 +199,6 @@ def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encod
 
 
 @joinings
-def test_a_gradient_reaches_every_parameter(encoding, joining):
-    model = swin(encoding, joining)
-    model(wide(52, 60)).square().sum().backward()
-    assert all(grad is not None and grad.abs().sum() > 0 for grad in gradients(model).values())
-
-
-@joinings
 @torch.no_grad()
 def test_other_weights_of_position_make_another_output(encoding, joining):
     model = swin(encoding, joining)
@@ -265,7 +259,7 @@ def windows_by_kind(grid, window, shift):
     ]
 
 
-TILED = pytest.mark.parametrize(
+TILED = in_turn(
     ("grid", "window", "shift"),
     [
         (Grid(8, 8), (4, 4), (0, 0)),
@@ -471,7 +465,7 @@ def test_the_merging_stands_once_in_the_state_dict(encoding, joining):
     assert_same(other(x), model(x), atol=0)
 
 
-def test_a_table_on_the_stream_stands_before_the_first_stage_alone():
+def test_a_table_on_the_residual_stream_stands_before_the_first_stage_alone():
     model = swin("learnable")
     given = model.position(model.grid)
     assert given[0].pre.shape == (256, 8)
@@ -489,17 +483,6 @@ def test_tables_of_their_own_stand_before_every_block():
 
 
 # Folding
-
-
-@joinings
-@torch.no_grad()
-def test_a_folded_swin_computes_the_same_and_unfolds(encoding, joining):
-    model = swin(encoding, joining)
-    x, odd = wide(), wide(33, 47)
-    before, other = model(x), model(odd)
-    assert_same(fold(model)(x), before)
-    assert_same(fold(model, img_size=(33, 47))(odd), other)
-    assert_same(unfold(model)(x), before, atol=0)
 
 
 @joinings

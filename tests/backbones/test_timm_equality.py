@@ -5,6 +5,7 @@ import timm
 import torch
 
 import graticule
+from in_turn import in_turn
 from tiny import SIZE, draw, images
 
 MODELS = ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
@@ -35,8 +36,8 @@ def assert_same(ours, theirs):
             assert_same(a, b)
 
 
-@pytest.mark.parametrize("name", MODELS + VITS)
-@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+@in_turn("name", MODELS + VITS)
+@in_turn("size", [(32, 32), (24, 40)])
 def test_the_logits_are_timms(name, size):
     ours, theirs = both(name, img_size=size)
     x = images(*size, dtype=torch.float64)
@@ -55,7 +56,7 @@ def test_the_logits_at_another_size_are_those_of_timm_set_to_it(name):
     torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "kwargs",
     [
         {"global_pool": "avg", "class_token": True},
@@ -91,8 +92,8 @@ def test_features_before_the_head_are_timms(name):
     assert_same(ours.forward_head(features), theirs.forward_head(features))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
+@in_turn("name", MODELS)
+@in_turn(
     "options",
     [
         {},
@@ -134,8 +135,8 @@ def test_features_only_knows_every_joining(joining):
     assert [tuple(features.shape) for features in maps] == [(2, 24, 3, 5)] * 2
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("prune_norm", "prune_head"), [(False, True), (True, True), (False, False)])
+@in_turn("name", MODELS)
+@in_turn(("prune_norm", "prune_head"), [(False, True), (True, True), (False, False)])
 def test_pruning_keeps_what_timms_keeps(name, prune_norm, prune_head):
     ours, theirs = both(name)
     kept = [model.prune_intermediate_layers([0, 1], prune_norm, prune_head) for model in (ours, theirs)]
@@ -170,7 +171,7 @@ def test_a_distilled_model_in_training_returns_both_logits_as_timms():
     assert_same(ours(x), theirs(x))
 
 
-@pytest.mark.parametrize("name", MODELS + VITS)
+@in_turn("name", MODELS + VITS)
 def test_a_published_state_dict_loads_into_timms_model(name):
     ours = draw(graticule.create_model(name, **SIZE)).double().eval()
     theirs = timm.create_model(name, **SIZE).double().eval()

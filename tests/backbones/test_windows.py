@@ -12,6 +12,7 @@ from graticule.encodings.sgu import resize_pairs
 from graticule.layers.gating import mix_tokens
 from graticule.position.folded import FoldedPosition
 from graticule.position.resampling import BICUBIC
+from in_turn import in_turn
 from tiny import count, draw, spec, without_memory
 
 SIZES = {
@@ -26,7 +27,7 @@ MIXING = ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe"]
 RESAMPLED = ["sgu", "lrpe", "glrpe", "lrpe_m", "learnable+lrpe", "ggqpe"]  # the last has a bias per position
 NO_BIAS = "ggqpe(bias=False)"
 LARGER, SMALLER, UNTILED = (8, 8, 4, 2), (2, 4, 2, 1), (6, 3, 3, 2)
-changes = pytest.mark.parametrize("windows", [LARGER, SMALLER, UNTILED], ids=["larger", "smaller", "untiled"])
+changes = in_turn("windows", [LARGER, SMALLER, UNTILED])
 
 
 def posmlp(encoding="ggqpe", **kwargs):
@@ -164,7 +165,7 @@ def test_shifted_windows_are_shifted_by_half_the_new_side(window):
     assert unshifted[:window, :window].all() and unshifted.count_nonzero() == window**2
 
 
-@pytest.mark.parametrize("encoding", MIXING)
+@in_turn("encoding", MIXING)
 def test_shifted_windows_follow_with_every_encoding(encoding):
     model = posmlp(encoding, shift="swin")
     model.set_input_size(windows=LARGER)
@@ -182,7 +183,7 @@ BORDERS = [
     ((6, 3, 3, 2), None),
     ((6, 3, 3, 2), "swin"),
 ]
-borders = pytest.mark.parametrize(("windows", "shift"), BORDERS)
+borders = in_turn(("windows", "shift"), BORDERS)
 
 
 def cut(grid, window, index, shift):
@@ -197,10 +198,14 @@ def cut(grid, window, index, shift):
     return (number[:, None] == number[None]).all(-1), y * window.width + x
 
 
-@borders
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
-@pytest.mark.parametrize("encoding", MIXING)
-def test_no_token_takes_anything_from_beyond_its_window_or_the_border(encoding, product, windows, shift):
+@in_turn(
+    ("encoding", "product", "windows", "shift"),
+    [
+        *[(encoding, product, *BORDERS[-1]) for encoding in MIXING for product in ("matrix", "displacement")],
+        *[(encoding, "displacement", *border) for encoding in ("lrpe_m", "ggqpe") for border in BORDERS[:-1]],
+    ],
+)
+def test_no_token_receives_from_outside_its_window_or_the_image(encoding, product, windows, shift):
     """Weights are cut from those of a whole window and, after a softmax, renormalized; beyond, gradients are zero."""
     model = posmlp(spec(encoding, product=product), windows=windows, shift=shift)
     layers, layer = model.position(model.grid), 0
@@ -239,7 +244,7 @@ def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift)
     torch.testing.assert_close(mix_tokens(x, given.mixing, given.spatial_bias, block.windows(grid)), expected)
 
 
-@pytest.mark.parametrize("encoding", MIXING)
+@in_turn("encoding", MIXING)
 def test_layers_work_on_the_tokens_of_the_image_alone(encoding):
     """If windows do not tile the grid, no padding token passes through a linear layer."""
     model = posmlp(encoding, windows=(6, 3, 3, 2), shift="swin")
@@ -264,7 +269,7 @@ def test_stochastic_depth_drops_samples_and_not_windows():
 # Tables, matrices and biases
 
 
-@pytest.mark.parametrize("encoding", RESAMPLED)
+@in_turn("encoding", RESAMPLED)
 @changes
 def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_windows(encoding, windows, tmp_path):
     """In both directions: from the windows of training to others, and back."""
@@ -277,7 +282,7 @@ def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_w
         assert torch.equal(loaded(x), model(x))
 
 
-@pytest.mark.parametrize("encoding", MIXING)
+@in_turn("encoding", MIXING)
 @changes
 def test_a_resampled_model_is_a_model_of_those_windows(encoding, windows):
     model, other, x = posmlp(encoding), posmlp(encoding, windows=windows), image()
@@ -325,7 +330,7 @@ def test_rows_that_sum_to_one_do_so_in_windows_larger_than_trained_and_the_bias_
             assert rows.shape[1] == side * side
 
 
-@pytest.mark.parametrize("encoding", MIXING)
+@in_turn("encoding", MIXING)
 def test_windows_larger_than_trained_train_every_parameter(encoding):
     model = posmlp(encoding).train()
     model.set_input_size(128, windows=(8, 8, 8, 4))
@@ -345,7 +350,7 @@ def test_what_is_not_trained_stays_so():
 # Windows larger than the grid
 
 
-@pytest.mark.parametrize("encoding", MIXING)
+@in_turn("encoding", MIXING)
 def test_windows_larger_than_the_grid_shrink_to_it(encoding):
     model, other, x = posmlp(encoding), posmlp(encoding, windows=(16, 8, 4, 2)), image()
     model.set_input_size(windows=(100, 9, 14, 7))
@@ -377,8 +382,8 @@ def test_a_window_that_was_larger_than_the_grid_grows_with_it():
 # Checkpoints of other windows
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
-@pytest.mark.parametrize("folded", [False, True])
+@in_turn("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
+@in_turn("folded", [False, True])
 def test_a_checkpoint_of_other_windows_is_resampled_as_set_input_size_does_it(encoding, folded, tmp_path):
     path, x = tmp_path / "model.pth", image()
     other = posmlp(encoding, windows=LARGER)
@@ -410,8 +415,8 @@ def test_a_quadratic_checkpoint_of_other_windows_without_a_bias_fits_as_it_is(tm
 # Folded models
 
 
-@pytest.mark.parametrize("encoding", [*MIXING, "learnable+ggqpe"])
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
+@in_turn("encoding", [*MIXING, "learnable+ggqpe"])
+@in_turn("product", ["matrix", "displacement"])
 def test_a_folded_model_changes_windows_as_an_unfolded_one_does(encoding, product):
     model, x = posmlp(spec(encoding, product=product)), image(64, 96)
     twin = fold(copy.deepcopy(model))
@@ -434,7 +439,7 @@ def test_a_folded_position_is_refused_for_other_windows():
 # Refusals
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("img_size", "windows", "said"),
     [
         (None, (4, 4, 4), r"`windows` must be a side of at least 1 for each of the 4 stages, got \[4, 4, 4\]"),
@@ -449,9 +454,8 @@ def test_a_folded_position_is_refused_for_other_windows():
         (80, None, "`img_size` must be a positive multiple"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["lrpe_m", "learnable+ggqpe"])
-@pytest.mark.parametrize("folded", [False, True])
-def test_what_cannot_be_is_refused_before_anything_is_changed(encoding, folded, img_size, windows, said):
+@in_turn(("encoding", "folded"), [("lrpe_m", False), ("learnable+ggqpe", True)])
+def test_invalid_arguments_are_refused_before_anything_is_changed(encoding, folded, img_size, windows, said):
     model, x = posmlp(encoding), image()
     model = fold(model) if folded else model
     before, state = model(x), state_of(model)
@@ -543,8 +547,8 @@ def rolled(x, grid, window, mask):
     return out.roll(move, (1, 2)).flatten(1, 2)
 
 
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
-@pytest.mark.parametrize(("size", "stage"), [((64, 64), 0), ((32, 64), 1), ((64, 64), 2)])
+@in_turn("product", ["matrix", "displacement"])
+@in_turn(("size", "stage"), [((64, 64), 0), ((32, 64), 1), ((64, 64), 2)])
 @torch.no_grad()
 def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_are_extreme(size, stage, product):
     """A group whose center is far away has logits below -200 for all neighbors, so it takes the opposite border."""
@@ -564,7 +568,7 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
     assert not torch.allclose(hard, expected)
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
+@in_turn("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "ggqpe"])
 @torch.no_grad()
 def test_released_windows_without_a_softmax_mix_opposite_borders(encoding):
     options = {"softmax": False} if encoding == "ggqpe" else {}
@@ -605,7 +609,7 @@ def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
 
 
 @pytest.mark.parametrize("windows", [(4.5, 4), 7, ("a", 2)])
-def test_windows_that_are_no_whole_numbers_leave_the_model_as_it_was(windows):
+def test_windows_that_are_not_integers_leave_the_model_unchanged(windows):
     model = graticule.create_model("posmlp_nano_32", encoding="lrpe").eval()
     before = model.windows
     with pytest.raises(ValueError, match="`windows` must be a side"):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
 from graticule.checkpoints.read import read_checkpoint, save_weights
+from in_turn import in_turn
 from tiny import COVER, SIZE, draw, holds, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -80,8 +81,8 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+@in_turn("wrapper", WRAPPERS)
+@in_turn("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_a_checkpoint_of_deit_and_timm_goes_in_however_it_is_wrapped(wrapper, name, saved):
     theirs = timms(name)
     model = tiny(name=name).eval()
@@ -97,7 +98,7 @@ def lapes(case):
     return state, tensors["input"], tensors["output"]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("case", "encoding", "joining", "name"),
     [
         ("lape_learnable_basic", "learnable", "default", "deit_tiny_patch16_224"),
@@ -118,8 +119,8 @@ def test_a_checkpoint_of_lapes_code_goes_in_with_its_options_beside(case, encodi
     torch.testing.assert_close(model(x).double(), output, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("encoding", "joining"), COVER)
-def test_our_own_checkpoints_go_round(encoding, joining, saved, tmp_path):
+@in_turn(("encoding", "joining"), COVER)
+def test_our_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
     first, model = draw(tiny(encoding, joining)).eval(), tiny(encoding, joining).eval()
     x = images(24, 40)
     expected = first(x)
@@ -290,7 +291,7 @@ def test_random_bytes_and_text_are_refused(suffix, tmp_path):
             assert_refused(model, path)
 
 
-@pytest.mark.parametrize("start", range(5))
+@in_turn("start", range(5))
 def test_a_file_with_a_damaged_byte_is_refused_or_harmless(start, saved):
     """For any wrong byte in the directory of names, the only exception is a ValueError that names the file."""
     path = saved(timms(depth=1).state_dict(), _use_new_zipfile_serialization=False)
@@ -315,8 +316,8 @@ class Hostile:
         return open, (str(self.target), "w")
 
 
-@pytest.mark.parametrize("where", ["alone", "beside"])
-@pytest.mark.parametrize("format", ["zip", "legacy", "pickle"])
+@in_turn("where", ["alone", "beside"])
+@in_turn("format", ["zip", "legacy", "pickle"])
 def test_code_in_a_checkpoint_does_not_run(where, format, tmp_path, saved):
     target = tmp_path / "written_by_the_checkpoint"
     found = Hostile(target) if where == "alone" else {"model": timms().state_dict(), "args": Hostile(target)}
@@ -335,7 +336,7 @@ def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
     assert "open" in message
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "found",
     [
         {},
@@ -353,7 +354,6 @@ def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
         {"pos_embed": torch.zeros(1, 0, 24)},
         {"head.weight": torch.tensor(1.0)},
     ],
-    ids=repr,
 )
 def test_what_is_no_state_dict_is_refused(found, saved):
     assert_refused(tiny(), saved(found))
@@ -447,7 +447,7 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("said", STRANGE)
+@in_turn("said", STRANGE)
 def test_a_tensor_that_is_no_weight_is_refused_by_name(said, saved):
     state, model = draw(tiny()).state_dict(), tiny()
     for name in ("head.weight", "position.encodings.0.pos_embed"):
@@ -486,7 +486,7 @@ def test_a_name_with_line_ends_and_escape_codes_is_shown_in_one_line_and_escaped
     assert message.isprintable() and len(message) < 500
 
 
-@pytest.mark.parametrize("kind", ["nothing", "noise", "other classes"])
+@in_turn("kind", ["nothing", "noise", "other classes"])
 def test_a_checkpoint_that_a_model_is_created_with_is_refused_as_by_the_loader(kind, saved, tmp_path):
     path = tmp_path / "checkpoint.pth"
     if kind == "noise":
@@ -525,9 +525,9 @@ def stored(model, how, folder):
     return path
 
 
-@pytest.mark.parametrize("how", SAVED)
-@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
-@pytest.mark.parametrize("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
+@in_turn("how", SAVED)
+@in_turn(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+@in_turn("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
 def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_shape(
     how, encoding, joining, sides, tmp_path
 ):
@@ -540,8 +540,8 @@ def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_sh
     assert holds(model, first.state_dict()) and holds(second, first.state_dict())
 
 
-@pytest.mark.parametrize("how", [*SAVED, "safetensors"])
-@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+@in_turn("how", [*SAVED, "safetensors"])
+@in_turn(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
 def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(how, encoding, joining, tmp_path):
     first = draw(tiny(encoding, joining, img_size=(16, 64)))
     if how == "safetensors":  # which stores only tensors
@@ -569,7 +569,7 @@ def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
 
 
-@pytest.mark.parametrize("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)], ids=repr)
+@in_turn("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)])
 def test_what_is_no_shape_of_a_grid_is_left_out(said, saved):
     state = graticule.published_state_dict(draw(tiny()))
     state._metadata[""]["grids"] = said

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import pickle
 
 import pytest
 import timm
@@ -14,6 +13,7 @@ from timm.models._manipulate import adapt_input_conv
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
 from graticule.checkpoints.transferred import Transferred
+from in_turn import in_turn
 from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 
 #: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.
@@ -174,7 +174,7 @@ def trained(encoding, joining):
     return drawn(encoding, joining).state_dict()
 
 
-@pytest.mark.parametrize(("encoding", "joining"), COVER)
+@in_turn(("encoding", "joining"), COVER)
 def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_loaded(encoding, joining):
     first, model = drawn(encoding, joining), drawn(encoding, joining)
     start = copy_of(model)
@@ -199,7 +199,7 @@ def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_load
     assert model(images()).isfinite().all()
 
 
-def test_the_checkpoint_is_left_as_it_is():
+def test_the_checkpoint_is_unchanged():
     first = drawn()
     state = dict(first.state_dict())
     before = copy_of(first)
@@ -227,7 +227,7 @@ def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
 # Another size
 
 
-@pytest.mark.parametrize(("encoding", "joining"), COVER)
+@in_turn(("encoding", "joining"), COVER)
 def test_another_image_size_gives_what_the_loader_gives(encoding, joining, tmp_path):
     formula = "sinusoidal" in encoding  # which the loader ignores only under published names
     path = saved(drawn(encoding, joining), tmp_path, published=formula)
@@ -257,7 +257,7 @@ PYRAMIDS = {
 }
 
 
-@pytest.mark.parametrize("change", PYRAMIDS)
+@in_turn("change", PYRAMIDS)
 def test_another_size_or_window_of_another_family_gives_what_the_loader_gives(change, tmp_path):
     family, both, other = PYRAMIDS[change]
     first, model, expected = small(family, **both), small(family, **both, **other), small(family, **both, **other)
@@ -372,8 +372,8 @@ def test_every_table_starts_as_a_copy_of_the_one_of_the_default_joining():
     assert len({table.data_ptr() for table in tables}) == DEPTH
 
 
-@pytest.mark.parametrize("joining", ["default", "shared", "lape"])
-@pytest.mark.parametrize("published", [False, True])
+@in_turn("joining", ["default", "shared", "lape"])
+@in_turn("published", [False, True])
 def test_of_tables_of_their_own_the_first_is_taken(joining, published, tmp_path):
     first, model = drawn("learnable", "unshared"), drawn("learnable", joining)
     found = reported(model, saved(first, tmp_path, published))
@@ -486,7 +486,7 @@ def test_a_token_to_which_timm_gives_no_position_has_a_row_of_zeros():
 # Another image, patch or depth
 
 
-@pytest.mark.parametrize("family", ["vit", "vit_lite", "cct", "ceit", "pvt", "swin", "posmlp"])
+@in_turn("family", ["vit", "vit_lite", "cct", "ceit", "pvt", "swin", "posmlp"])
 def test_a_gray_image_looks_to_one_channel_as_it_looked_to_three(family):
     first = small(family, in_chans=3).double()
     model = small(family, in_chans=1).double()
@@ -498,7 +498,7 @@ def test_a_gray_image_looks_to_one_channel_as_it_looked_to_three(family):
     torch.testing.assert_close(model(x), first(x.expand(-1, 3, -1, -1)), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 6, 7])
+@in_turn("channels", [1, 2, 3, 4, 6, 7])
 def test_any_number_of_channels_sees_the_same_in_a_gray_image_and_is_timms(channels):
     first, model = drawn().double(), drawn(in_chans=channels).double()
     reported(model, first.state_dict())
@@ -710,44 +710,7 @@ def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
         assert_refused(small(family), path, "model.safetensors does not fit .* no weight of its blocks does")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert_refused(drawn(), tmp_path / "none.pth", "which does not exist", FileNotFoundError)
-    assert_refused(drawn(), tmp_path, "which does not exist", FileNotFoundError)
-
-
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("kept", [0, 100, 0.5, -1])
-def test_a_truncated_file_is_refused(suffix, kept, tmp_path):
-    path = tmp_path / f"model.{suffix}"
-    (save_file if suffix == "safetensors" else torch.save)(dict(drawn().state_dict()), path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    assert_refused(drawn(), path, "truncated")
-
-
-class Hostile:
-    """Writes a file when it is unpickled by a reader that executes code."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def __reduce__(self):
-        return open, (str(self.target), "w")
-
-
-@pytest.mark.parametrize("format", ["zip", "pickle"])
-def test_code_in_a_checkpoint_does_not_run(format, tmp_path):
-    target, path = tmp_path / "written_by_the_checkpoint", tmp_path / "model.pth"
-    found = {"model": dict(drawn().state_dict()), "args": Hostile(target)}
-    if format == "zip":
-        torch.save(found, path)
-    else:
-        path.write_bytes(pickle.dumps(found))
-    assert_refused(drawn(), path, "model.pth")
-    assert not target.exists()
-
-
-@pytest.mark.parametrize(
+@in_turn(
     ("source", "match"),
     [
         ({}, "must map names to tensors"),

@@ -15,7 +15,7 @@ def float64():
     torch.set_default_dtype(before)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_and_the_model_is_as_it_was():
+def test_a_checkpoint_that_does_not_fit_is_refused_and_the_model_is_unchanged():
     model = graticule.create_segmenter(
         "deit_tiny_patch16_224", 3, "segmenter_linear", depth=1, img_size=32, embed_dim=24, num_heads=2
     )

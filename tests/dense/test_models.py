@@ -20,6 +20,7 @@ from graticule.dense.torchvision_parts import Anchors
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from in_turn import in_turn
 from tiny import without_memory
 
 VIT = {"backbone": "deit_tiny_patch16_224", "img_size": 64, "embed_dim": 24, "depth": 4, "num_heads": 2}
@@ -120,7 +121,7 @@ def test_deformable_attention_is_compiled_as_one_graph():
     torch.testing.assert_close(compiled(query, reference, value), call(query, reference, value))
 
 
-@pytest.mark.parametrize(("encoding", "joining"), POSITIONS)
+@in_turn(("encoding", "joining"), POSITIONS)
 def test_a_fresh_adapter_leaves_the_tokens_of_the_vit_as_they_are_with_any_position_at_any_size(encoding, joining):
     model = graticule.create_segmenter(
         **VIT,
@@ -343,7 +344,7 @@ def test_the_simple_pyramid_has_four_strides_and_more_where_asked():
         ]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("decoder", "options"),
     [
         ("segmenter_linear", {**VIT, "encoding": "rope"}),
@@ -568,7 +569,7 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("backbone", "options", "printed", "within"), PRINTED)
+@in_turn(("backbone", "options", "printed", "within"), PRINTED)
 def test_the_dense_rows_of_the_papers_have_as_many_parameters_as_printed(backbone, options, printed, within):
     create = graticule.create_detector if "head" in options else graticule.create_segmenter
     with without_memory():

@@ -208,7 +208,7 @@ def test_mask_rcnn_with_mmdetections_weights_computes_its_formulas(mask_rcnn):
     torch.testing.assert_close(deltas[0], conv("rpn_head.rpn_reg", hidden, 0), rtol=0, atol=1e-12)
 
 
-def test_weights_of_mmdetection_that_do_not_fit_leave_the_model_as_it_was(mask_rcnn):
+def test_weights_of_mmdetection_that_do_not_fit_leave_the_model_unchanged(mask_rcnn):
     weights = published_heads(mask_rcnn, classes=4, channels=8)
     before = {name: value.clone() for name, value in mask_rcnn.state_dict().items()}
     with pytest.raises(ValueError, match="does not fit MaskRcnn"):

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from graticule import Grid
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
+from in_turn import in_turn
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
 
@@ -120,7 +121,7 @@ def test_two_learnable_tables_are_drawn_apart():
     assert wide.std() > 5 * Learnable(grid, 8).pos_embed.std()
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kind", "dim", "rule"),
     [
         (Sinusoidal1d, 5, "`dim` must be a multiple of 2 .*got 5"),

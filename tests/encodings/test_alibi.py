@@ -11,6 +11,7 @@ from graticule.encodings.alibi import Alibi, slopes
 from graticule.encodings.forms import bias as layer_bias
 from graticule.position.bias import LowRank
 from graticule.surgery.fold import fold
+from in_turn import in_turn
 from tiny import draw, images, spec, tiny
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
@@ -32,14 +33,14 @@ def test_twelve_heads_have_the_eight_and_every_other_one_of_sixteen():
     assert slopes(12)[8:] == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], abs=1e-15)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 16, 32])
+@in_turn("heads", [1, 2, 4, 16, 32])
 def test_a_power_of_two_is_a_geometric_sequence_that_ends_at_one_256th(heads):
     ratio = 2 ** (-8 / heads)
     assert slopes(heads) == pytest.approx([ratio**h for h in range(1, heads + 1)], rel=1e-12)
     assert slopes(heads)[-1] == pytest.approx(1 / 256)
 
 
-@pytest.mark.parametrize("heads", [3, 5, 6, 7, 9, 12, 20, 24])
+@in_turn("heads", [3, 5, 6, 7, 9, 12, 20, 24])
 def test_other_numbers_of_heads_follow_the_recursion_of_the_code(heads):
     below = 1 << (heads.bit_length() - 1)
     assert slopes(heads) == pytest.approx(slopes(below) + slopes(2 * below)[::2][: heads - below], rel=1e-12)
@@ -65,7 +66,7 @@ def of_pairs(grid, slopes, distances):
     return bias
 
 
-@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7), Grid.of_text(5), Grid(3, 4, prefix=2)], ids=str)
+@in_turn("grid", [BUILT, OTHER, Grid(1, 7), Grid.of_text(5), Grid(3, 4, prefix=2)])
 def test_the_bias_is_the_slope_times_the_distance_and_prefix_tokens_are_left_out(grid):
     for name, distance in DISTANCES.items():
         bias = Alibi(BUILT, 3, distance=name).double()(grid)

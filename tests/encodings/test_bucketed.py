@@ -9,6 +9,7 @@ import torch
 import graticule
 from graticule import Grid
 from graticule.encodings.bucketed import BucketedBias, edges
+from in_turn import in_turn
 
 HEADS = 3
 TEXT = Grid(1, 9)
@@ -40,8 +41,8 @@ def drawn(grid=TEXT, **kwargs):
     return encoding
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 20), (8, 64), (4, 5)])
+@in_turn("causal", [False, True])
+@in_turn(("buckets", "max_distance"), [(32, 128), (16, 20), (8, 64), (4, 5)])
 def test_the_buckets_are_those_of_the_formula(causal, buckets, max_distance):
     encoding = BucketedBias(TEXT, HEADS, buckets, max_distance, causal)
     offsets = list(range(-200, 201))
@@ -125,7 +126,7 @@ def test_all_layers_share_one_table():
     assert given[1].bias is given[0].bias and given[3].bias is None
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("grid", "kwargs", "message"),
     [
         (TEXT, {"buckets": 6}, "`buckets` must be a multiple of 4, got 6"),
@@ -135,7 +136,7 @@ def test_all_layers_share_one_table():
         (Grid(2, 3), {"causal": True}, "`grid` must have height 1"),
     ],
 )
-def test_what_cannot_be_is_refused(grid, kwargs, message):
+def test_invalid_arguments_are_refused(grid, kwargs, message):
     with pytest.raises(ValueError, match=message):
         BucketedBias(grid, HEADS, **kwargs)
 

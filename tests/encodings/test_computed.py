@@ -12,6 +12,7 @@ from graticule.encodings.coordinate_mlp import CoordinateMlp
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.fourier import Fourier
 from graticule.position.grid import Crop, Grid
+from in_turn import in_turn
 
 
 @pytest.fixture(autouse=True)
@@ -161,8 +162,8 @@ def test_a_larger_grid_over_the_same_image_has_the_same_rows_at_the_same_coordin
 # Factorized tables
 
 
-@pytest.mark.parametrize("aspect", [False, True])
-@pytest.mark.parametrize("new", [(4, 4), (6, 9), (3, 2), (5, 4)])
+@in_turn("aspect", [False, True])
+@in_turn("new", [(4, 4), (6, 9), (3, 2), (5, 4)])
 def test_factorized_tables_are_timms_naflex(aspect, new):
     theirs = NaFlexEmbeds(
         patch_size=4, embed_dim=6, pos_embed="factorized", pos_embed_grid_size=(4, 4), pos_embed_ar_preserving=aspect

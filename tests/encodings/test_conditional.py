@@ -198,8 +198,8 @@ def test_a_peg_of_zeros_is_the_identity_bit_for_bit(padding, convolution, dtype)
 
 
 @forms
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("shift", [(1, 0), (0, 2), (-2, 3)])
+@in_turn("layers", [1, 3])
+@in_turn("shift", [(1, 0), (0, 2), (-2, 3)])
 def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(shift, layers, convolution):
     peg, grid = drawn(Peg(DIM, 3, convolution, layers, "circular"), 1.0).double().eval(), Grid(4, 7)
     x = as_map(tokens(grid), grid)
@@ -208,8 +208,8 @@ def test_with_circular_padding_a_shift_of_the_grid_is_a_shift_of_the_encoding(sh
     assert_near(as_map(peg(moved, grid), grid), as_map(peg(still, grid), grid).roll(shift, (2, 3)), atol=1e-10)
 
 
-@pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
-@pytest.mark.parametrize("kernel", [3, 5])
+@in_turn("padding", ["zeros", "replicate", "reflect", "none"])
+@in_turn("kernel", [3, 5])
 def test_with_a_border_it_is_so_inside_and_not_at_the_border(kernel, padding):
     peg, grid = drawn(Peg(DIM, kernel, padding=padding)).double(), Grid(9, 11)
     x, margin = tokens(grid), kernel // 2
@@ -259,8 +259,8 @@ def test_only_a_depthwise_convolution_keeps_channels_apart():
         assert bool((change[1:] == 0).all()) != mixes
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 27])
-@pytest.mark.parametrize(
+@in_turn("kernel", [1, 3, 27])
+@in_turn(
     ("convolution", "weights", "biases"),
     [
         ("depthwise", lambda d, k: d * k * k, 1),
@@ -316,7 +316,7 @@ def test_the_names_of_a_state_dict_are_those_of_twins(kwargs, names):
 
 @forms
 @pytest.mark.parametrize("layers", [1, 2])
-def test_a_state_dict_goes_round(convolution, layers):
+def test_a_state_dict_round_trips(convolution, layers):
     grid = Grid(3, 5, prefix=1)
     first, second = (drawn(Peg(DIM, 3, convolution, layers)).double().eval() for _ in range(2))
     x = tokens(grid)
@@ -448,7 +448,7 @@ def test_one_peg_serves_every_grid():
         assert_near(peg(x, grid), naive(peg, x, grid, "zeros"))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"kernel": 2}, "`kernel` must be odd, so that it has a center, got 2"),
@@ -459,20 +459,20 @@ def test_one_peg_serves_every_grid():
         ({"layers": 0}, "`layers` must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(kwargs, message):
+def test_invalid_arguments_are_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         Peg(DIM, **kwargs)
 
 
-@pytest.mark.parametrize("build", [Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim))])
-@pytest.mark.parametrize("count", [14, 15, 17])
+@in_turn("build", [Peg, ConvolutionalProjection, lambda dim: QueryKeyPeg(Peg(dim))])
+@in_turn("count", [14, 15, 17])
 def test_tokens_that_are_not_the_grids_are_refused(build, count):
     module = build(DIM)
     with pytest.raises(ValueError, match=rf"`x` must have as many tokens as the grid, 1 \+ 3 \* 5 = 16, got {count}"):
         module(torch.randn(2, count, DIM), Grid(3, 5, prefix=1))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("padding", "kernel", "layers", "least"),
     [("circular", 7, 1, 3), ("reflect", 7, 1, 4), ("none", 7, 1, 7), ("none", 3, 3, 7), ("reflect", 3, 2, 2)],
 )
@@ -570,7 +570,7 @@ def test_a_convolutional_projection_is_one_graph():
     assert all(torch.equal(a, b) for a, b in zip(made, projection(x, grid), strict=True))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"padding": "none"}, "`padding` must keep the grid's size to convolve queries, got 'none'"),
@@ -578,7 +578,7 @@ def test_a_convolutional_projection_is_one_graph():
         ({"kernel": 4}, "`kernel` must be odd.*got 4"),
     ],
 )
-def test_a_convolutional_projection_that_cannot_be_is_refused(kwargs, message):
+def test_an_invalid_convolutional_projection_is_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         ConvolutionalProjection(DIM, **kwargs)
 

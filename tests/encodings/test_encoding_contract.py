@@ -1,6 +1,4 @@
-"""The contract of every encoding."""
-
-import copy
+"""Shapes, dtypes and grids of encodings alone; graticule.testing has the contract of an encoding in a model."""
 
 import pytest
 import torch
@@ -50,13 +48,6 @@ def test_the_shape_is_the_documented_one_where_it_was_built(name, grid):
     assert ENCODINGS[name](grid)(grid).shape == documented_shape(name, grid)
 
 
-@every
-def test_the_shape_is_the_documented_one_at_another_grid(name):
-    position = drawn(name)(OTHER)
-    assert position.shape == documented_shape(name, OTHER)
-    assert position.isfinite().all()
-
-
 @pytest.mark.parametrize("name", ["sinusoidal_1d", "sinusoidal_2d"])
 def test_a_formula_gives_for_another_grid_what_an_encoding_built_for_it_gives(name):
     assert torch.equal(ENCODINGS[name](BUILT)(OTHER), ENCODINGS[name](OTHER)(OTHER))
@@ -72,60 +63,6 @@ def test_bfloat16_stays_bfloat16_and_agrees_with_float32(name, grid):
     assert rounded.dtype == torch.bfloat16
     # bfloat16 has 8 bits; a norm divides by a standard deviation of about one, and its scale is below 4
     torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=2**-4)
-
-
-@every
-def test_a_state_dict_goes_round(name):
-    first, second = drawn(name), drawn(name)
-    missing, unexpected = second.load_state_dict(first.state_dict(), strict=True)
-    assert not missing
-    assert not unexpected
-    for grid in (BUILT, OTHER):
-        assert torch.equal(first(grid), second(grid))
-
-
-@every
-def test_a_copy_does_not_share_its_parameters(name):
-    first = drawn(name)
-    second = copy.deepcopy(first)
-    before = first(BUILT).clone()
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.add_(1)
-    assert torch.equal(first(BUILT), before)
-    assert not torch.equal(first(BUILT), second(BUILT))
-
-
-@every
-def test_another_instance_leaves_the_first_as_it_was(name):
-    first = drawn(name)
-    before = [first(grid).clone() for grid in (BUILT, OTHER)]
-    other = ENCODINGS[name](OTHER)
-    other.set_grid(BUILT)
-    other(OTHER)
-    assert all(torch.equal(first(grid), old) for grid, old in zip((BUILT, OTHER), before, strict=True))
-
-
-@pytest.mark.parametrize("grid", [BUILT, OTHER])
-@learned
-def test_a_gradient_reaches_every_learnable_parameter(name, grid):
-    encoding = drawn(name)
-    (encoding(grid) * torch.randn(documented_shape(name, grid))).sum().backward()
-    for parameter_name, parameter in encoding.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        reached = parameter.grad.abs().flatten() > 0
-        # offsets that do not occur in a grid are used by none of its pairs
-        assert reached.all() or grid != BUILT, parameter_name
-        assert reached.any(), parameter_name
-
-
-@every
-def test_setting_a_grid_equals_asking_for_it(name):
-    encoding = drawn(name)
-    asked = encoding(OTHER).detach().clone()
-    encoding.set_grid(OTHER)
-    assert torch.equal(encoding(OTHER), asked)
-    assert encoding.grid == OTHER
 
 
 @every

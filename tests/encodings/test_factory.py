@@ -81,7 +81,7 @@ def test_names_become_the_classes_of_their_names():
     assert [type(p) for p in build("convolutional_projection").inputs.values()] == [ConvolutionalProjection]
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("encoding", "joining", "extra"),
     [
         ("none", "default", -TABLE),
@@ -107,8 +107,8 @@ def test_parameters_beyond_those_of_learnable_default(encoding, joining, extra):
     assert count(tiny(encoding, joining)) - count(tiny("learnable", "default")) == extra
 
 
-@pytest.mark.parametrize("eta", range(1, DEPTH + 1))
-@pytest.mark.parametrize(
+@in_turn("eta", range(1, DEPTH + 1))
+@in_turn(
     ("encoding", "joining", "each", "less"),
     [
         ("learnable", "shared", 0, 0),
@@ -232,7 +232,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused_by_name():
+def test_invalid_arguments_are_refused_by_name():
     for kwargs, message in REFUSED:
         try:
             build(**kwargs)
@@ -242,7 +242,7 @@ def test_what_cannot_be_is_refused_by_name():
             raise AssertionError(f"{kwargs} must be refused")
 
 
-@pytest.mark.parametrize(("encoding", "dim"), [("sinusoidal_1d", 25), ("sinusoidal_2d", 26)])
+@in_turn(("encoding", "dim"), [("sinusoidal_1d", 25), ("sinusoidal_2d", 26)])
 def test_a_dim_that_the_formula_cannot_fill_is_refused(encoding, dim):
     with pytest.raises(ValueError, match=f"`dim` must be a multiple of .*got {dim}"):
         build_position(GRID, dim=dim, depth=3, num_heads=3, encoding=encoding)
@@ -265,7 +265,7 @@ def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
     assert len(position.pegs["0"].proj) == 1
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("form", "found"),
     [
         ({"places": (-1, 2)}, lambda p: list(p.pegs) == ["first", "2"]),
@@ -279,7 +279,6 @@ def test_the_options_of_a_peg_are_those_of_cpvt_by_default():
         ({"frozen": True}, lambda p: not any(parameter.requires_grad for parameter in p.parameters())),
         ({"acts_on": "queries_keys"}, lambda p: isinstance(p, BeforeProjections) and list(p.inputs) == ["1"]),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "effect",
 )
 def test_every_option_of_a_peg_has_its_effect(form, found):
     plain = build("peg")
@@ -298,9 +297,7 @@ def test_the_options_of_a_convolutional_projection_have_their_effect():
     assert not any(parameter.requires_grad for parameter in position.parameters())
 
 
-@pytest.mark.parametrize(
-    "form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}], ids=str
-)
+@in_turn("form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}])
 def test_options_that_a_convolutional_projection_has_not_are_refused(form):
     known = "he options are kernel, padding, bias, places, frozen"
     with pytest.raises(ValueError, match=f"`encoding` convolutional_projection must not have the option .*{known}"):
@@ -317,19 +314,19 @@ def test_the_order_of_places_does_not_matter():
     assert list(a.state_dict()) == list(b.state_dict())
 
 
-@pytest.mark.parametrize("places", [(), [], (0, 0), (1, -1, 1)], ids=repr)
+@in_turn("places", [(), [], (0, 0), (1, -1, 1)])
 def test_places_that_are_no_different_layers_are_refused(places):
     with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"):
         build(spec("peg", places=places))
 
 
-@pytest.mark.parametrize("places", [("0",), "12", (0.5,), None, True], ids=repr)
-def test_places_that_are_no_whole_numbers_are_refused(places):
+@in_turn("places", [("0",), "12", (0.5,), None, True])
+def test_places_that_are_not_integers_are_refused(places):
     with pytest.raises(ValueError, match="`places` of encoding peg must be"):
         build(spec("peg", places=places))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("form", "message"),
     [
         ({"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
@@ -344,14 +341,13 @@ def test_places_that_are_no_whole_numbers_are_refused(places):
         ({"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
         ({"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
     ],
-    ids=str,
 )
-def test_options_of_a_peg_that_cannot_be_are_refused_by_name(form, message):
+def test_invalid_options_of_a_peg_are_refused_by_name(form, message):
     with pytest.raises(ValueError, match=message):
         build(spec("peg", **form))
 
 
-@pytest.mark.parametrize("place", [2, -2])
+@in_turn("place", [2, -2])
 def test_a_place_without_a_layer_after_it_is_refused_for_a_convolutional_projection(place):
     with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
         build(spec("convolutional_projection", places=place))
@@ -370,8 +366,8 @@ def test_two_makers_of_the_inputs_of_one_layer_are_refused():
     build("peg(acts_on='queries_keys', places=1)+convolutional_projection")(GRID)
 
 
-@pytest.mark.parametrize("joining", graticule.list_joinings())
-@pytest.mark.parametrize("conditional", ["peg", "convolutional_projection", "shaw"])
+@in_turn("joining", graticule.list_joinings())
+@in_turn("conditional", ["peg", "convolutional_projection", "shaw"])
 def test_beside_an_absolute_encoding_what_is_made_from_tokens_stays_as_it_is(conditional, joining):
     alone, table = build(conditional)(GRID), build("learnable", joining)(GRID)
     both = build(f"{conditional}+learnable", joining)(GRID)

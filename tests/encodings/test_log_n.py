@@ -8,6 +8,7 @@ import torch
 import graticule
 from graticule import Grid
 from graticule.encodings.log_n import LogN
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 COMBINED = ["log_n", "rope + log_n", "learnable + log_n", "shaw + log_n", "relative_bias + log_n", "pope + log_n"]
@@ -22,7 +23,7 @@ def pair(encoding, **kwargs):
     return model, plain
 
 
-@pytest.mark.parametrize("encoding", COMBINED)
+@in_turn("encoding", COMBINED)
 def test_it_changes_nothing_at_the_size_of_training_and_something_at_another(encoding):
     model, plain = pair(encoding)
     x = images(dtype=torch.float64)

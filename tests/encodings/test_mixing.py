@@ -174,8 +174,8 @@ def grid_of(logits):
     return torch.stack([x, y], -1).flatten(0, 1).double()
 
 
-@pytest.mark.parametrize("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
-@pytest.mark.parametrize(("old", "new"), [((7, 7), (14, 14)), ((6, 9), (5, 12)), ((8, 8), (4, 4)), ((4, 6), (9, 5))])
+@in_turn("name", ["sgu", "lrpe", "glrpe", "lrpe_m"])
+@in_turn(("old", "new"), [((7, 7), (14, 14)), ((6, 9), (5, 12)), ((8, 8), (4, 4)), ((4, 6), (9, 5))])
 def test_a_row_keeps_its_sum_when_what_it_is_made_of_is_resampled(name, old, new):
     """Exactly for constant values, and approximately for values that vary over several patches."""
     old, new = Grid(*old), Grid(*new)
@@ -216,7 +216,7 @@ def test_parameters_are_those_that_the_paper_counts_or_should():
     assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
 
 
-@pytest.mark.parametrize("form", FORMS)
+@in_turn("form", FORMS)
 def test_a_quadratic_encoding_is_computed_anew_at_another_grid(form):
     encoding = drawn(QuadraticMixing(Grid(3, 4), 2, form))
     other = QuadraticMixing(Grid(6, 5), 2, form).double()
@@ -253,7 +253,7 @@ def test_half_precision_is_that_of_the_result_alone(dtype):
     torch.testing.assert_close(encoding(Grid(7, 7)), wide(Grid(7, 7)).to(dtype), rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("build", "said"),
     [
         (lambda: QuadraticMixing(Grid(3, 3), 0), "`groups`"),
@@ -262,7 +262,7 @@ def test_half_precision_is_that_of_the_result_alone(dtype):
         (lambda: LearnableMixing(Grid(3, 3, prefix=1)), "`grid`"),
     ],
 )
-def test_what_cannot_be_is_refused(build, said):
+def test_invalid_arguments_are_refused(build, said):
     with pytest.raises(ValueError, match=said):
         build()
 

@@ -151,8 +151,8 @@ def test_with_a_table_the_output_moves_with_what_is_seen(road, shift, groups):
 
 @forms
 @roads
-@pytest.mark.parametrize("shift", SHIFTS)
-def test_behind_a_softmax_the_output_moves_once_the_normaliser_is_taken_out(form, road, shift):
+@in_turn("shift", SHIFTS)
+def test_after_a_softmax_the_output_moves_once_the_normaliser_is_taken_out(form, road, shift):
     grid = Grid(7, 10)
     encoding = drawn(QuadraticMixing(grid, 3, form))
     normaliser = encoding.logits(grid).flatten(1)[:, displacement_index(grid)].exp().sum(-1)  # (groups, N)
@@ -164,7 +164,7 @@ def test_behind_a_softmax_the_output_moves_once_the_normaliser_is_taken_out(form
 
 
 @forms
-def test_behind_a_softmax_the_output_itself_does_not_move(form):
+def test_after_a_softmax_the_output_itself_does_not_move(form):
     """A row near the edge distributes its weights over fewer tokens."""
     grid = Grid(7, 10)
     encoding = QuadraticMixing(grid, 3, form).double()
@@ -351,8 +351,8 @@ def test_smaller_eigenvalues_look_wider_from_every_token(form):
         assert (reach[small] > reach[large]).all() and (entropy[small] > entropy[large]).all()
 
 
-@pytest.mark.parametrize("form", ["gamma", "gamma_gamma_t"])
-@pytest.mark.parametrize("angle", [0.0, 0.4, 0.8, 1.2, 2.0])
+@in_turn("form", ["gamma", "gamma_gamma_t"])
+@in_turn("angle", [0.0, 0.4, 0.8, 1.2, 2.0])
 def test_a_row_is_wide_along_the_eigenvector_of_the_smaller_eigenvalue(form, angle):
     """On a grid much wider than both, the covariance of the weights is the inverse of M."""
     grid = Grid(41, 43)

@@ -27,6 +27,7 @@ from graticule.encodings.irpe import Irpe
 from graticule.encodings.mlp_bias import MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 DIM, HEADS = 24, 4
@@ -101,7 +102,7 @@ def test_rows_of_prefix_tokens_stay_as_they_are_at_another_grid():
     assert torch.equal(encoding(other), asked)
 
 
-@pytest.mark.parametrize("name", ["relative_bias", "shared_relative_bias"])
+@in_turn("name", ["relative_bias", "shared_relative_bias"])
 def test_rows_of_prefix_tokens_are_refused_without_any(name):
     with pytest.raises(ValueError, match="`prefix_rows` must be False where there is no prefix token, got True"):
         tiny(f"{name}(prefix_rows=True)", class_token=False, global_pool="avg")
@@ -115,7 +116,7 @@ def test_a_norm_of_the_bias_leaves_the_rows_of_prefix_tokens():
     assert torch.equal(bias[:, 0, 0], table[-1])
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("name", "kind", "encoding"),
     [
         ("vit_relpos_base_patch16_224", "mlp", "mlp_bias"),
@@ -127,7 +128,7 @@ def test_a_norm_of_the_bias_leaves_the_rows_of_prefix_tokens():
         ("vit_srelpos_small_patch16_224", "bias", "shared_relative_bias"),
     ],
 )
-@pytest.mark.parametrize("size", [(32, 32), (32, 48)])
+@in_turn("size", [(32, 32), (32, 48)])
 @torch.no_grad()
 def test_a_whole_vit_relpos_gives_the_logits_of_timm_under_its_names(name, kind, encoding, size):
     sizes = {"img_size": size, "patch_size": 8, "embed_dim": DIM, "depth": 2, "num_heads": HEADS, "num_classes": 5}
@@ -182,8 +183,8 @@ def test_the_table_of_coatnet_is_ours(grid):
 # Decomposed positions: SAM and MViTv2
 
 
-@pytest.mark.parametrize("grid", [SQUARE, WIDE, Grid(1, 4)], ids=str)
-@pytest.mark.parametrize("built", [None, Grid(5, 2)], ids=["built", "resampled"])
+@in_turn("grid", [SQUARE, WIDE, Grid(1, 4)])
+@in_turn("built", [None, Grid(5, 2)])
 @torch.no_grad()
 def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     built = built or grid
@@ -195,8 +196,8 @@ def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
     assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), expected)
 
 
-@pytest.mark.parametrize("prefix", [0, 1])
-@pytest.mark.parametrize("shape", [(4, 4), (5, 4), (3, 5)])
+@in_turn("prefix", [0, 1])
+@in_turn("shape", [(4, 4), (5, 4), (3, 5)])
 @torch.no_grad()
 def test_attention_with_decomposed_positions_is_that_of_mvitv2(shape, prefix):
     grid, side = Grid(*shape, prefix), max(shape)
@@ -313,8 +314,8 @@ def test_dropout_of_a_blend_drops_content_and_position_together():
 # GQPE as a bias
 
 
-@pytest.mark.parametrize("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
-@pytest.mark.parametrize("grid", [WIDE, Grid(4, 2)], ids=str)
+@in_turn("form", ["gamma_gamma_t", "gamma", "gamma_released", "alpha", "alpha_released"])
+@in_turn("grid", [WIDE, Grid(4, 2)])
 def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid):
     encoding = drawn(GqpeBias(WIDE, HEADS, form=form))
     mixing: MixingEncoding = QuadraticMixing(WIDE, HEADS, form).double()
@@ -413,9 +414,9 @@ def vector(encoding, letter, i, j, head):
     return sum(table[0 if len(table) == 1 else head, b] for table, b in zip(each, at, strict=True))
 
 
-@pytest.mark.parametrize("mode", ["contextual", "bias"])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("method", ["product", "cross", "euclidean", "quant"])
+@in_turn("mode", ["contextual", "bias"])
+@in_turn("shared", [True, False])
+@in_turn("method", ["product", "cross", "euclidean", "quant"])
 @torch.no_grad()
 def test_attention_with_irpe_on_queries_keys_and_values_is_that_of_the_formula(method, shared, mode):
     grid, heads = Grid(2, 5, 1), 2

@@ -16,6 +16,7 @@ from graticule.encodings.forms.bias import HeadNormalizedBias, NormalizedBias
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.shaw import ShawBias
+from in_turn import in_turn
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5, prefix=1), Grid(1, 6), Grid(5, 2, prefix=2)]
@@ -98,8 +99,8 @@ def test_the_gradient_of_a_table_counts_the_pairs_of_every_displacement(grid):
     assert torch.equal(encoding.relative_position_bias_table.grad, by_hand)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("at", [BUILT, OTHER], ids=str)
+@in_turn("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@in_turn("at", [BUILT, OTHER])
 def test_the_relative_bias_has_the_dtype_of_its_table_and_none_on_prefix_tokens(dtype, at):
     bias = RelativeBias(BUILT, HEADS).to(dtype)(at)
     assert bias.dtype == dtype
@@ -242,8 +243,8 @@ def naive_buckets(grid, ratio=1.9):
     return index
 
 
-@pytest.mark.parametrize("ratio", [1.9, 1.0, 2.5, 0.5])
-@pytest.mark.parametrize("grid", [*GRIDS, Grid(14, 14, 1), Grid(1, 40)], ids=str)
+@in_turn("ratio", [1.9, 1.0, 2.5, 0.5])
+@in_turn("grid", [*GRIDS, Grid(14, 14, 1), Grid(1, 40)])
 def test_the_buckets_are_those_of_the_published_rule(grid, ratio):
     assert torch.equal(Irpe(grid, HEADS, HEAD_DIM, ratio=ratio).index[0], naive_buckets(grid, ratio))
 
@@ -271,8 +272,8 @@ def test_pairs_with_a_prefix_token_have_a_bucket_of_their_own(prefix):
     assert (index[prefix:, prefix:] < 49).all()
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("at", [BUILT, OTHER, Grid(7, 9, prefix=1)], ids=str)
+@in_turn("shared", [True, False])
+@in_turn("at", [BUILT, OTHER, Grid(7, 9, prefix=1)])
 def test_the_contextual_bias_is_a_product_of_the_query_and_its_buckets_vector(at, shared):
     encoding = contextual(shared_heads=shared)
     weight = encoding.rpe_k[0].detach()
@@ -449,8 +450,8 @@ def test_the_parameters_of_a_norm_over_the_heads_do_not_depend_on_the_grid(kind)
 # By name
 
 
-@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias"])
-@pytest.mark.parametrize(
+@in_turn("encoding", ["relative_bias", "continuous_bias"])
+@in_turn(
     ("joining", "kind"),
     [("lape", NormalizedBias), ("lape(over='keys')", NormalizedBias), ("lape(over='heads')", HeadNormalizedBias)],
 )
@@ -474,8 +475,8 @@ def test_a_model_normalises_its_bias_over_the_heads(encoding):
     torch.testing.assert_close(graticule.fold(model, (24, 40))(x), before, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["keys", "heads"])
-@pytest.mark.parametrize(
+@in_turn("norm", ["keys", "heads"])
+@in_turn(
     ("encoding", "joining"),
     [
         ("relative_bias", "default"),
@@ -553,8 +554,8 @@ def test_loading_the_tables_of_other_windows_is_setting_the_windows(tmp_path, ch
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "irpe"])
-@pytest.mark.parametrize("size", [(32, 32), (64, 48), (48, 96)])
+@in_turn("encoding", ["relative_bias", "continuous_bias", "irpe"])
+@in_turn("size", [(32, 32), (64, 48), (48, 96)])
 def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, size):
     model = draw(swin(encoding=encoding)).double().eval()
     told = zip(model.position(model.grid_at(size)), model.position(model.grid), (3, 3, 6), strict=True)
@@ -565,9 +566,9 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
         assert torch.equal(*two)
 
 
-@pytest.mark.parametrize("grid", [Grid(3, 4), Grid(3, 4, prefix=2), Grid(1, 9)], ids=str)
-@pytest.mark.parametrize("kind", [ShawBias, Irpe, Decomposed])
-@pytest.mark.parametrize("elsewhere", [False, True])
+@in_turn("grid", [Grid(3, 4), Grid(3, 4, prefix=2), Grid(1, 9)])
+@in_turn("kind", [ShawBias, Irpe, Decomposed])
+@in_turn("elsewhere", [False, True])
 def test_a_part_of_a_bias_that_is_made_from_the_queries_is_that_part_of_the_whole(kind, grid, elsewhere):
     encoding = drawn(kind(Grid(2, 3, grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
     made = encoding(grid)

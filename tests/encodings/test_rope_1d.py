@@ -9,6 +9,7 @@ from timm.layers import apply_rot_embed_cat
 
 from graticule import Grid
 from graticule.encodings.rope_1d import Rope1d
+from in_turn import in_turn
 
 GRIDS = [Grid(1, 6), Grid(3, 4), Grid(1, 5, prefix=1), Grid(2, 3, prefix=2)]
 HEAD_DIM = 6
@@ -24,8 +25,8 @@ def naive(grid, head_dim=HEAD_DIM, temperature=10_000.0):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("temperature", [10_000.0, 50.0])
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@in_turn("temperature", [10_000.0, 50.0])
+@in_turn("grid", GRIDS)
 def test_the_angles_are_those_of_the_formula(grid, temperature):
     table = Rope1d(grid, HEAD_DIM, temperature).double()(grid)
     assert table.shape == (grid.tokens, 2 * HEAD_DIM)
@@ -73,7 +74,7 @@ def test_with_fewer_digits_it_keeps_float32_and_copies_are_their_own():
     assert encoding.double()(Grid(1, 400)).dtype == torch.float64
 
 
-@pytest.mark.parametrize("head_dim", [0, 1, 7])
+@in_turn("head_dim", [0, 1, 7])
 def test_channels_that_are_no_pairs_are_refused(head_dim):
     with pytest.raises(ValueError, match=f"`head_dim` must be a multiple of 2 .*got {head_dim}"):
         Rope1d(Grid(1, 4), head_dim)

@@ -18,6 +18,7 @@ from graticule.encodings.rope_mixed import MixedRope
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
+from in_turn import in_turn
 from tiny import draw, images, spec, tiny
 
 GRIDS = [(4, 4), (3, 5), (7, 2)]
@@ -131,8 +132,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (4, 4)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@in_turn("shape", [(3, 5), (4, 4)])
+@in_turn("name", MODELS)
 def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float64):
     patch = 14 if "patch14" in name else 16
     theirs = timm.create_model(name, img_size=tuple(patch * n for n in shape), embed_dim=32, depth=2, num_heads=2)
@@ -236,7 +237,7 @@ def test_noise_stays_within_its_bounds():
 EVERY = ["rope", "rope(preset='dinov3')", "rope_1d", "rope_mixed", "rope_golden_gate", "mrope", "liere", "pope"]
 
 
-@pytest.mark.parametrize("encoding", EVERY)
+@in_turn("encoding", EVERY)
 def test_autocast_and_low_precision_do_not_merge_positions(encoding):
     """200 patches in a row have 200 different rows, although bfloat16 would round 129 to 128."""
     grid = Grid(1, 200)

@@ -14,6 +14,7 @@ from graticule.encodings.rope import Frequencies, Rope
 from graticule.encodings.rope_1d import Rope1d
 from graticule.encodings.rope_golden_gate import GoldenGateRope
 from graticule.encodings.rope_mixed import MixedRope
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 BUILT, LARGE = Grid(4, 6, prefix=1), Grid(8, 18, prefix=1)
@@ -71,8 +72,8 @@ def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
         assert ratio[lengths[moving].argmin()].item() == pytest.approx(1 / s, rel=1e-12), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", BUILD)
+@in_turn("kind", KINDS)
+@in_turn("name", BUILD)
 def test_at_the_reference_grid_nothing_changes(name, kind):
     plain = BUILD[name](Scaling()).double()
     for scaled, grid in (

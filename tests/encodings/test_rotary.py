@@ -12,6 +12,7 @@ from graticule import Grid
 from graticule.encodings.forms.rotary import RotaryPosition, Scaling
 from graticule.encodings.rope import Frequencies, Rope
 from graticule.encodings.rope_mixed import MixedRope
+from in_turn import in_turn
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRIDS = [Grid(4, 4), Grid(3, 5), Grid(1, 6), Grid(7, 2, prefix=1), Grid(3, 4, prefix=2)]
@@ -83,7 +84,7 @@ def assert_depends_on_the_displacement_alone(logits, grid):
 
 
 @grids
-@pytest.mark.parametrize(("head_dim", "temperature"), [(8, 100.0), (12, 10.0), (4, 100.0)])
+@in_turn(("head_dim", "temperature"), [(8, 100.0), (12, 10.0), (4, 100.0)])
 def test_the_axial_table_is_the_formula_in_float64(grid, head_dim, temperature):
     table = Rope(grid, head_dim, Frequencies(temperature)).double()(grid)
     by_hand = naive_axial(grid, head_dim, temperature)
@@ -92,7 +93,7 @@ def test_the_axial_table_is_the_formula_in_float64(grid, head_dim, temperature):
 
 
 @grids
-@pytest.mark.parametrize("head_dim", [4, 8, 32])
+@in_turn("head_dim", [4, 8, 32])
 def test_the_axial_table_is_timms(grid, head_dim):
     theirs = RotaryEmbeddingCat(head_dim, temperature=100.0, in_pixels=False, feat_shape=[*grid.shape]).get_embed()
     ours = Rope(grid, head_dim)(grid)[grid.prefix :]
@@ -243,7 +244,7 @@ def test_interpolated_logits_depend_on_the_displacement_alone():
 
 
 @both
-@pytest.mark.parametrize("head_dim", [6, 2, 9, 0])
+@in_turn("head_dim", [6, 2, 9, 0])
 def test_a_head_that_is_no_multiple_of_four_is_refused(name, head_dim):
     with pytest.raises(
         ValueError, match=rf"`head_dim` must be a multiple of 4.*got {head_dim};.*embed_dim / num_heads"
@@ -251,7 +252,7 @@ def test_a_head_that_is_no_multiple_of_four_is_refused(name, head_dim):
         Rope(BUILT, head_dim) if name == "axial" else MixedRope(BUILT, 1, 2, head_dim)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
+@in_turn("encoding", ["rope", "rope_mixed"])
 def test_a_model_whose_heads_are_no_multiple_of_four_is_refused(encoding):
     with pytest.raises(ValueError, match=r"`head_dim` must be a multiple of 4.*got 6; it is embed_dim / num_heads"):
         tiny(encoding, embed_dim=18)
@@ -327,7 +328,7 @@ def test_the_state_of_an_axial_encoding_is_empty_and_that_of_a_mixed_one_its_fre
     assert model.position.encoding.freqs.shape == (2, DEPTH, HEADS, HEAD_DIM // 2)
 
 
-def test_the_state_of_a_mixed_encoding_goes_round_to_another_grid():
+def test_the_state_of_a_mixed_encoding_is_loaded_at_another_grid():
     first, second = rotary("mixed"), rotary("mixed", OTHER)
     second.load_state_dict(first.state_dict())
     assert torch.equal(second(OTHER), first(OTHER)) and torch.equal(second(BUILT), first(BUILT))
@@ -377,8 +378,8 @@ def test_joined_layers_are_the_first_ones_and_the_others_get_nothing(encoding):
         assert model.position.encoding.freqs.shape[1] == 2
 
 
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-@pytest.mark.parametrize("layers", [0, 4])
+@in_turn("encoding", ["rope", "rope_mixed"])
+@in_turn("layers", [0, 4])
 def test_as_many_joined_layers_as_there_are_not_are_refused(encoding, layers):
     with pytest.raises(ValueError, match=f"`layers` must be from 1 to the depth of the model, 3, got {layers}"):
         tiny(encoding, joining=spec("default", layers=layers))
@@ -401,8 +402,8 @@ def swin(encoding, **kwargs):
     return graticule.create_model("swin_tiny_patch4_window7_224", encoding=encoding, **{**small, **kwargs})
 
 
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-@pytest.mark.parametrize("size", [(32, 32), (64, 48), (32, 96)])
+@in_turn("encoding", ["rope", "rope_mixed"])
+@in_turn("size", [(32, 32), (64, 48), (32, 96)])
 def test_windows_have_the_table_of_a_window_whatever_the_image(encoding, size):
     model = draw(swin(encoding)).double().eval()
     told = model.position(model.grid_at(size))
@@ -432,9 +433,9 @@ def test_a_window_that_is_larger_than_the_grid_is_cut_to_it():
     assert [given.rotary.table.shape[0] for given in model.position(model.grid)] == [49, 49, 16]
 
 
-@pytest.mark.parametrize("size", [None, (24, 40)])
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed", "learnable+rope"])
-def test_a_folded_model_says_the_same(encoding, size):
+@in_turn("size", [None, (24, 40)])
+@in_turn("encoding", ["rope", "rope_mixed", "learnable+rope"])
+def test_a_folded_model_computes_the_same(encoding, size):
     model = draw(tiny(encoding)).double().eval()
     x = images(*(size or (32, 32)), dtype=torch.float64)
     before = model(x)
@@ -445,7 +446,7 @@ def test_a_folded_model_says_the_same(encoding, size):
 
 
 @pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_a_folded_pyramid_of_windows_says_the_same(encoding):
+def test_a_folded_pyramid_of_windows_computes_the_same(encoding):
     model = draw(swin(encoding)).double().eval()
     x = images(dtype=torch.float64)
     before = model(x)

@@ -7,6 +7,7 @@ import torch
 
 from graticule import Grid
 from graticule.encodings.shaw import ShawBias
+from in_turn import in_turn
 from tiny import DEPTH, draw, images, spec, tiny
 
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
@@ -43,8 +44,8 @@ def assert_near(actual, expected, atol=1e-12):
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("clip", [1, 2, 3, 8])  # smaller than either side, between them, larger
-@pytest.mark.parametrize("grid", [GRID, Grid(4, 2), Grid(2, 4, prefix=2), Grid(1, 3)], ids=str)
+@in_turn("clip", [1, 2, 3, 8])  # smaller than either side, between them, larger
+@in_turn("grid", [GRID, Grid(4, 2), Grid(2, 4, prefix=2), Grid(1, 3)])
 def test_the_bias_is_that_of_the_formula_pair_by_pair(grid, clip):
     encoding, q = drawn(grid, clip), queries(grid)
     bias = encoding(grid)(q)
@@ -63,8 +64,8 @@ def test_a_row_of_three_by_hand():
     assert encoding(grid)(q)[0, 0].tolist() == by_hand
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-@pytest.mark.parametrize("shape", [(3, 5), (6, 4)])
+@in_turn("prefix", [0, 1, 2])
+@in_turn("shape", [(3, 5), (6, 4)])
 def test_prefix_tokens_get_no_bias_as_queries_or_as_keys(shape, prefix):
     grid = Grid(*shape, prefix)
     bias = drawn()(grid)(queries(grid))
@@ -203,7 +204,7 @@ def test_bfloat16_queries_get_a_bfloat16_bias_close_to_the_exact_one():
     assert encoding.bfloat16()(GRID)(q).dtype == torch.bfloat16
 
 
-def test_a_state_dict_goes_round():
+def test_a_state_dict_round_trips():
     first, second, q = drawn(), drawn(), queries()
     assert list(first.state_dict()) == ["relative_position_y", "relative_position_x"]
     assert not torch.equal(first(GRID)(q), second(GRID)(q))
@@ -229,8 +230,8 @@ def explicit(attention, encoding, x, grid):
     return attention.proj(mixed.flatten(2))
 
 
-@pytest.mark.parametrize("clip", [1, 2, 8])
-@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+@in_turn("clip", [1, 2, 8])
+@in_turn("size", [(32, 32), (24, 40)])
 def test_a_model_with_shaw_is_one_with_explicit_shaw_attention(size, clip):
     model = draw(tiny(spec("shaw", clip=clip))).double().eval()
     for table in model.position.parameters():
@@ -292,7 +293,7 @@ def test_a_model_with_shaw_is_one_graph():
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "message"),
     [
         ({"encoding": "shaw(clip=0)"}, "`clip` must be at least 1, got 0"),
@@ -307,7 +308,7 @@ def test_a_model_with_shaw_is_one_graph():
         ({"joining": "default(layers=4)"}, "`layers` must be from 1 to .*3, got 4"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(kwargs, message):
+def test_invalid_arguments_are_refused_by_name(kwargs, message):
     with pytest.raises(ValueError, match=message):
         tiny(**{"encoding": "shaw", **kwargs})
 

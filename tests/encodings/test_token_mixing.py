@@ -12,6 +12,7 @@ from graticule.encodings.global_filter import GlobalFilter
 from graticule.encodings.mlp_mixing import TokenMlpMixing
 from graticule.encodings.sgu import DenseMixing, Gsgu, resize_pairs
 from graticule.layers.gating import mix_tokens
+from in_turn import in_turn
 from tiny import draw
 
 GRIDS = [Grid(4, 6), Grid(3, 5), Grid(1, 4), Grid(5, 1)]
@@ -105,7 +106,7 @@ def test_a_bias_per_group_is_resampled_group_by_group():
     assert torch.equal(position(at)[0].spatial_bias[1], one(at)[0].spatial_bias)
 
 
-@pytest.mark.parametrize("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])
+@in_turn("encoding", ["sgu(group_bias=True)", "gsgu(bias=False, group_bias=True)"])
 def test_a_bias_per_group_without_groups_or_bias_is_refused(encoding):
     with pytest.raises(ValueError, match="`group_bias` must be left out unless there are `bias` and several groups"):
         graticule.build_position(Grid(2, 2), dim=4, depth=1, num_heads=2, encoding=encoding)
@@ -126,7 +127,7 @@ def filtered(x, weight, grid):
 
 
 @every_grid
-@pytest.mark.parametrize("whole", [True, False])
+@in_turn("whole", [True, False])
 def test_a_global_filter_is_a_product_with_each_frequency(grid, whole):
     mixing, x = drawn_filter(grid), tokens(grid)
     table = mixing.displacements(grid)

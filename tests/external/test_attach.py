@@ -276,7 +276,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_attached_is_refused_with_the_reason_and_the_module_stays_as_it_was(stock, x):
+def test_unsupported_models_are_refused_with_the_reason_and_the_module_is_unchanged(stock, x):
     model = copy.deepcopy(stock)
     before = hooks(model)
     for options, message in REFUSED:

@@ -35,7 +35,7 @@ def test_it_computes_what_timms_does_in_float32_and_takes_other_sizes():
     assert ours(torch.randn(1, 3, 64, 24)).shape == (1, 5)
 
 
-def test_rates_of_dropout_are_kept_and_what_cannot_be_converted_is_named():
+def test_rates_of_dropout_are_kept_and_unsupported_models_are_named():
     theirs = timms(drop_path_rate=0.1, proj_drop_rate=0.2, attn_drop_rate=0.3)
     ours = graticule.convert(theirs)
     assert [block.drop_path1.drop_prob for block in ours.blocks] == [0.1, 0.1]

@@ -119,7 +119,7 @@ def test_weights_under_the_names_of_the_released_code_are_taken():
     assert holds(ours, fresh.state_dict())
 
 
-def test_what_cannot_be_converted_is_named():
+def test_unsupported_models_are_named():
     refused = {
         "`stages.0.blocks.0.attn` of MultiScaleVit must be MultiScaleAttention": timms(pool_first=True),
         "`stages.0.blocks.0.attn.pool_q` of MultiScaleVit must be a convolution": timms(mode="conv_unshared"),

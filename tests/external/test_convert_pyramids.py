@@ -158,7 +158,7 @@ def changed(name, **attributes):
     return model
 
 
-def test_what_cannot_be_converted_is_named():
+def test_unsupported_models_are_named():
     refused = {
         "`layers.0.blocks.1.shift_size` of SwinTransformer must be (2, 2)": changed(
             "swin_tiny_patch4_window7_224", layers__0__blocks__1__shift_size=(0, 0)

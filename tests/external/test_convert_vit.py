@@ -262,7 +262,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_converted_is_refused_with_the_part_and_its_value():
+def test_unsupported_models_are_refused_with_the_part_and_its_value():
     for name, given, message in REFUSED:
         with pytest.raises(ValueError) as refusal:
             graticule.convert(build(name, **given))

@@ -10,6 +10,7 @@ from graticule import LayerPosition
 from graticule.backbones.ceit import ClassAttentionOfLayers
 from graticule.layers.attention import Attention
 from graticule.position.rotation import PairRotation
+from in_turn import in_turn
 
 B, N, D, HEADS = 2, 7, 24, 3
 HEAD = D // HEADS
@@ -163,7 +164,7 @@ def test_without_qkv_bias_zero_tokens_stay_at_the_bias_of_the_projection():
     assert torch.equal(attention(torch.zeros(B, N, D)), attention.proj.bias.expand(B, N, D))
 
 
-@pytest.mark.parametrize("heads", [0, 5])
+@in_turn("heads", [0, 5])
 def test_heads_that_do_not_divide_the_channels_are_refused(heads):
     with pytest.raises(ValueError, match=f"`num_heads`.*, got (24 with )?{heads}"):
         Attention(D, heads)
@@ -186,7 +187,7 @@ def positions():
     }
 
 
-@pytest.mark.parametrize("form", ["nothing", "bias", "function", "rotary", "inputs", "all"])
+@in_turn("form", ["nothing", "bias", "function", "rotary", "inputs", "all"])
 def test_weights_times_values_are_what_forward_returns(form, attention, x):
     position = positions()[form]
     values = x if position.inputs is None else position.inputs(x)[2]

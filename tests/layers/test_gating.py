@@ -7,6 +7,7 @@ from torch import nn
 from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
 from graticule.position.grid import Grid, Windows
 from graticule.position.layer import LayerPosition
+from in_turn import in_turn
 
 
 def naive(x, weights, bias):
@@ -90,7 +91,7 @@ def test_a_block_counts_what_the_appendix_counts():
     assert sum(p.numel() for m in linear for p in m.parameters()) == 1.5 * gamma * d * d + (gamma + 1) * d
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("call", "said"),
     [
         (lambda: GatingUnit(7), "`dim` must be even"),
@@ -98,6 +99,6 @@ def test_a_block_counts_what_the_appendix_counts():
         (lambda: GatingUnit(8)(torch.zeros(1, 4, 8), LayerPosition()), "mixing encoding"),
     ],
 )
-def test_what_cannot_be_is_refused(call, said):
+def test_invalid_arguments_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()

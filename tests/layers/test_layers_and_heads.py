@@ -98,9 +98,7 @@ def test_maps_of_mixing_weights_are_those_of_each_layers_encoding():
 BIASES = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncoding) and given_fields(name) == {"bias"}]
 
 
-@pytest.mark.parametrize(
-    ("encoding", "joining"), [*((encoding, "default") for encoding in BIASES), ("relative_bias", "lape")]
-)
+@in_turn(("encoding", "joining"), [*((encoding, "default") for encoding in BIASES), ("relative_bias", "lape")])
 def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
     some, two = (
         draw(build_position(GRID, dim=dim, depth=2, num_heads=heads, encoding=name, joining=joining))
@@ -160,7 +158,7 @@ REFUSED = [
 ]
 
 
-def test_layers_and_heads_that_cannot_be_are_refused():
+def test_invalid_layers_and_heads_are_refused():
     for encoding, joining, said in REFUSED:
         with pytest.raises(ValueError, match=said):
             given(encoding, joining)

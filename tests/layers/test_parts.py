@@ -9,6 +9,7 @@ from graticule import LayerPosition
 from graticule.layers.attention import Attention
 from graticule.layers.block import ParallelBlock, ParallelBranchesBlock, PostNormBlock, block_layer_of
 from graticule.layers.parts import act_layer_of, build_mlp, build_projection, norm_layer_of
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 D, HEADS, N = 12, 3, 5
@@ -51,8 +52,8 @@ def test_both_gated_mlps_are_the_same_formula():
     torch.testing.assert_close(packed(x), by_hand, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
-@pytest.mark.parametrize("bias", [True, False])
+@in_turn("name", ["fused", "no_key_bias", "separate", "separate_no_key_bias"])
+@in_turn("bias", [True, False])
 def test_every_projection_is_a_linear_map_with_the_biases_that_its_name_says(name, bias):
     projection = drawn(build_projection(name, D, bias))
     with torch.no_grad():
@@ -106,8 +107,8 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("joining", ["default", "lape"])
-@pytest.mark.parametrize("block", ["pre_norm", "post_norm", "parallel", "parallel_branches"])
+@in_turn("joining", ["default", "lape"])
+@in_turn("block", ["pre_norm", "post_norm", "parallel", "parallel_branches"])
 def test_a_model_of_all_parts_trains_every_parameter_with_any_joining(block, joining):
     encoding = "learnable(prefix_rows=False) + relative_bias"
     model = draw(tiny(encoding, joining, block_layer=block, **PARTS)).train()

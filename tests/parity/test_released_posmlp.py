@@ -173,7 +173,7 @@ def test_a_released_checkpoint_loads_as_timms_training_saves_it(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["sgu", "lrpe", "glrpe", "lrpe_m", "gqpe", "ggqpe", "learnable+ggqpe"])
 @pytest.mark.parametrize("combine", ["gate", "nonsplit"])
-def test_released_names_and_layout_go_round(encoding, combine):
+def test_released_names_and_layout_round_trip(encoding, combine):
     sizes = {"img_size": 64, "embed_dim": 16, "depths": (2, 1), "windows": (4, 4), "groups": (2, 4)}
     build = {"encoding": encoding, "mlp_ratios": (2, 2), "combine": combine, **sizes}
     model, other = (draw(graticule.create_model(TINY, **build)) for _ in range(2))

@@ -16,6 +16,7 @@ from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.teacher import Teacher
 from graticule.lab.training.module import TrainingModule
+from in_turn import in_turn
 from tiny import without_memory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -88,7 +89,7 @@ def test_the_learning_rates_with_k_decay_are_those_of_its_formula(schedule):
     torch.testing.assert_close(ours[:20], 1e-5 + (1e-3 - 1e-5) * falls, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "message"),
     [
         ({"warmup_prefix": True}, "`warmup_prefix` must be left out without a warm-up"),

@@ -91,7 +91,7 @@ def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
         assert_same(part, chosen(whole, TOKENS))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "encoding",
     [
         *("rope(preset='dinov3')", "rope(coordinates='max')", "rope(coordinates='corners')", "rope(preset='pe')"),
@@ -104,7 +104,7 @@ def test_coordinates_and_frequencies_relative_to_a_grid_are_relative_to_the_whol
         assert_same(part, chosen(whole, TOKENS))
 
 
-@pytest.mark.parametrize("joining", [name for name in graticule.list_joinings() if name != "unshared"])
+@in_turn("joining", [name for name in graticule.list_joinings() if name != "unshared"])
 def test_a_joining_of_a_crop_is_the_crop_of_the_joining(joining):
     position = build("sinusoidal_2d", joining=joining)
     for part, whole in zip(position(CROP), position(WHOLE), strict=True):
@@ -218,7 +218,7 @@ def test_a_crop_of_the_whole_image_is_the_image(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("encoding", ["learnable", "sinusoidal_2d", "rope", "kerple", "relative_bias", "liere", "pope"])
+@in_turn("encoding", ["learnable", "sinusoidal_2d", "rope", "kerple", "relative_bias", "liere", "pope"])
 def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encoding):
     model = vit(encoding)
     grid = Grid(3, 4, 1, crop=Crop((6, 8), (2, 3.5, 3, 4)))

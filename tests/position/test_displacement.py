@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from graticule.position import displacement as displacement_module
 from graticule.position.displacement import Displacements, displacement_index
 from graticule.position.grid import Grid
+from in_turn import in_turn
 
 GRIDS = [Grid(5, 7), Grid(1, 9), Grid(9, 1), Grid(1, 1), Grid(14, 14), Grid(12, 3)]
 grids = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid.height}x{grid.width}")
@@ -69,7 +70,7 @@ def assert_gradients_are_the_products(kernel, x, given, atol=1e-10):
 # The matrix
 
 
-@pytest.mark.parametrize("grid", GRIDS[:4], ids=lambda grid: f"{grid.height}x{grid.width}")
+@in_turn("grid", GRIDS[:4])
 @normalised
 def test_a_weight_is_the_tables_number_for_where_the_other_token_is(grid, softmax):
     kernel = drawn(grid, 2, softmax)
@@ -138,14 +139,14 @@ def test_a_part_out_of_reach_of_a_narrow_centre_still_has_weights():
 
 @grids
 @normalised
-@pytest.mark.parametrize("groups", [1, 3])
+@in_turn("groups", [1, 3])
 def test_mixing_is_the_product_with_the_matrix(grid, softmax, groups):
     assert_is_the_product(drawn(grid, groups, softmax), torch.randn(2, grid.patches, 6, dtype=torch.float64))
 
 
 @grids
 @normalised
-@pytest.mark.parametrize("groups", [1, 3])
+@in_turn("groups", [1, 3])
 def test_gradients_to_tokens_and_table_are_those_of_the_product(grid, softmax, groups):
     x, given = torch.randn(2, 2, grid.patches, 6, dtype=torch.float64)
     assert_gradients_are_the_products(drawn(grid, groups, softmax), x, given)
@@ -186,7 +187,7 @@ def test_ones_become_the_sums_of_the_rows_which_a_softmax_makes_one(softmax):
 
 
 @normalised
-@pytest.mark.parametrize("layout", ["transposed", "expanded", "strided"])
+@in_turn("layout", ["transposed", "expanded", "strided"])
 def test_tokens_may_lie_in_memory_as_they_like_and_are_left_as_they_are(softmax, layout):
     kernel = drawn(Grid(3, 4), 2, softmax)
     x = {
@@ -233,9 +234,9 @@ def test_a_small_workspace_cuts_samples_and_then_channels_into_pieces(workspace,
 # Rows that are too inaccurate by the transform
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("center", [(50.0, 0.0), (0.0, -50.0), (-50.0, 50.0), (50.3, 49.6)])
-@pytest.mark.parametrize("precision", [0.02, 1.0, 20.0])
+@in_turn("dtype", [torch.float32, torch.float64])
+@in_turn("center", [(50.0, 0.0), (0.0, -50.0), (-50.0, 50.0), (50.3, 49.6)])
+@in_turn("precision", [0.02, 1.0, 20.0])
 def test_a_row_far_from_the_centre_is_still_the_row_of_the_matrix(dtype, center, precision):
     grid = Grid(5, 7)
     kernel = gaussian(grid, [center, (0.5, -1.0)], precision, dtype)
@@ -469,7 +470,7 @@ def test_nothing_mixed_is_nothing(shape):
     assert torch.equal(table.grad, torch.zeros_like(table))
 
 
-@pytest.mark.parametrize("shape", [(2, 11, 4), (2, 12, 5), (12, 4)])
+@in_turn("shape", [(2, 11, 4), (2, 12, 5), (12, 4)])
 def test_tokens_that_do_not_fit_the_table_are_refused(shape):
     with pytest.raises(ValueError, match=r"`x` must be \(B, 12, C\), C a multiple of 2"):
         Displacements(torch.randn(2, 5, 7), True).mix(torch.zeros(shape))

@@ -6,6 +6,7 @@ from timm.layers import resample_abs_pos_embed
 
 from graticule import Grid
 from graticule.position.grid import Windows
+from in_turn import in_turn
 
 
 def test_coordinates_are_y_then_x_row_by_row():
@@ -108,7 +109,7 @@ def test_the_grid_of_an_image_is_its_size_in_patches():
     assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, 1)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("image", "side", "below", "above"),
     [((30, 32), "height 30", 24, 32), ((32, 33), "width 33", 32, 40), ((0, 32), "height 0", 8, 8)],
 )
@@ -137,8 +138,8 @@ def _rounding(table):
     return 16 * torch.finfo(torch.float32).eps * table.abs().max().item()
 
 
-@pytest.mark.parametrize("new", [(7, 7), (3, 5), (2, 2), (6, 2)])
-@pytest.mark.parametrize("prefix", [0, 1, 2])
+@in_turn("new", [(7, 7), (3, 5), (2, 2), (6, 2)])
+@in_turn("prefix", [0, 1, 2])
 def test_resizing_is_timms_resampling(new, prefix):
     table = torch.randn(16 + prefix, 12)
     ours = Grid(4, 4, prefix).resize(table, Grid(*new, prefix))
@@ -207,7 +208,7 @@ def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():
     assert text.alike(16).sequence and Grid.of_text(1).alike(16) == Grid(1, 16) and text.alike(0) is None
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("shape", "window", "shift"),
     [
         ((8, 12), (4, 4), (0, 0)),

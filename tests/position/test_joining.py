@@ -48,7 +48,7 @@ def norm(x, module=None):
     return x if module is None else x * module.weight + module.bias
 
 
-def test_default_gives_the_table_to_the_stream_once(table):
+def test_default_gives_the_table_to_the_residual_stream_once(table):
     assert Default(DEPTH)(table) == [LayerPosition(pre=table), *[LayerPosition()] * 3]
 
 
@@ -109,8 +109,8 @@ def test_lape_does_not_see_the_scale_of_the_table_nor_a_shift_of_its_rows(table)
         torch.testing.assert_close(a.inner, b.inner, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("eta", range(1, DEPTH + 1))
-@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+@in_turn("eta", range(1, DEPTH + 1))
+@in_turn("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
 def test_eta_joins_the_first_layers_and_leaves_the_later_ones_empty(build, eta, table):
     joining = build(DEPTH, eta)
     positions = joining.double()(*[table] * joining.tables)
@@ -128,14 +128,14 @@ def test_eta_joins_the_first_layers_as_all_layers_would(kind, table):
         assert torch.equal(a.inner, b.inner)
 
 
-@pytest.mark.parametrize("eta", [0, -1, DEPTH + 1])
-@pytest.mark.parametrize("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
+@in_turn("eta", [0, -1, DEPTH + 1])
+@in_turn("build", [Shared, Unshared, lambda depth, eta: Lape(DIM, depth, eta)])
 def test_an_eta_outside_the_depth_is_refused(build, eta):
     with pytest.raises(ValueError, match=rf"`layers` must be from 1 to the depth of the model, 4, got {eta}"):
         build(DEPTH, eta)
 
 
-@pytest.mark.parametrize("name", JOININGS)
+@in_turn("name", JOININGS)
 def test_layers_that_are_not_there_or_named_twice_are_refused(name):
     for layers in ([], [-1], [0, DEPTH], [2, 1, 2]):
         message = rf"`layers` must be .* different layers from 0 to 3, at least one, got {re.escape(str(layers))}"
@@ -143,9 +143,9 @@ def test_layers_that_are_not_there_or_named_twice_are_refused(name):
             build_joining(Spec(name, {"layers": layers}), DIM, DEPTH)
 
 
-@pytest.mark.parametrize("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
-@pytest.mark.parametrize("name", JOININGS)
-def test_some_layers_get_what_all_layers_of_a_model_of_so_many_would(name, layers, table):
+@in_turn("layers", [(1,), (0, 2), (3, 1, 2), range(DEPTH)])
+@in_turn("name", JOININGS)
+def test_some_layers_receive_the_same_as_all_layers_of_a_model_of_that_depth(name, layers, table):
     some = drawn(build_joining(Spec(name, {"layers": tuple(layers)}), DIM, DEPTH))
     alone = build_joining(Spec(name), DIM, len(layers)).double()
     alone.load_state_dict(dict(zip(alone.state_dict(), some.state_dict().values(), strict=True)))
@@ -236,23 +236,23 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
+@in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_is_its_formula(name, table):
     module = drawn(DECOMPOSITIONS[name](DIM))
     parameters = [*module.parameters(), None, None]
     torch.testing.assert_close(module(table), FORMULAS[name](table, *parameters[:2]), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
+@in_turn("name", DECOMPOSITIONS)
 def test_a_decomposition_starts_as_its_norm_or_as_nothing(name, table):
     start = DECOMPOSITIONS[name](DIM).double()(table)
     expected = F.layer_norm(table, (DIM,), eps=1e-6) if "norm" in name else table
     torch.testing.assert_close(start, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [Lape, LapeSharing])
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
-def test_a_decomposition_stands_instead_of_every_norm(kind, name, table):
+@in_turn("kind", [Lape, LapeSharing])
+@in_turn("name", DECOMPOSITIONS)
+def test_a_decomposition_replaces_every_norm(kind, name, table):
     joining = drawn(kind(DIM, DEPTH, decomposition=name))
     w = table
     for position, own in zip(joining(table), joining.norms, strict=True):
@@ -322,7 +322,7 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     assert LayerPosition().part(start, stop) == LayerPosition()
 
 
-@pytest.mark.parametrize("field", ["before", "inputs", "after", "mixing", "spatial_bias"])
+@in_turn("field", ["before", "inputs", "after", "mixing", "spatial_bias"])
 def test_what_acts_on_all_tokens_has_no_part(field):
     with pytest.raises(ValueError, match=f"`{field}` must be None for a part of the tokens"):
         LayerPosition(**{field: torch.zeros(1)}).part(0, 1)

@@ -12,6 +12,7 @@ import graticule
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.position.joining import DECOMPOSITIONS, Lape
 from graticule.position.layer import LayerPosition
+from in_turn import in_turn
 from tiny import draw, spec
 
 DIM, DEPTH, EPS = 8, 6, 1e-6
@@ -89,7 +90,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@in_turn("case", CASES)
 def test_the_largest_gradient_is_no_more_than_one_norm_above_the_median(case):
     kwargs, change = CASES[case]
     built = model(24, **kwargs)
@@ -99,8 +100,8 @@ def test_the_largest_gradient_is_no_more_than_one_norm_above_the_median(case):
     assert ratio(gradients(built)) < ONE_NORM
 
 
-@pytest.mark.parametrize("lr", [1e-6, 1e-4, 1e-3])
-@pytest.mark.parametrize("case", ["sinusoidal_2d-layer_norm", "no_class_row-layer_norm", "no_table"])
+@in_turn("lr", [1e-6, 1e-4, 1e-3])
+@in_turn("case", ["sinusoidal_2d-layer_norm", "no_class_row-layer_norm", "no_table"])
 def test_gradients_stay_bounded_while_the_shifts_are_as_small_as_the_first_steps_leave_them(case, lr):
     kwargs, change = CASES[case]
     built = model(24, **kwargs)
@@ -158,14 +159,14 @@ def rows():
     return size[:, None] * torch.randn(len(size), DIM, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
+@in_turn("name", DECOMPOSITIONS)
 def test_values_are_those_of_the_plain_chain_to_the_last_bit(name):
     ours, plain = chains(name)
     table = rows()
     assert all(torch.equal(a.inner, b.inner) for a, b in zip(ours(table), plain(table), strict=True))
 
 
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
+@in_turn("name", DECOMPOSITIONS)
 def test_gradients_of_rows_with_a_variance_of_eps_and_above_are_those_of_the_plain_chain(name):
     ours, plain = chains(name)
     drawn, found = rows()[4:] if "norm" in name else rows(), []  # without a norm there is no eps

@@ -16,6 +16,7 @@ from graticule.encodings.sgu import DenseMixing
 from graticule.layers.gating import mix_tokens
 from graticule.position import displacement as displacement_module
 from graticule.position.layer import LayerPosition
+from in_turn import in_turn
 from tiny import draw, gradients, spec
 
 GMLP = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 16, "num_blocks": 3, "groups": 4, "num_classes": 5}
@@ -101,7 +102,7 @@ def test_both_products_give_the_same_gradient_to_every_parameter(name, sizes, ot
 
 
 @by_displacement
-@pytest.mark.parametrize("bias", [True, False])
+@in_turn("bias", [True, False])
 def test_a_gating_unit_mixes_by_a_table_as_by_its_matrix(encoding, bias):
     grid = Grid(5, 7)
     made = draw(position(encoding, grid, "displacement", bias=bias)).double()
@@ -112,8 +113,8 @@ def test_a_gating_unit_mixes_by_a_table_as_by_its_matrix(encoding, bias):
         torch.testing.assert_close(mix_tokens(x, layer.mixing, layer.spatial_bias), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
-@pytest.mark.parametrize("encoding", BY_DISPLACEMENT)
+@in_turn("product", ["matrix", "displacement"])
+@in_turn("encoding", BY_DISPLACEMENT)
 def test_the_shapes_are_those_that_are_documented(encoding, product):
     grid = Grid(3, 4)
     groups = 2 if encoding.startswith("g") and encoding != "gqpe" else 1
@@ -130,7 +131,7 @@ def test_the_shapes_are_those_that_are_documented(encoding, product):
 
 
 @by_displacement
-@pytest.mark.parametrize(("grid", "kind"), [(Grid(31, 33), "matrix"), (Grid(32, 32), "displacement")])
+@in_turn(("grid", "kind"), [(Grid(31, 33), "matrix"), (Grid(32, 32), "displacement")])
 def test_auto_mixes_by_displacement_from_1024_patches_on(encoding, grid, kind):
     assert_mixes_by(kind, position(encoding, grid)(grid))
 
@@ -157,8 +158,8 @@ def test_auto_counts_the_patches_of_a_window():
     assert_mixes_by("matrix", made(Grid(64, 64).in_windows([7])))
 
 
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
-@pytest.mark.parametrize("encoding", BY_DISPLACEMENT)
+@in_turn("product", ["matrix", "displacement"])
+@in_turn("encoding", BY_DISPLACEMENT)
 def test_a_product_that_is_chosen_stays_at_any_size(encoding, product):
     for own, other in ((Grid(3, 4), Grid(32, 32)), (Grid(32, 32), Grid(3, 4))):
         made = position(encoding, own, product)
@@ -169,8 +170,8 @@ def test_a_product_that_is_chosen_stays_at_any_size(encoding, product):
             assert_mixes_by(product, made(at))
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "lrpe_m"])
-@pytest.mark.parametrize("product", ["auto", "matrix", "displacement"])
+@in_turn("encoding", ["sgu", "lrpe_m"])
+@in_turn("product", ["auto", "matrix", "displacement"])
 def test_what_has_no_table_of_displacements_is_always_a_matrix(encoding, product):
     grid, other = Grid(3, 4), Grid(4, 5)
     made, plain = draw(position(encoding, grid, product)), position(encoding, grid, "matrix")
@@ -215,7 +216,7 @@ def held_tables(model):
 
 @models
 @by_displacement
-@pytest.mark.parametrize("product", ["matrix", "displacement"])
+@in_turn("product", ["matrix", "displacement"])
 def test_folding_holds_the_tables_and_changes_neither_output_nor_state(name, sizes, other, encoding, product):
     model = built(name, encoding, product, **sizes)
     x, state = image(model), {key: value.clone() for key, value in model.state_dict().items()}
@@ -299,7 +300,7 @@ def test_a_deep_copy_is_equal_and_apart(name, sizes, other, folded):
 
 @models
 @by_displacement
-def test_a_state_dict_goes_round_and_from_one_product_to_the_other(name, sizes, other, encoding):
+def test_a_state_dict_round_trips_and_goes_from_one_product_to_the_other(name, sizes, other, encoding):
     source = built(name, encoding, "displacement", **sizes)
     x = image(source)
     for product in ("auto", "matrix", "displacement"):
@@ -365,7 +366,7 @@ def test_the_small_models_take_a_product_by_name(name):
 # Refusals
 
 
-@pytest.mark.parametrize("product", ["fourier", "", "Matrix", 3])
+@in_turn("product", ["fourier", "", "Matrix", 3])
 def test_a_product_that_is_none_is_refused_by_name(product):
     with pytest.raises((ValueError, TypeError), match=r"`product` must be one of auto, matrix, displacement[,;] got"):
         MixingPosition([LearnableMixing(Grid(3, 4))], product=product)

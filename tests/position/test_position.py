@@ -21,6 +21,7 @@ from graticule.position.bias import bias_of
 from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition, NoPosition
+from in_turn import in_turn
 from tiny import DEPTH, draw, having, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
@@ -61,7 +62,7 @@ def test_an_empty_position_hands_the_tokens_on_as_they_are():
     assert LayerPosition().leave(x) is x
 
 
-def test_a_table_is_added_before_a_function_of_the_stream_acts():
+def test_a_table_is_added_before_a_function_of_the_residual_stream_acts():
     x, table = tokens(), tokens()[0]
     assert_near(LayerPosition(pre=table, before=torch.square).enter(x), (x + table) ** 2)
     assert_near(LayerPosition(pre=table).enter(x), x + table)
@@ -76,7 +77,7 @@ def test_what_is_said_after_a_layer_does_not_act_before_it_nor_the_other_way_rou
 
 
 @pytest.mark.parametrize("field", ["before", "after"])
-def test_merged_functions_of_the_stream_follow_one_another_in_order(field):
+def test_merged_functions_of_the_residual_stream_follow_one_another_in_order(field):
     x = tokens()
     double, square = LayerPosition(**{field: lambda t: 2 * t}), LayerPosition(**{field: torch.square})
     act = LayerPosition.enter if field == "before" else LayerPosition.leave
@@ -121,7 +122,7 @@ def test_inputs_and_rotation_are_given_once(field):
 # BetweenBlocks and BeforeProjections: insert positions
 
 
-@pytest.mark.parametrize("place", range(-1, 4))
+@in_turn("place", range(-1, 4))
 def test_a_peg_stands_after_the_layer_of_its_place_and_minus_one_is_before_the_first(place):
     own = peg()
     positions = BetweenBlocks({place: own}, depth=4)(GRID)
@@ -245,7 +246,7 @@ def test_the_grids_of_a_pyramid_halve_and_the_last_has_the_prefix():
     assert Grid(3, 5).pyramid(1, prefix=1) == [Grid(3, 5, prefix=1)]
 
 
-@pytest.mark.parametrize("shape", [(8, 10), (10, 8), (6, 6)])
+@in_turn("shape", [(8, 10), (10, 8), (6, 6)])
 def test_a_grid_that_cannot_be_halved_often_enough_is_refused(shape):
     with pytest.raises(ValueError, match=f"multiples of 4, to be halved 2 times, got {shape[0]} x {shape[1]}"):
         Grid(*shape).pyramid(3)
@@ -360,7 +361,7 @@ folded_ones = pytest.mark.parametrize(("encoding", "kwargs"), FOLDED, ids=[f"{e}
 
 
 @folded_ones
-def test_a_folded_position_says_the_same(encoding, kwargs):
+def test_a_folded_position_computes_the_same(encoding, kwargs):
     original = build(encoding, **kwargs).eval()
     assert_stands_for(FoldedPosition(original, GRID).eval(), original)
 
@@ -437,17 +438,22 @@ def shifted(x, shift):
     return x.roll([8 * s for s in shift], (2, 3))
 
 
-@pytest.mark.parametrize("shift", [(1, 0), (0, -3), (2, 5)])
-@pytest.mark.parametrize("places", [(-1,), (0,), (2,), (-1, 0, 1, 2)], ids=str)
-@pytest.mark.parametrize("form", [{}, {"kernel": 5}, {"convolution": "separable"}, {"layers": 2}], ids=str)
-def test_with_circular_padding_and_average_pooling_a_cyclic_shift_of_the_image_is_not_seen(form, places, shift):
-    model = pooled(encoding=spec("peg", places=places, padding="circular", **form))
+@in_turn(
+    ("shift", "options"),
+    [
+        *[((1, 0), {"places": (-1,)}), ((0, -3), {"places": (0,)}), ((2, 5), {"places": (2,)})],
+        *[((2, 5), {"places": (-1, 0, 1, 2), **form}) for form in ({}, {"kernel": 5}, {"layers": 2})],
+        ((2, 5), {"places": (-1, 0, 1, 2), "convolution": "separable"}),
+    ],
+)
+def test_with_circular_padding_and_average_pooling_a_cyclic_shift_changes_nothing(shift, options):
+    model = pooled(encoding=spec("peg", padding="circular", **options))
     x = images(40, 64, dtype=torch.float64)
     assert_near(model(shifted(x, shift)), model(x))
 
 
-@pytest.mark.parametrize("acts_on", ["tokens", "queries_keys"])
-@pytest.mark.parametrize("padding", ["zeros", "replicate", "reflect", "none"])
+@in_turn("acts_on", ["tokens", "queries_keys"])
+@in_turn("padding", ["zeros", "replicate", "reflect", "none"])
 def test_with_a_border_a_cyclic_shift_of_the_image_is_seen(padding, acts_on):
     model = pooled(encoding=spec("peg", places=(-1, 0), padding=padding, acts_on=acts_on))
     x = images(40, 64, dtype=torch.float64)
@@ -510,7 +516,7 @@ def test_permuting_patches_moves_the_tokens_and_nothing_else():
     assert_near(model.embed(permuted(x, order)), model.embed(x)[:, order])
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "encoding",
     [
         *("peg", "peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)"),

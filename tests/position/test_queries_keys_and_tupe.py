@@ -8,6 +8,7 @@ import torch
 import graticule
 from graticule import Grid, LayerPosition, fold, unfold
 from graticule.position.joining import QueriesKeys, Tupe
+from in_turn import in_turn
 from tiny import draw, images, tiny
 
 DIM, HEADS, DEPTH = 12, 3, 4
@@ -122,7 +123,7 @@ def test_a_bias_is_added_to_tupes():
         torch.testing.assert_close(whole.bias, a.bias + b.bias, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("kwargs", "said"),
     [
         ({"joining": "tupe(heads=[3])"}, "`heads` must be different heads from 0 to 2"),
@@ -134,7 +135,7 @@ def test_a_bias_is_added_to_tupes():
         ),
     ],
 )
-def test_what_cannot_be_is_refused(kwargs, said):
+def test_invalid_arguments_are_refused(kwargs, said):
     name = kwargs.pop("name", "vit_tiny_patch16_224")
     sizes = {"embed_dim": 24, "depth": 3, "num_heads": 3, "img_size": 32} if name.startswith("vit") else {}
     with pytest.raises(ValueError, match=said), torch.device("meta"):

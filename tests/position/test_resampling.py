@@ -18,6 +18,7 @@ from graticule.position.grid import Grid
 from graticule.position.resampling import RESAMPLERS, Bicubic, Crop, Geometric, LogSpaced, Resampler, build_resampler
 from graticule.registry import plugins
 from graticule.testing.methods import check_resampler
+from in_turn import in_turn
 
 #: Every mode of `interpolate` as a resampler, with its arguments there.
 MODES = {
@@ -49,7 +50,7 @@ def sizes(name):
     return [(old, new) for old in ODD for new in ODD]
 
 
-@pytest.mark.parametrize("name", MODES)
+@in_turn("name", MODES)
 def test_it_is_the_interpolation_of_pytorch(name):
     map_, resampler = image(7, 10), build_resampler(name)
     for size in SIZES:
@@ -133,7 +134,7 @@ def test_log_spaced_by_hand():
     torch.testing.assert_close(LogSpaced("linear").weights(3, 7), expected.double(), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@in_turn("name", TABLES)
 def test_rows_sum_to_one_and_the_same_size_is_the_identity(name):
     resampler = build_resampler(name, TABLES[name])
     for old, new in sizes(name):
@@ -148,7 +149,7 @@ def test_rows_sum_to_one_and_the_same_size_is_the_identity(name):
     assert resampler(map_, old) is map_
 
 
-@pytest.mark.parametrize("name", [name for name in TABLES if "offset" not in name and "crop" not in name])
+@in_turn("name", [name for name in TABLES if "offset" not in name and "crop" not in name])
 def test_a_flipped_table_gives_the_flipped_result(name):
     resampler = build_resampler(name, TABLES[name])
     old, new = ((7, 10), (12, 5)) if TABLES[name] == "positions" else ((5, 13), (27, 9))
@@ -160,7 +161,7 @@ def test_a_flipped_table_gives_the_flipped_result(name):
         torch.testing.assert_close(resampler(map_.flip(-1, -2), new), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@in_turn("name", TABLES)
 def test_it_is_differentiable_and_keeps_the_dtype(name):
     resampler = build_resampler(name, TABLES[name])
     old, new = ((3, 4), (5, 3)) if TABLES[name] == "positions" else ((3, 5), (7, 3))
@@ -210,7 +211,7 @@ def test_the_default_is_timms_to_1e_9_in_float64(new):
     torch.testing.assert_close(found.float(), timms, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@in_turn("name", TABLES)
 def test_its_text_builds_it_again(name):
     resampler = build_resampler(name, TABLES[name])
     again = build_resampler(str(resampler), TABLES[name])

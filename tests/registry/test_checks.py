@@ -47,7 +47,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "right", "wrong"), KINDS, ids=lambda one: str(one)[:30])
+@in_turn(("kind", "right", "wrong"), KINDS)
 def test_a_value_is_of_its_annotated_type_or_a_type_error_names_the_argument(kind, right, wrong):
     for value in right:
         check("argument", value, kind)
@@ -79,7 +79,7 @@ def test_a_module_of_many_lines_is_shown_as_its_class():
         graticule.to_timm(nn.Sequential(nn.Linear(2, 2)))
 
 
-@pytest.mark.parametrize("operation", [fold, graticule.unfold, lambda model: graticule.resize(model, 32)])
+@in_turn("operation", [fold, graticule.unfold, lambda model: graticule.resize(model, 32)])
 def test_a_name_instead_of_a_model_is_refused(operation):
     with pytest.raises(TypeError, match="`model` must be Module, got 'vit_nano_patch4_28'"):
         operation("vit_nano_patch4_28")
@@ -150,7 +150,7 @@ REFUSED = {
 
 
 @in_turn("name", REFUSED)
-def test_an_argument_that_cannot_be_is_refused_by_name(name):
+def test_an_invalid_argument_is_refused_by_name(name):
     with pytest.raises((ValueError, TypeError), match=f"^`{name.partition(' ')[0]}`"):
         REFUSED[name]()
 
@@ -160,7 +160,7 @@ def test_a_model_that_is_larger_than_memory_is_refused_before_it_is_built():
         create_model(MODEL, embed_dim=2**18, num_heads=1, depth=1)
 
 
-@pytest.mark.parametrize("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "sgu", "shaw"])
+@in_turn("encoding", ["relative_bias", "continuous_bias", "bucketed_bias", "sgu", "shaw"])
 def test_pairs_of_patches_that_are_larger_than_memory_are_refused_by_name(encoding, monkeypatch):
     monkeypatch.setattr(memory, "_MEMORY", 2**26)
     monkeypatch.setattr(memory, "_SMALL", 2**24)

@@ -16,6 +16,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.resampling import build_resampler
 from graticule.registry import plugins
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
+from in_turn import in_turn
 
 FILE = Path(__file__).parents[2] / "docs" / "my_methods.py"
 
@@ -87,7 +88,7 @@ def test_the_names_are_known_everywhere(capsys):
         graticule.create_model("convolutional_vit", patches=3)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "message"),
     [
         ("import graticule\n1 / 0\n", "ZeroDivisionError: division by zero, in line 2"),
@@ -123,7 +124,7 @@ def test_the_names_are_known_everywhere(capsys):
         ("x = '\0'\n", r"cannot be imported: source code string cannot contain null bytes\.$"),
     ],
 )
-def test_a_plugin_that_cannot_be_is_one_line(text, message, tmp_path, capsys):
+def test_an_invalid_plugin_is_one_line(text, message, tmp_path, capsys):
     file = tmp_path / "plugin.py"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):

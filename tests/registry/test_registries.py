@@ -6,6 +6,7 @@ import pytest
 
 from graticule.registry.registry import Option, Registry, as_kind, options_of
 from graticule.registry.specs import Spec
+from in_turn import in_turn
 
 
 class Method:
@@ -43,7 +44,7 @@ def test_specs_are_checked_and_converted(methods):
     assert methods.specs(Spec("shaw", {"clip": 2})) == methods.specs("shaw(clip=2)")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "why"),
     [
         ("shav", r"`encoding` must be one of shaw, rotation; got 'shav'; did you mean 'shaw'\?"),

@@ -5,9 +5,10 @@ import pickle
 import pytest
 
 from graticule.registry.specs import Spec, parse_sum
+from in_turn import in_turn
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "found"),
     [
         ("learnable", [("learnable", {})]),
@@ -50,7 +51,7 @@ def test_a_spec_does_not_change_with_the_mapping_it_was_made_from():
         spec.options["clip"] = 8
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("text", "why"),
     [
         ("", "it is empty"),

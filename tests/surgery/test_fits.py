@@ -122,7 +122,7 @@ def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
 
 
 @torch.no_grad()
-def test_lape_gets_exactly_what_a_table_alone_in_the_stream_contributed(model, x):
+def test_lape_gets_exactly_what_a_table_alone_in_the_residual_stream_contributed(model, x):
     """Without content the layer receives LN(w) instead of LN(0): LaPE's norms have the same scale and shift."""
     for parameter in model.patch_embed.parameters():
         parameter.zero_()
@@ -348,7 +348,7 @@ def test_the_table_that_gives_layers_what_they_got_after_their_norms_is_found():
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing", "lape(layers=[0, 2])"])
 @torch.no_grad()
-def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
+def test_lape_goes_back_into_the_residual_stream_by_least_squares(joining, model, x):
     change_position(model, "learnable", joining, images=x)
     before = model(x)
     lape = change_module._before(model, x)[0]
@@ -373,7 +373,7 @@ def test_lape_goes_back_into_the_stream_by_least_squares(joining, model, x):
 
 @pytest.mark.parametrize("family", ["Swin", "MViTv2"])
 @torch.no_grad()
-def test_on_one_image_the_table_in_the_stream_is_finite(family):
+def test_on_one_image_the_table_in_the_residual_stream_is_finite(family):
     """Without a limit the best table of this Swin has elements of 1e55, and the layers get nan."""
     model = build(family, "learnable", "lape").double().eval()
     streams = change_module._before(model, torch.zeros(1, 3, *model.img_size).double())[0].streams

@@ -15,27 +15,18 @@ from graticule.encodings.conditional import ConvolutionalProjection, Peg
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition
-from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.irpe import Irpe
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.pape import Pape
 from graticule.encodings.shaw import ShawBias
 from graticule.position.folded import FoldedPosition
-from graticule.position.joining import JOININGS, Joining
+from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import ENCODINGS, Position
-from tiny import DEPTH, DIM, SIZE, draw, images, tiny
+from graticule.position.position import Position
+from in_turn import in_turn
+from tiny import COVER, DEPTH, DIM, SIZE, draw, images, tiny
 
-#: Every encoding once, every joining once, and sums of tables, biases and functions of the tokens.
-EACH = [
-    *[(name, "default") for name in ENCODINGS if not issubclass(ENCODINGS[name], TokenMixing)],
-    *[("learnable", name) for name in JOININGS if name != "default"],
-    ("relative_bias", "lape"),
-    ("sinusoidal_2d+relative_bias", "shared"),
-    ("learnable+rope", "lape"),
-    ("peg+learnable", "lape"),
-]
-each = pytest.mark.parametrize(("encoding", "joining"), EACH)
+each = pytest.mark.parametrize(("encoding", "joining"), COVER)
 
 
 def assert_same(found, expected, atol=1e-12):
@@ -132,7 +123,7 @@ def test_a_size_that_the_patch_does_not_divide_cannot_be_folded_for():
         fold(tiny("learnable", "lape"), img_size=30)
 
 
-def test_a_size_that_cannot_be_folded_for_leaves_the_model_as_it_was():
+def test_a_size_that_cannot_be_folded_for_leaves_the_model_unchanged():
     model = tiny("learnable", "lape").eval()
     x = images()
     before = model(x)
@@ -190,7 +181,7 @@ def capturing(how):
     return draw(graticule.create_model("vit_tiny_patch16_224", position=position, **SIZE)).eval()
 
 
-@pytest.mark.parametrize("how", CAPTURED)
+@in_turn("how", CAPTURED)
 def test_what_a_joining_captures_follows_a_change_of_dtype(how):
     model = capturing(how)
     x = images(dtype=torch.float64)
@@ -228,8 +219,8 @@ def test_what_a_folded_position_keeps_for_later_moves_with_it():
     assert all(buffer.is_meta for buffer in unfold(model).buffers())
 
 
-@pytest.mark.parametrize("size", [33, (0, 32), -32])
-@pytest.mark.parametrize("folded", [False, True])
+@in_turn("size", [33, (0, 32), -32])
+@in_turn("folded", [False, True])
 def test_a_fold_that_is_refused_leaves_training_mode_and_constants(size, folded):
     model = fold(tiny("learnable", "lape")) if folded else tiny("learnable", "lape").train()
     before = model.position
@@ -344,7 +335,7 @@ def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():
     assert unfold(model).position is position
 
 
-@pytest.mark.parametrize(("encoding", "joining"), [("peg", "default"), ("convolutional_projection", "default")])
+@in_turn(("encoding", "joining"), [("peg", "default"), ("convolutional_projection", "default")])
 def test_a_model_whose_layers_get_functions_alone_folds_into_no_constant_and_still_refuses_another_grid(
     encoding, joining
 ):

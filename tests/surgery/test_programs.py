@@ -178,7 +178,7 @@ def test_weights_alone_are_read_back(lape, tmp_path):
         torch.testing.assert_close(again(x), lape(x), rtol=0, atol=0)
 
 
-def test_a_model_stays_as_it_was(lape, tmp_path):
+def test_a_model_is_unchanged(lape, tmp_path):
     before, x = {name: value.clone() for name, value in lape.state_dict().items()}, images()
     graticule.fold(lape)
     export_function(lape, tmp_path / "model.pt2", img_size=24)
@@ -191,7 +191,7 @@ def test_a_model_stays_as_it_was(lape, tmp_path):
 # Refusals
 
 
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(lape, tmp_path):
+def test_unsupported_models_are_refused_and_nothing_is_written(lape, tmp_path):
     spline, matrix = (tiny(encoding, depth=1) for encoding in ("relative_bias(resampler='geometric')", "liere"))
     cases = [
         (

@@ -249,7 +249,7 @@ class Undone(nn.Module):
         raise RuntimeError("no such size")
 
 
-def test_a_refused_size_is_explained_and_leaves_the_model_as_it_was():
+def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
     vit = built("vit_tiny_patch16_224", "learnable", **SIZE)
     swin, posmlp = built("swin_tiny_patch4_window7_224", **PYRAMID), built("posmlp_tiny_224", "lrpe", **POSMLP)
     stock = timm.create_model("vit_tiny_patch16_224", **SIZE)

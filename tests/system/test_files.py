@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from graticule.lab.locks import locked
 from graticule.system.files import held, replace, write_bytes, write_json, write_text, write_whole
+from in_turn import in_turn
 
 WRITERS = {
     "text": lambda path: write_text(path, "a"),
@@ -22,8 +22,8 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+@in_turn("writer", WRITERS)
+@in_turn("umask", [0o022, 0o027, 0o077])
 def test_a_file_gets_the_mode_of_new_files_whoever_writes_it(writer, umask, tmp_path):
     before = os.umask(umask)
     try:

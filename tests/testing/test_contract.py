@@ -14,6 +14,7 @@ from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
+from in_turn import in_turn
 from tiny import shallow
 
 #: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
@@ -130,7 +131,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@in_turn("fault", FAULTS)
 def test_a_fault_is_named(broken, fault):
     with pytest.raises(AssertionError, match=FAULTS[fault]):
         check_encoding(f"{broken}(fault={fault!r})", compiled=False, without_effect=["fault"])

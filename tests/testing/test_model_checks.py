@@ -228,7 +228,7 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
         assert kind == "not applicable" and "is refused" in said, said
 
 
-def test_set_input_size_that_leaves_something_behind_is_found():
+def test_set_input_size_that_forgets_a_part_is_found():
     only = set(CHECKS) - {"sizes"}
     assert outcomes(Resized(), skip=only)["sizes"][0] == "passed"
     kind, said = outcomes(Resized("way back"), skip=only)["sizes"]
@@ -244,7 +244,7 @@ def test_models_with_windows_are_checked_at_another_size():
         one_window.at((16, 16))
 
 
-def test_the_model_and_the_random_state_are_left_as_they_are():
+def test_the_model_and_the_random_state_are_unchanged():
     model = Small("table")
     before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     inspect_model(model, skip=set(CHECKS) - {"axes", "caches"})

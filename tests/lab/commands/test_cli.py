@@ -16,6 +16,7 @@ from commands import run_command
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from in_turn import in_turn
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
     assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         (["translation", "RUN", "--shifts", "down"], "`shifts`"),
@@ -364,7 +365,7 @@ def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, 
 # Errors are named before any work
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         ("--img-size 30 28", ["`img_size`", "30", "28", "32"]),
@@ -413,7 +414,7 @@ def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):
 
 
 @pytest.mark.parametrize("case", ["missing", "empty", "one class", "no images", "classes differ"])
-def test_a_data_folder_that_cannot_do_is_named(capsys, tmp_path, case):
+def test_an_unusable_data_folder_is_named(capsys, tmp_path, case):
     root = tmp_path / "data"
     if case == "empty":
         root.mkdir()
@@ -451,7 +452,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("case", ["truncated", "foreign", "hostile", "classes"])
-def test_a_checkpoint_that_cannot_do_is_named(capsys, tmp_path, trained, case):
+def test_an_unusable_checkpoint_is_named(capsys, tmp_path, trained, case):
     sign = tmp_path / "it-ran"
 
     def write(path: Path) -> None:

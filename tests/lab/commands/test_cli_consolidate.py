@@ -66,7 +66,7 @@ def test_the_last_is_what_is_meant_and_the_file_can_lie_elsewhere(capsys, tmp_pa
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_what_cannot_be_is_named(capsys, tmp_path, trained):
+def test_invalid_arguments_are_named(capsys, tmp_path, trained):
     code, _, err = run_command(capsys, "consolidate", trained.folder, "--checkpoint", "newest")
     assert code == 1 and "`checkpoint` must be best or last" in err
     code, _, err = run_command(capsys, "consolidate", trained.folder, "--output", tmp_path / "weights.pth")

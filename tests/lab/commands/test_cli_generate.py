@@ -21,6 +21,7 @@ from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import tokenizer_of
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from in_turn import in_turn
 from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
 
 #: Printed on standard error after the text.
@@ -325,7 +326,7 @@ def test_without_a_table_a_text_may_be_longer_than_in_training(capsys, computed)
 # Errors are named
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         (["--tokens", 0], "`tokens` must be at least 1, got 0"),

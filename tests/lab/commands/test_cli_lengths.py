@@ -9,6 +9,7 @@ from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from in_turn import in_turn
 from text_commands import spoiled_after_first_epoch
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -91,7 +92,7 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
     assert code == 0 and f"{difference:+.3f}" in out and abs(difference) < 1  # best and last are further apart
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         (
@@ -112,7 +113,7 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
         (["TEXT", "--checkpoint", "worst"], "`checkpoint` must be best or last, got 'worst'"),
     ],
 )
-def test_what_evaluate_cannot_do_is_said_before_any_work(capsys, tmp_path, rotary, on_images, arguments, said):
+def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, on_images, arguments, said):
     named = {"TEXT": rotary.folder, "IMAGES": on_images.folder}
     given = [named.get(argument, argument) for argument in arguments]
     code, _, err = run_command(capsys, "evaluate", *given, "--output", tmp_path / "out")
@@ -145,7 +146,7 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
         assert written["bpb"][choice]["16"] == pytest.approx(compared["bpb"][choice], rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("recipe", "arguments", "said"),
     [
         (
@@ -163,7 +164,7 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
         ("pydoc_quick", ["--lenghts", 16], "did you mean --lengths"),
     ],
 )
-def test_what_compare_cannot_do_is_said_before_any_training(capsys, tmp_path, recipe, arguments, said):
+def test_invalid_arguments_of_compare_are_refused_before_any_training(capsys, tmp_path, recipe, arguments, said):
     command = ("compare", recipe, "--quick", "--choices", "joining=default", "--output", tmp_path / "out", *arguments)
     code, _, err = run_command(capsys, *command)
     assert code == 1 and said in err

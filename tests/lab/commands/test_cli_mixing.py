@@ -16,6 +16,7 @@ from graticule.lab.cli import main
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_scores import evaluate, set_windows
 from graticule.lab.training.run import Run
+from in_turn import in_turn
 
 
 def trained(folder: Path, *arguments: str) -> Run:
@@ -173,7 +174,7 @@ def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures)
         assert arrays["layer6_weights"].shape == (1, 5, 9) and arrays["layer6_bias"].shape == (5, 9)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         ("mixing POSMLP --layers 9", "`layers` must be from 1 to 6"),
@@ -268,14 +269,14 @@ def test_other_windows_leave_what_ggqpe_learned_and_change_what_it_is_computed_o
         np.testing.assert_array_equal(one.centers, small.centers)
 
 
-def test_evaluating_in_other_windows_leaves_the_run_as_it_is(capsys, tmp_path, runs):
+def test_evaluating_in_other_windows_leaves_the_run_unchanged(capsys, tmp_path, runs):
     run = runs["posmlp"]
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     evaluation(capsys, tmp_path, run, "--windows", 4, 2)
     assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         ("evaluate POSMLP --windows 4", "`windows` must be a side of at least 1 for each of the 2 stages, got [4]"),
@@ -287,9 +288,7 @@ def test_evaluating_in_other_windows_leaves_the_run_as_it_is(capsys, tmp_path, r
         ("evaluate POSMLP --sizes 36 --windows 4 2", "`img_size`"),
     ],
 )
-def test_windows_that_cannot_be_are_refused_before_any_image_is_read(
-    capsys, tmp_path, runs, monkeypatch, arguments, said
-):
+def test_invalid_windows_are_refused_before_any_image_is_read(capsys, tmp_path, runs, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "graticule.lab.tasks.parts.image_scores.evaluate", lambda *_, **__: pytest.fail("it began to work")
@@ -313,7 +312,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
     assert code == 0
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         ("--model-kwargs windws=[4,2]", "did you mean 'windows'"),
@@ -435,7 +434,7 @@ def test_compare_takes_forms_truth_values_and_several_arguments_of_the_backbone(
     assert second.recipe().model_kwargs == ("windows=[4,2]", "depths=[1,2]", "combine=add")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("choice", "said"),
     [
         ("model_kwargs=windws=[4,2]", "did you mean 'windows'"),

@@ -8,6 +8,7 @@ import pytest
 from commands import run_command
 from graticule.lab.commands.help import options_of
 from graticule.lab.commands.new import New
+from in_turn import in_turn
 
 KINDS = next(one.choices for one in options_of(New) if one.name == "kind")
 
@@ -30,7 +31,7 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
         one(**({"tmp_path": tmp_path} if "tmp_path" in inspect.signature(one).parameters else {}))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         (["encoding", "rope"], "`name` must be new, got 'rope', which graticule has already."),
@@ -43,7 +44,7 @@ def test_a_new_file_passes_the_test_beside_it(capsys, tmp_path, monkeypatch, for
         (["encoding", "mine"], "`name` must be new, got 'mine', for which test_mine.py exists."),
     ],
 )
-def test_what_cannot_be_written_is_named_and_nothing_is_replaced(capsys, tmp_path, monkeypatch, arguments, said):
+def test_invalid_targets_are_named_and_nothing_is_replaced(capsys, tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "test_mine.py").write_text("mine")
     code, out, err = run_command(capsys, "new", *arguments)

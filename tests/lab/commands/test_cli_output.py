@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from commands import run_command
-from graticule.lab.cli import COMMANDS, main
+from graticule.lab.cli import main
+from in_turn import in_turn
 
 
 def broken_pipe(buffered: bool) -> io.TextIOWrapper:
@@ -19,13 +20,12 @@ def broken_pipe(buffered: bool) -> io.TextIOWrapper:
     return io.TextIOWrapper(open(write, "wb", -1 if buffered else 0), write_through=not buffered)
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize(
+@in_turn("buffered", [True, False])
+@in_turn(
     "arguments",
-    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], *([name, "--help"] for name in COMMANDS)],
-    ids=" ".join,
+    [["--help"], ["--version"], ["models", "vit_nano*"], ["runs", "."], ["train", "--help"], ["study", "--help"]],
 )
-def test_a_reader_that_goes_away_is_no_error(capsys, monkeypatch, tmp_path, arguments, buffered):
+def test_a_closed_pipe_is_no_error(capsys, monkeypatch, tmp_path, arguments, buffered):
     monkeypatch.chdir(tmp_path)
     with broken_pipe(buffered) as out:
         monkeypatch.setattr(sys, "stdout", out)
@@ -48,7 +48,7 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
     assert capsys.readouterr().err == "graticule: error: of a worker\n"
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "message"),
     [
         (
@@ -81,7 +81,7 @@ def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(caps
     assert (code, out) == (1, "") and err.startswith("graticule: error: ") and message in err
 
 
-@pytest.mark.parametrize(
+@in_turn(
     "arguments",
     [
         "evaluate RUN --sizes 28 56",

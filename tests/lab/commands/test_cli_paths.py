@@ -20,6 +20,7 @@ from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.system.files import followed, write_json, write_text
+from in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -199,7 +200,7 @@ def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tm
         load_weights(None, tmp_path / "step-000000001.ckpt")
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         ("--lr nan", "`lr` must be a finite number, got nan"),

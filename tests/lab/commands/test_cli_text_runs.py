@@ -19,6 +19,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from graticule.position.grid import Grid
+from in_turn import in_turn
 from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -122,7 +123,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
     assert str(root) in err or "`context`" in said
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         ("--dataset text_folder", ["`data_root`"]),
@@ -146,7 +147,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--start-from nowhere", ["nowhere"]),
     ],
 )
-def test_an_option_that_cannot_be_is_named(capsys, tmp_path, options, said):
+def test_an_invalid_option_is_named(capsys, tmp_path, options, said):
     err = refused(capsys, tmp_path, *options.split())
     assert all(text in err for text in said), err
 

@@ -8,6 +8,7 @@ import pytest
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import convergence_plot, score_plot
 from graticule.lab.training.metric import METRICS, Metric
+from in_turn import in_turn
 
 
 def line(*values, deviation=None):
@@ -106,7 +107,7 @@ def test_a_long_legend_leaves_the_axes_their_room():
     assert len(set(looks)) == 28
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "said"),
     [
         (({},), "`lines` must be 1 to 28"),
@@ -115,7 +116,7 @@ def test_a_long_legend_leaves_the_axes_their_room():
         (({"a": line(1)}, "lr", "steps"), "`against` must be epoch or seconds, got 'steps'"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(arguments, said):
+def test_invalid_drawings_are_named(arguments, said):
     with pytest.raises(ValueError, match=said):
         convergence_plot(*arguments)
 

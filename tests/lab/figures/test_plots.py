@@ -53,7 +53,7 @@ def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
 
 
 @pytest.mark.parametrize("silent", [2, 6])
-def test_a_layer_that_is_told_nothing_is_an_empty_panel_that_says_so(silent):
+def test_a_layer_without_position_is_an_empty_panel_that_says_so(silent):
     figure = drawn(correlation_sheet(correlations(silent=silent, initial=False), "a model"))
     said = [[text.get_text() for text in ax.texts] for ax in figure.axes[:-1]]
     assert said == [[]] * 2 * (6 - silent) + [["no position"]] * 2 * silent

@@ -10,6 +10,7 @@ from evidence.gym_page import kept_profile, page_text
 from graticule.lab.cli import main
 from graticule.lab.gym.base import TASKS
 from graticule.lab.gym.profile import read_profile
+from in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -38,7 +39,7 @@ def test_the_list_names_every_task(capsys):
     )
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("arguments", "message"),
     [
         (["--choices", "encoding=pge"], "did you mean 'peg'"),

@@ -9,6 +9,7 @@ from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.standard import standard_choices
 from graticule.lab.gym.tasks import build_task
 from graticule.lab.gym.training import build_model, evaluate, train
+from in_turn import in_turn
 
 LISTED = [name for name, kind in TASKS.items() if issubclass(kind, ListedTask)]
 #: Encodings without a border or any other absolute position, and a model that supports them.
@@ -45,7 +46,7 @@ def answers_of(model, images):
     return torch.cat([model(part) for part in images.split(400)]).round(decimals=11)
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@in_turn("name", list(TASKS))
 def test_without_position_answers_do_not_depend_on_the_arrangement(name):
     task = build_task(f"{name}(density=0.4)", (6, 6))
     images = task.sample(3, *generators(0, "test")).images.double()
@@ -57,7 +58,7 @@ def test_without_position_answers_do_not_depend_on_the_arrangement(name):
     torch.testing.assert_close(after, before[:, order] if task.answer.per_token else before, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", LISTED)
+@in_turn("name", LISTED)
 def test_without_position_a_model_is_exactly_at_chance_over_all_arrangements(name):
     task = build_task(name, (6, 6))
     images, target, weights = all_pictures(task)

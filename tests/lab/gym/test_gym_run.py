@@ -132,7 +132,7 @@ def test_scores_of_another_recipe_are_not_mixed_in(finished):
         gym({"peg": dataclasses.replace(CHOICES["peg"], steps=3)}, folder, tasks=["place"], seeds=[0])
 
 
-def test_what_cannot_be_run_is_refused_before_any_training(tmp_path, monkeypatch):
+def test_invalid_runs_are_refused_before_any_training(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train", lambda *args: pytest.fail("trained"))
     peg = CHOICES["peg"]
     cases = [

@@ -62,7 +62,7 @@ def test_counts_are_drawn_before_their_marks_and_equally_often(name):
     assert chi2 < 18.5  # 99.9 % of uniform draws of five classes
 
 
-@pytest.mark.parametrize(("name", "surface"), EVERY)
+@in_turn(("name", "surface"), EVERY)
 def test_the_multiset_of_patches_is_independent_of_the_arrangement(name, surface):
     task = build_task(f"{name}(density=0.4)", (6, 8), surface)
     one, other = (task.sample(50, generators(seed, "train")[0], generators(7, "train")[1]) for seed in (1, 2))

@@ -17,6 +17,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.metric import TOP1
 from graticule.lab.training.run import Run
 from graticule.system.files import append, held, remove, write_bytes
+from in_turn import in_turn
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +85,14 @@ def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, who
     assert_same_end(run, whole)
 
 
-@pytest.mark.parametrize("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
+@in_turn("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
 def test_a_pointer_to_anything_but_a_checkpoint_beside_it_is_refused(tmp_path, name):
     (tmp_path / "best.json").write_text(json.dumps({"checkpoint": name}))
     with pytest.raises(ValueError, match=r"best\.json must name a checkpoint beside it"):
         best_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"checkpoint": 3}', "[" * 100_000])
+@in_turn("text", ["", "{", "[]", "{}", "null", '{"checkpoint": 3}', "[" * 100_000])
 def test_a_damaged_pointer_is_named(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
     with pytest.raises(ValueError, match=r"best\.json (is damaged|must be JSON)"):

@@ -21,6 +21,7 @@ from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
 from graticule.lab.training.loop import train
 from graticule.lab.training.task import build_model
+from in_turn import in_turn
 
 COLOURS = DatasetInfo("colours", ("a", "b"), 3, None, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 COLOURS_OF_TEN = DatasetInfo("colours", tuple("abcdefghij"), 3, None, COLOURS.mean, COLOURS.std)
@@ -369,7 +370,7 @@ def test_building_a_teacher_draws_no_numbers(convnet):
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "message"),
     [
         ({"form": "warm"}, r"`distillation.form` must be 'hard' or 'soft', got 'warm'"),
@@ -382,7 +383,7 @@ def test_building_a_teacher_draws_no_numbers(convnet):
         ({"teacher_checkpoint": "a.pth"}, r"`distillation.teacher_checkpoint` must be given with `distillation"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Distillation(**options)
 

@@ -51,7 +51,7 @@ def test_the_loss_is_the_mean_over_images_whatever_the_batches(data):
     assert score.loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_model_is_as_it_was(data):
+def test_the_model_is_unchanged(data):
     model = graticule.create_model("vit_nano_patch4_28", joining="lape").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     scores = evaluate(model, data, [(20, 28), (28, 28)], progress=False)

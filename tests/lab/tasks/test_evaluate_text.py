@@ -12,6 +12,7 @@ from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.parts.text_scores import check_lengths, evaluate_text
+from in_turn import in_turn
 from tiny import draw
 
 CONTEXT, TOKENS = 16, 208
@@ -92,7 +93,7 @@ def test_what_is_held_in_a_table_is_resampled_beyond_the_context_and_nothing_els
 
 
 @told
-def test_the_model_is_as_it_was_and_learns_on(data, encoding, joining, resampled):
+def test_the_model_is_unchanged_and_learns_on(data, encoding, joining, resampled):
     model = small(data, encoding, joining).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     tokens = torch.randint(256, (2, CONTEXT))
@@ -175,7 +176,7 @@ def test_a_bin_has_the_bits_of_its_own_places(data):
     assert score.bits_per_byte == pytest.approx((4 * uniform + 12 * 7) / 16, rel=1e-6)
 
 
-def test_positions_are_worked_out_once_a_length_and_not_once_a_batch(data, monkeypatch):
+def test_positions_are_computed_once_per_length_and_not_per_batch(data, monkeypatch):
     model, calls = small(data, joining="lape"), []
     inner = JoinedPosition.forward
     monkeypatch.setattr(JoinedPosition, "forward", lambda self, grid: calls.append(grid) or inner(self, grid))
@@ -193,7 +194,7 @@ def test_cost_is_that_of_a_full_batch(data):
     assert with_bias[1] > with_bias[0]  # a number per query and key
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("lengths", "said"),
     [
         ([], r"`lengths` must be different lengths, at least one, got \[\]"),
@@ -204,7 +205,7 @@ def test_cost_is_that_of_a_full_batch(data):
         ([8, 209], "`lengths` must be at most 208, the number of held-out tokens, .* got 209"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused_before_any_work(data, lengths, said):
+def test_invalid_lengths_are_refused_before_any_work(data, lengths, said):
     model = small(data).train()
     model.forward = None  # calling it would be a TypeError
     for act in (lambda: check_lengths(model, lengths, data), lambda: scores(model, data, *lengths)):

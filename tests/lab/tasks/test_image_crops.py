@@ -77,7 +77,7 @@ def test_an_encoding_that_cannot_encode_a_crop_is_not_told_and_the_others_are(da
     assert scores(model("rope"), data, WHOLE)[0].placed is None
 
 
-def test_the_model_is_as_it_was_and_crops_after_folding_are_the_same(data):
+def test_the_model_is_unchanged_and_crops_after_folding_are_the_same(data):
     one = model("learnable")
     before = {name: value.clone() for name, value in one.state_dict().items()}
     small, whole = scores(one, data, (20, 20), WHOLE)

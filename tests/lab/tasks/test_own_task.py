@@ -89,7 +89,7 @@ def test_a_moving_average_and_sharding_need_nothing_of_the_task(tmp_path, single
         assert train(one, tmp_path / name, progress=False).finished
 
 
-def test_what_cannot_be_registered_is_refused(methods):
+def test_invalid_registrations_are_refused(methods):
     slant = list_tasks()["slant"]
     with pytest.raises(ValueError, match="`recipe_class` of the task 'tilt' must be a TrainingRecipe with task = 'ti"):
         graticule.register_task("tilt")(type("Tilt", (slant,), {}))

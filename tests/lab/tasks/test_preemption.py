@@ -96,7 +96,7 @@ def test_the_current_step_is_completed_and_saved(tmp_path, capsys, monkeypatch, 
 
 
 @pytest.mark.parametrize("code", ["", "-1", "256", "seventy", "7.5"])
-def test_an_exit_code_that_cannot_be_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
+def test_an_invalid_exit_code_is_refused_before_any_work(tmp_path, capsys, monkeypatch, code):
     monkeypatch.setenv("GRATICULE_REQUEUE_CODE", code)
     assert main(["train", "digits_quick", "--output", str(tmp_path / "run")]) == 1
     assert "`GRATICULE_REQUEUE_CODE` must be an exit code" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, read_recipe
 from graticule.lab.training.validation import held_out
+from in_turn import in_turn
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
@@ -262,7 +263,7 @@ def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
         read_recipe({"task": "language", "img_size": [28, 28]})
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "message"),
     [
         ({"context": 0}, "`context` must be at least 1, got 0"),
@@ -271,12 +272,12 @@ def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
         ({"optimizer": "adamv"}, "`optimizer` must be one of"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_at_once(options, message):
+def test_an_invalid_value_is_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         TextRecipe(**(SHORT | options))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "message"),
     [
         ({"model": "lm_nan"}, "lm_nano"),
@@ -288,7 +289,7 @@ def test_a_value_that_cannot_be_is_refused_at_once(options, message):
         ({"dataset": "pydocs"}, "`dataset` must be one of pydoc, text_folder"),
     ],
 )
-def test_what_cannot_be_built_is_refused_before_anything_is_written(tmp_path, options, message):
+def test_invalid_arguments_are_refused_before_anything_is_written(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         train(short(**options), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

@@ -17,6 +17,7 @@ from graticule.lab.tasks.classification import Classification, Mixing, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.task import build_data, build_model
+from in_turn import in_turn
 
 
 def module_of(recipe: Recipe) -> TrainingModule:
@@ -94,7 +95,7 @@ def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
     assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == list(range(60))
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("field", "value"),
     [
         ("batch_size", 0),
@@ -106,7 +107,7 @@ def test_the_order_of_the_images_is_that_of_the_seed_and_the_epoch():
         ("optimizer_eps", 0.0),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_name(field, value):
+def test_an_invalid_value_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"`{field}`"):
         short(**{field: value})
 
@@ -114,7 +115,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(field, value):
 # Values that the user gave
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("choice", "needs"),
     [
         ("schedule=step,decay_epochs=5,min_lr=1e-4", "schedule=cosine or schedule=poly"),
@@ -173,7 +174,7 @@ def test_a_number_that_float32_cannot_hold_is_refused():
             kind(**{name: 1e300})
 
 
-@pytest.mark.parametrize(("optimizer", "reason"), [("adahessian", "does not require grad"), ("fusedadam", "CUDA")])
+@in_turn(("optimizer", "reason"), [("adahessian", "does not require grad"), ("fusedadam", "CUDA")])
 def test_an_optimizer_that_cannot_run_here_is_refused_before_any_work(tmp_path, optimizer, reason):
     with pytest.raises(ValueError, match=f"`optimizer` must be one that runs here.* got '{optimizer}' .*{reason}"):
         train(short(optimizer=optimizer), tmp_path / "run", progress=False)

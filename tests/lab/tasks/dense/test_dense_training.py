@@ -18,6 +18,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model, task_of
+from in_turn import in_turn
 from tiny import holds
 
 PLAIN = {"precision": "64-true", "optimizer": "sgd", "lr": 0.02}
@@ -116,7 +117,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
     assert not any(decay for name, decay in decayed.items() if ".position." in name)
 
 
-@pytest.mark.parametrize(
+@in_turn(
     ("options", "said"),
     [
         ({"schedule": "step"}, "`decay_epochs` must be given with the schedule step"),
@@ -134,13 +135,13 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
         ({"dataset": "digits"}, "`dataset` must have boxes, got 'digits', which has one class per image"),
     ],
 )
-def test_values_that_cannot_be_are_refused_before_any_work(options, said, tmp_path):
+def test_invalid_values_are_refused_before_any_work(options, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         train(detector(**options), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_windows_that_cannot_be_are_refused():
+def test_invalid_windows_are_refused():
     for options in ({"stride": 8}, {"located": True}, {"window": 32, "stride": 64}):
         with pytest.raises(ValueError, match=r"`stride` (and|must)"):
             segmenter(**options)
