@@ -269,8 +269,7 @@ def test_stochastic_depth_drops_samples_and_not_windows():
 # Tables, matrices and biases
 
 
-@in_turn("encoding", RESAMPLED)
-@changes
+@in_turn(("encoding", "windows"), [*((one, UNTILED) for one in RESAMPLED), ("lrpe_m", LARGER), ("lrpe_m", SMALLER)])
 def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_windows(encoding, windows, tmp_path):
     """In both directions: from the windows of training to others, and back."""
     model, x = posmlp(encoding), image()
@@ -282,8 +281,7 @@ def test_what_depends_on_the_window_is_resampled_as_from_a_checkpoint_of_other_w
         assert torch.equal(loaded(x), model(x))
 
 
-@in_turn("encoding", MIXING)
-@changes
+@in_turn(("encoding", "windows"), [*((one, UNTILED) for one in MIXING), ("lrpe_m", LARGER), ("lrpe_m", SMALLER)])
 def test_a_resampled_model_is_a_model_of_those_windows(encoding, windows):
     model, other, x = posmlp(encoding), posmlp(encoding, windows=windows), image()
     model.set_input_size(windows=windows)

@@ -525,9 +525,9 @@ def stored(model, how, folder):
     return path
 
 
-@in_turn("how", SAVED)
-@in_turn(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
-@in_turn("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
+@pytest.mark.parametrize("how", SAVED)
+@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+@pytest.mark.parametrize("sides", [((32, 32), (16, 64)), ((16, 64), (32, 32)), ((24, 40), (40, 24))])
 def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_shape(
     how, encoding, joining, sides, tmp_path
 ):
@@ -540,8 +540,8 @@ def test_a_table_of_a_grid_of_other_sides_is_resampled_though_it_has_the_same_sh
     assert holds(model, first.state_dict()) and holds(second, first.state_dict())
 
 
-@in_turn("how", [*SAVED, "safetensors"])
-@in_turn(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
+@pytest.mark.parametrize("how", [*SAVED, "safetensors"])
+@pytest.mark.parametrize(("joining", "encoding"), [("default", "learnable"), ("lape", "relative_bias")])
 def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(how, encoding, joining, tmp_path):
     first = draw(tiny(encoding, joining, img_size=(16, 64)))
     if how == "safetensors":  # which stores only tensors

@@ -314,17 +314,6 @@ def test_the_names_of_a_state_dict_are_those_of_twins(kwargs, names):
     assert Peg(DIM, **kwargs).state_dict()["proj.0.weight"].shape[-2:] == (3, 3)
 
 
-@forms
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_state_dict_round_trips(convolution, layers):
-    grid = Grid(3, 5, prefix=1)
-    first, second = (drawn(Peg(DIM, 3, convolution, layers)).double().eval() for _ in range(2))
-    x = tokens(grid)
-    assert not torch.equal(first(x, grid), second(x, grid))
-    second.load_state_dict(first.state_dict(), strict=True)
-    assert torch.equal(first(x, grid), second(x, grid))
-
-
 @paddings
 @forms
 def test_bfloat16_stays_close_to_float32(padding, convolution):
@@ -561,13 +550,6 @@ def test_a_convolutional_projection_keeps_the_dtype_of_the_tokens(dtype):
     for y, expected in zip(projection.to(dtype)(x, grid), exact, strict=True):
         assert y.dtype == dtype
         torch.testing.assert_close(y.float(), expected, rtol=2**-6, atol=2**-5)
-
-
-def test_a_convolutional_projection_is_one_graph():
-    projection, grid = drawn_projection(), Grid(3, 5, prefix=1)
-    x = tokens(grid)
-    made = torch.compile(projection, fullgraph=True, backend="eager")(x, grid)
-    assert all(torch.equal(a, b) for a, b in zip(made, projection(x, grid), strict=True))
 
 
 @in_turn(

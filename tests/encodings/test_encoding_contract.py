@@ -23,10 +23,8 @@ ENCODINGS = {
     "bucketed_bias": lambda grid: BucketedBias(grid, HEADS),
 }
 ABSOLUTE = ("learnable", "sinusoidal_1d", "sinusoidal_2d")
-LEARNED = ("learnable", "relative_bias", "normalized_bias")
 
 every = in_turn("name", ENCODINGS)
-learned = pytest.mark.parametrize("name", LEARNED)
 
 
 def drawn(name, grid=BUILT):

@@ -1,6 +1,5 @@
 """Laws of the rotary encodings: angles, dependence of logits on the displacement, and layers that use them."""
 
-import copy
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embe
 
 import graticule
 from graticule import Grid
-from graticule.encodings.forms.rotary import RotaryPosition, Scaling
+from graticule.encodings.forms.rotary import Scaling
 from graticule.encodings.rope import Frequencies, Rope
 from graticule.encodings.rope_mixed import MixedRope
 from in_turn import in_turn
@@ -303,22 +302,6 @@ def test_the_output_of_a_bfloat16_model_is_bfloat16(encoding):
 # Copies and state
 
 
-@both
-def test_a_copy_is_its_own(name):
-    first = rotary(name)
-    second = copy.deepcopy(first)
-    before = first(BUILT).detach().clone()
-    assert torch.equal(second(BUILT), before)
-    second.set_grid(OTHER)
-    for parameter in second.parameters():
-        torch.nn.init.zeros_(parameter)
-    assert first.grid == BUILT and torch.equal(first(BUILT), before)
-    if name == "axial":
-        assert second.table.shape[0] == OTHER.tokens
-    else:
-        assert not torch.equal(second(BUILT), before)
-
-
 def test_the_state_of_an_axial_encoding_is_empty_and_that_of_a_mixed_one_its_frequencies():
     assert not rotary("axial").state_dict() and not list(rotary("axial").parameters())
     assert rotary("mixed").state_dict().keys() == {"freqs"}
@@ -433,40 +416,11 @@ def test_a_window_that_is_larger_than_the_grid_is_cut_to_it():
     assert [given.rotary.table.shape[0] for given in model.position(model.grid)] == [49, 49, 16]
 
 
-@in_turn("size", [None, (24, 40)])
-@in_turn("encoding", ["rope", "rope_mixed", "learnable+rope"])
-def test_a_folded_model_computes_the_same(encoding, size):
-    model = draw(tiny(encoding)).double().eval()
-    x = images(*(size or (32, 32)), dtype=torch.float64)
-    before = model(x)
-    graticule.fold(model, size)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-12)
-    graticule.unfold(model)
-    assert torch.equal(model(x), before)
-
-
-@pytest.mark.parametrize("encoding", ["rope", "rope_mixed"])
-def test_a_folded_pyramid_of_windows_computes_the_same(encoding):
-    model = draw(swin(encoding)).double().eval()
-    x = images(dtype=torch.float64)
-    before = model(x)
-    torch.testing.assert_close(graticule.fold(model)(x), before, rtol=0, atol=1e-12)
-
-
 def test_windows_are_one_graph_with_the_same_numbers():
     model = draw(swin("rope_mixed")).double().eval()
     x = images(24, 40, dtype=torch.float64)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
     torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
-
-
-def test_setting_the_input_size_is_setting_the_grid():
-    model = draw(tiny("rope")).double().eval()
-    x = images(24, 40, dtype=torch.float64)
-    before = model(x)
-    model.set_input_size((24, 40))
-    assert isinstance(model.position, RotaryPosition) and model.position.encoding.grid == Grid(3, 5, 1)
-    assert torch.equal(model(x), before)
 
 
 # Initialization of the mixed encoding

@@ -277,22 +277,6 @@ def test_clip_is_eight_unless_said():
     assert tiny("shaw").position.encodings[0].relative_position_y.shape == (17, 8)
 
 
-def test_a_training_step_changes_both_tables_of_every_layer():
-    # the patches are pooled: the class token in the last layer is computed without a bias
-    model = draw(tiny("shaw", global_pool="avg", class_token=False)).train()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    before = {name: value.detach().clone() for name, value in model.position.named_parameters()}
-    model(images()).square().sum().backward()
-    optimizer.step()
-    assert len(before) == 2 * DEPTH
-    assert not any(torch.equal(value, before[name]) for name, value in model.position.named_parameters())
-
-
-def test_a_model_with_shaw_is_one_graph():
-    model, x = draw(tiny("shaw", depth=2)).eval(), images()
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
-
-
 @in_turn(
     ("kwargs", "message"),
     [

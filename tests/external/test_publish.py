@@ -14,7 +14,6 @@ from timm_models import build, randomize
 
 import graticule
 from graticule.hub.kinds import KINDS
-from in_turn import in_turn
 from tiny import SIZE, draw, images
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
@@ -55,7 +54,7 @@ def changed(folder, copy, **values):
 # Converted models
 
 
-@in_turn("name", CONVERTED)
+@pytest.mark.parametrize("name", CONVERTED)
 def test_a_converted_model_comes_back_without_timms(name, tmp_path):
     theirs = timms(name)
     ours = graticule.convert(theirs)

@@ -260,42 +260,7 @@ def test_a_folded_model_folds_again_when_a_state_is_loaded_or_another_size_is_se
     torch.testing.assert_close(source(x), there, rtol=0, atol=1e-12)
 
 
-def test_a_folded_model_with_tables_refuses_to_be_trained_and_another_grid():
-    model = fold(built("gmlp_s16_224", "ggqpe", "displacement", **GMLP))
-    with pytest.raises(ValueError, match="the model is folded for a grid"):
-        model(image(model, (48, 32)))
-    with pytest.raises(RuntimeError, match="the model is folded"):
-        model.train()(image(model))
-
-
 # Behavior as a module
-
-
-@by_displacement
-@models
-def test_a_training_step_moves_every_parameter(name, sizes, other, encoding):
-    model = built(name, encoding, "displacement", **sizes).train()
-    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.nn.functional.cross_entropy(model(image(model)), torch.tensor([1, 3])).backward()
-    assert [key for key, gradient in gradients(model).items() if gradient is None or not gradient.any()] == []
-    optimizer.step()
-    still = [key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])]
-    assert [key for key in still if ".projs." not in key] == []  # BatchNorm removes the biases before it
-
-
-@models
-@pytest.mark.parametrize("folded", [False, True])
-def test_a_deep_copy_is_equal_and_apart(name, sizes, other, folded):
-    model = built(name, "ggqpe", "displacement", **sizes)
-    model = fold(model) if folded else model
-    twin, x = copy.deepcopy(model), image(model)
-    before = model(x)
-    assert torch.equal(twin(x), before)
-    with torch.no_grad():
-        for value in (*twin.parameters(), *twin.buffers()):
-            value.zero_()
-    assert torch.equal(model(x), before) and not twin(x).any()
 
 
 @models

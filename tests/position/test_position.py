@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from graticule import Grid, LayerPosition, build_position, fold, published_state_dict, unfold
+from graticule import Grid, LayerPosition, build_position, published_state_dict
 from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
@@ -411,17 +411,6 @@ def test_a_copy_of_a_folded_position_shares_nothing(encoding, kwargs):
     assert_stands_for(other, other.original)
     with pytest.raises(AssertionError):
         assert_stands_for(other, kept)
-
-
-def test_a_folded_model_with_a_peg_computes_the_same_and_takes_new_weights():
-    model, other = (draw(tiny("peg(places=(-1, 1))+learnable", "lape")).double().eval() for _ in range(2))
-    x = images(24, 40, dtype=torch.float64)
-    expected, others = model(x), other(x)
-    fold(model, (24, 40))
-    assert_near(model(x), expected)
-    model.load_state_dict(other.state_dict(), strict=True)
-    assert_near(model(x), others)
-    assert_near(unfold(model)(x), others)
 
 
 # Sensitivity of models with a PEG

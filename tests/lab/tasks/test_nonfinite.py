@@ -20,7 +20,6 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.module import _MOST_SKIPPED, TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data
-from in_turn import in_turn
 
 #: A backbone with BatchNorm, whose statistics a NaN image would corrupt.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}
@@ -183,7 +182,7 @@ def test_a_skipped_step_leaves_sharded_parameters_alone_too(tmp_path, monkeypatc
     assert all(value.isfinite().all() for value in load_file(run.weights).values())
 
 
-@in_turn("nonfinite", ["skip", "stop"])
+@pytest.mark.parametrize("nonfinite", ["skip", "stop"])
 def test_a_loss_that_is_not_finite_in_one_process_is_skipped_or_stopped_at_by_all(tmp_path, monkeypatch, nonfinite):
     recipe = Recipe(**(PLAIN | {"devices": 2, "nonfinite": nonfinite, "keep": 9, "checkpoint_steps": 1}))
     run = Run(tmp_path / "run")
