@@ -73,9 +73,6 @@ def pvt_merged(model, table, grid):
     return layer_norm(image[0].flatten(1).T, embed.norm)
 
 
-MERGED = {"swin": swin_merged, "pvt": pvt_merged}
-
-
 @torch.no_grad()
 def assert_layers_see(found, *seen):
     """Check that the position of each layer, (N, D) with any prefix tokens first, has the measured cosines."""

@@ -98,15 +98,6 @@ def test_fixed_encodings_take_no_gradient(kind):
     assert not encoding(Grid(4, 2, 1)).requires_grad
 
 
-@pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
-def test_two_temperatures_give_two_tables(kind):
-    grid, other = Grid(3, 5), Grid(4, 2)
-    short, long = kind(grid, 8, temperature=10.0), kind(grid, 8, temperature=10_000.0)
-    assert not torch.equal(short(grid), long(grid))
-    assert not torch.equal(short(other), long(other))
-    assert not torch.equal(kind(grid, 16)(grid)[:, :8], long(grid))  # another dim, other frequencies
-
-
 def test_a_learnable_table_is_drawn_from_a_normal_of_std_0_02():
     table = Learnable(Grid(40, 50), 100).pos_embed
     assert table.requires_grad

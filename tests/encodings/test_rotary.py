@@ -130,15 +130,6 @@ def test_sines_and_cosines_of_one_angle_are_on_the_unit_circle(name, grid):
     torch.testing.assert_close(sines**2 + cosines**2, torch.ones_like(sines), rtol=0, atol=1e-14)
 
 
-@both
-def test_two_temperatures_give_two_tables(name):
-    torch.manual_seed(0)
-    first = Rope(BUILT, 8, Frequencies(100.0)) if name == "axial" else MixedRope(BUILT, 1, 2, 8, 100.0)
-    torch.manual_seed(0)
-    second = Rope(BUILT, 8, Frequencies(10.0)) if name == "axial" else MixedRope(BUILT, 1, 2, 8, 10.0)
-    assert not torch.equal(first(BUILT), second(BUILT))
-
-
 # Rotated queries and keys
 
 
