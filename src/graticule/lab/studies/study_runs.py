@@ -26,6 +26,7 @@ from graticule.lab.studies.study import (
 from graticule.lab.studies.tables import between, marked
 from graticule.lab.tasks.parts.image_scores import check_sizes, evaluate
 from graticule.lab.training.run import Run
+from graticule.lab.training.task import build_model
 from graticule.system.files import write_text
 
 #: Seconds that another process may take to add its rows to a table.
@@ -89,7 +90,7 @@ def run_study(
     recipes = {one.choice: one.recipe for one in missing}
     parameters, _ = check_choices(recipes, missing)
     for recipe in recipes.values() if study.sizes else ():
-        check_sizes(_untrained(recipe), study.sizes)
+        check_sizes(build_model(recipe, num_classes=10), study.sizes)
     if part is not None:
         train_runs(missing[part[0] - 1 :: part[1]], executor, progress=progress)
         if left := sum(not one.run.finished for one in missing):
@@ -183,17 +184,7 @@ def _at_sizes(study: Study, run: Run) -> Iterator[Measured]:
     data = run.data()
     model = run.model(data, "last")
     for mode in study.modes:
-        sizes = [size for size in study.sizes if mode != "crop" or _fits(size, data.size)]
+        sizes = [(h, w) for h, w in study.sizes if mode != "crop" or (h <= data.size[0] and w <= data.size[1])]
         for score in evaluate(model, data, sizes, mode=mode, measure_cost=False, progress=False):
             yield "top1", place(mode, score.size), score.top1
             yield "loss", place(mode, score.size), round(score.loss, 5)
-
-
-def _fits(size: tuple[int, int], whole: tuple[int, int]) -> bool:
-    return size[0] <= whole[0] and size[1] <= whole[1]
-
-
-def _untrained(recipe: Any) -> Any:
-    from graticule.lab.training.task import build_model
-
-    return build_model(recipe, num_classes=10)
