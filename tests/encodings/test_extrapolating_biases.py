@@ -205,8 +205,8 @@ def test_the_first_tokens_of_a_text_do_not_depend_on_its_length():
 
 def test_what_is_refused():
     for build, message in (
-        (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a positive multiple of 2 .*, got 3"),
-        (lambda: Sandwich(BUILT, 2, channels=0), "`channels` must be a multiple of 2 .*, got 0"),
+        (lambda: Sandwich(BUILT, 2, channels=3), "`channels` must be a multiple of 2 .*, got 3"),
+        (lambda: Sandwich(BUILT, 2, channels=0), "`channels` must be at least 1, got 0"),
         (lambda: Fire(BUILT, 2, form="axis"), "`form` must be one of"),
         (lambda: Kerple(BUILT, 2, kernel="linear"), "`kernel` must be one of"),
     ):
