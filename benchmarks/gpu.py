@@ -36,13 +36,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from bias import steps as bias_steps
+from data import large, seconds, write_photographs
 from matplotlib.figure import Figure
 from torch import nn
 from turns import Step, in_turns, inference_step, training_step
 from windows import product_step
 
 import graticule
-from data import large, seconds, write_photographs
 from graticule.lab.data.pack import pack
 from graticule.lab.figures.save import save_figure
 from graticule.lab.recipes.load import load_recipe
