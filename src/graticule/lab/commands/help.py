@@ -135,7 +135,7 @@ METAVARS = {
 #: Options that are rarely needed: `--help-all` lists them.
 RARE = {
     *("batch_size", "checkpoint", "context", "data_root", "device", "border", "labels", "private", "workers"),
-    *("precision", "revision"),
+    *("precision", "real", "revision"),
     *(
         "located",
         "per_class",
