@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graticule.lab.tasks.parts.dense import DenseRecipe, DenseTask, DetectionScore, show
-from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, DetectionScore, show
+from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import BOX_MAP, Metric
 from graticule.lab.training.prediction import Found, Prediction
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
     from graticule.lab.data.dense import Target
@@ -26,30 +25,18 @@ _SHOWN = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
 
 
 @dataclass
-class DetectionEvaluation(Evaluation[DetectionScore]):
+class DetectionEvaluation(DenseEvaluation[DetectionScore]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
-    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
-    per_class: bool = False
-    """for detection and segmentation: add a row for each class"""
+    label = "box mAP (%)"
 
-    def check(self, task: Any, model: Any, data: Any) -> None:
-        """Check the sizes."""
-        from graticule.lab.tasks.parts.dense import read_fits
-
-        read_fits(self.sizes, task.recipe)
-
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[DetectionScore]:
-        """Score a detector at every size."""
-        from graticule.lab.tasks.parts.dense import read_fits
+    def score(
+        self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool
+    ) -> DetectionScore:
+        """Score a detector on images that are fitted to `size`, their shorter and longer side."""
         from graticule.lab.tasks.parts.detection_scores import evaluate_detection
 
-        return [
-            evaluate_detection(model, data, size, device=device, progress=progress)
-            for size in read_fits(self.sizes, task.recipe)
-        ]
+        return evaluate_detection(model, data, size, device=device, progress=progress)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
         """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
@@ -71,13 +58,6 @@ class DetectionEvaluation(Evaluation[DetectionScore]):
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
         return Table(columns, rows, notes, records)
-
-    def figure(self, evaluated: Sequence[Evaluated[DetectionScore]]) -> Figure | None:
-        """Plot the average precision of boxes against size, if there are several sizes."""
-        from graticule.lab.tasks.parts.dense import size_figure
-
-        curves = {run.label: {score.size: score.values["box_map"] or 0.0 for score in run.scores} for run in evaluated}
-        return size_figure(curves, "box mAP (%)", evaluated[0].recipe.fit)
 
 
 @dataclass(frozen=True)

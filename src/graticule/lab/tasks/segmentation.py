@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from graticule.lab.tasks.parts.dense import DenseRecipe, DenseTask, PixelScore, show, windows_of
-from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, PixelScore, show, windows_of
+from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import MIOU, Metric
 from graticule.lab.training.prediction import Found, Prediction
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor, nn
 
 
 @dataclass
-class SegmentationEvaluation(Evaluation[PixelScore]):
+class SegmentationEvaluation(DenseEvaluation[PixelScore]):
     """Intersection over union and accuracy of pixels at several sizes, on the original images."""
 
-    sizes: list[str] = field(default_factory=list)
-    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
-    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
-    per_class: bool = False
-    """for detection and segmentation: add a row for each class"""
+    label = "mIoU (%)"
+
     window: int | None = None
     """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
     stride: int | None = None
@@ -38,21 +34,14 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check sizes and windows."""
-        from graticule.lab.tasks.parts.dense import read_fits
-
-        read_fits(self.sizes, task.recipe)
+        super().check(task, model, data)
         self.recipe_of(task)
 
-    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[PixelScore]:
-        """Score a model at every size."""
-        from graticule.lab.tasks.parts.dense import read_fits
+    def score(self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool) -> PixelScore:
+        """Score a model on images that are fitted to `size`, their shorter and longer side."""
         from graticule.lab.tasks.parts.segmentation_scores import evaluate_segmentation
 
-        windows = self.recipe_of(task)
-        return [
-            evaluate_segmentation(model, data, size, windows, device=device, progress=progress)
-            for size in read_fits(self.sizes, task.recipe)
-        ]
+        return evaluate_segmentation(model, data, size, self.recipe_of(task), device=device, progress=progress)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
         """Return a row for each run and size, and one per class if `per_class`."""
@@ -73,13 +62,6 @@ class SegmentationEvaluation(Evaluation[PixelScore]):
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
         return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
-
-    def figure(self, evaluated: Sequence[Evaluated[PixelScore]]) -> Figure | None:
-        """Plot mIoU against size, if there are several sizes."""
-        from graticule.lab.tasks.parts.dense import size_figure
-
-        curves = {run.label: {score.size: score.miou for score in run.scores} for run in evaluated}
-        return size_figure(curves, "mIoU (%)", evaluated[0].recipe.fit)
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
+from graticule.lab.training.evaluation import Evaluated, Evaluation
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.task import Task, TrainedRun
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
@@ -50,6 +51,11 @@ class DetectionScore:
     images: int
     images_per_second: float
 
+    @property
+    def main(self) -> float:
+        """Return the average precision of the boxes, in percent."""
+        return self.values["box_map"] or 0.0
+
 
 @dataclass(frozen=True)
 class PixelScore:
@@ -73,6 +79,11 @@ class PixelScore:
     images: int
     images_per_second: float
 
+    @property
+    def main(self) -> float:
+        """Return the mean intersection over union, in percent."""
+        return self.miou
+
 
 def show(value: float | None) -> str:
     """Return a score for a table, a dash if there is none."""
@@ -85,32 +96,54 @@ def windows_of(recipe: Any) -> tuple[int | None, int | None, bool]:
     return window, recipe.stride or (None if window is None else max(1, window * 2 // 3)), recipe.located
 
 
-def read_fits(sizes: Sequence[str], recipe: Any) -> list[tuple[int, int]]:
-    """Return the shorter and the longer side that images are fitted to, for each size; those of the recipe by default.
-
-    Raises:
-        ValueError: for an invalid size.
-    """
-    return fitted_sizes(tuple(sizes), "sizes") or [tuple(recipe.fit)]
+#: The scores of a dense model at one size.
+S = TypeVar("S", DetectionScore, PixelScore)
 
 
-def size_figure(
-    curves: Mapping[str, Mapping[tuple[int, int], float]], label: str, trained: tuple[int, int]
-) -> Figure | None:
-    """Plot scores against the shorter side of images, one line per run; None for a single size."""
-    if len({size for curve in curves.values() for size in curve}) < 2:
-        return None
-    from matplotlib.figure import Figure as NewFigure
+@dataclass
+class DenseEvaluation(Evaluation[S], Generic[S]):
+    """Scores of a detector or a segmentation model at several sizes, on the original images."""
 
-    figure = NewFigure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name, curve in curves.items():
-        points = sorted(curve.items())
-        axes.plot([size[0] for size, _ in points], [score for _, score in points], marker="o", label=name)
-    axes.axvline(trained[0], color="gray", linestyle=":", label="trained at")
-    axes.set(xlabel="shorter side of the images (pixels)", ylabel=label)
-    axes.legend()
-    return figure
+    #: Label of the axis of the main score in the figure.
+    label: ClassVar[str]
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
+    SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
+    per_class: bool = False
+    """for detection and segmentation: add a row for each class"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check the sizes."""
+        self.fits(task.recipe)
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
+        """Score a model at every size."""
+        return [self.score(task, model, data, size, device, progress) for size in self.fits(task.recipe)]
+
+    @abstractmethod
+    def score(self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool) -> S:
+        """Score a model on images that are fitted to `size`, their shorter and longer side."""
+
+    def fits(self, recipe: Any) -> list[tuple[int, int]]:
+        """Return the shorter and the longer side that images are fitted to, for each size; the recipe's by default."""
+        return fitted_sizes(tuple(self.sizes), "sizes") or [tuple(recipe.fit)]
+
+    def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
+        """Plot the main score against the shorter side, one line per run; None for a single size."""
+        if len({score.size for run in evaluated for score in run.scores}) < 2:
+            return None
+        from matplotlib.figure import Figure as NewFigure
+
+        figure = NewFigure(figsize=(6, 4), layout="constrained")
+        axes = figure.add_subplot()
+        for run in evaluated:
+            points = sorted({score.size: score.main for score in run.scores}.items())
+            axes.plot([size[0] for size, _ in points], [main for _, main in points], marker="o", label=run.label)
+        axes.axvline(evaluated[0].recipe.fit[0], color="gray", linestyle=":", label="trained at")
+        axes.set(xlabel="shorter side of the images (pixels)", ylabel=self.label)
+        axes.legend()
+        return figure
 
 
 @dataclass(frozen=True)
