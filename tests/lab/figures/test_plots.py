@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.plots import _style, correlation_sheet, curves, locality_plot
+from graticule.lab.figures.plots import correlation_sheet, curves, line_style, locality_plot
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import resolution_plot, score_plot
 from graticule.position.grid import Grid
@@ -147,7 +147,7 @@ def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
 
 
 def test_lines_differ_in_grey_as_in_colour():
-    looks = [_style(i) for i in range(28)]
+    looks = [line_style(i) for i in range(28)]
     assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28
     assert len({to_rgba(s["color"]) for s in looks[:7]}) == 7
 

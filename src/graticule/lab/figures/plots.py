@@ -121,12 +121,12 @@ def _draw_nothing(ax: Axes) -> None:
 
 def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
     """Draw the locality of every layer, one line per model, and the locality if all positions were alike."""
-    _check(correlations, "correlations")
+    check_lines(correlations, "correlations")
     units = {found.unit for found in correlations.values()}
-    figure, ax = _axes("layer", f"locality ({' or '.join(sorted(units))})", title)
+    figure, ax = new_axes("layer", f"locality ({' or '.join(sorted(units))})", title)
     for index, (label, found) in enumerate(correlations.items()):
         layers = np.arange(1, len(found.locality) + 1)
-        ax.plot(layers, found.locality, label=label, **_style(index))
+        ax.plot(layers, found.locality, label=label, **line_style(index))
     uniform = {f"uniform, {c.grid.height} × {c.grid.width}": c.uniform_distance for c in correlations.values()}
     for index, (label, distance) in enumerate(uniform.items()):
         ax.axhline(distance, label=label, color="#555555", linewidth=1.2, linestyle=(0, (1, 1 + 2 * index)))
@@ -134,7 +134,7 @@ def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> 
     ax.margins(y=0.1)
     depth = max(len(found.locality) for found in correlations.values())
     ax.xaxis.set_major_locator(FixedLocator(range(1, depth + 1)) if depth <= 16 else MaxNLocator(integer=True))
-    return _legend(figure, ax)
+    return add_legend(figure, ax)
 
 
 def curves(
@@ -144,18 +144,18 @@ def curves(
     title: str = "",
 ) -> Figure:
     """Draw lines of (x, mean, standard deviation or None), with a band of one standard deviation on either side."""
-    _check(lines, "lines")
-    figure, ax = _axes(xlabel, ylabel, title)
+    check_lines(lines, "lines")
+    figure, ax = new_axes(xlabel, ylabel, title)
     for index, (label, points) in enumerate(lines.items()):
         x, mean = [p[0] for p in points], np.array([p[1] for p in points])
         deviation = np.array([p[2] or 0.0 for p in points])
-        style = _style(index)
+        style = line_style(index)
         if len(points) > 30:
             style["marker"] = None  # a chain of markers hides the line
         ax.plot(x, mean, label=label, **style)
         if deviation.any():
             ax.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.18, linewidth=0)
-    return _legend(figure, ax)
+    return add_legend(figure, ax)
 
 
 def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figure:
@@ -163,16 +163,14 @@ def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figur
 
     A layer at 0 is equivariant; the line at the square root of 2 is the error of unrelated features.
     """
-    _check(found, "found")
+    check_lines(found, "found")
     figure = Figure(figsize=(8.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     border = next(iter(found.values())).border
     names = ("inside", f"within {border} patch{'es' * (border != 1)} of an edge")
     for ax, name in zip(panels, names, strict=True):
         ax.set(xlabel="layer", title=name)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(axis="y", color="#dddddd", linewidth=0.6)
-        ax.set_axisbelow(True)
+        decorate(ax)
         ax.axhline(math.sqrt(2), color="#555555", linewidth=1, linestyle=(0, (1, 2)))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].annotate(
@@ -187,7 +185,7 @@ def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figur
     panels[0].set_ylabel("difference after a shift\n(share of the features' spread)")
     for index, (label, one) in enumerate(found.items()):
         layers = np.arange(1, len(one.grids) + 1)
-        style = _style(index)
+        style = line_style(index)
         if not np.isnan(one.logits):
             label += f" (logits {one.logits:.2f})"
         panels[0].plot(layers, one.inside, label=label, **style)
@@ -195,25 +193,34 @@ def translation_plot(found: Mapping[str, Translation], title: str = "") -> Figur
     panels[0].set_ylim(bottom=0)
     if title:
         figure.suptitle(title, fontsize=12)
-    return _legend(figure, panels[0])
+    return add_legend(figure, panels[0])
 
 
-def _check(lines: Mapping[str, Any], name: str) -> None:
+def check_lines(lines: Mapping[str, Any], name: str) -> None:
+    """Check that there is at least one line."""
     if not lines:
         raise ValueError(f"`{name}` must hold at least one line, got none.")
 
 
-def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+def new_axes(
+    xlabel: str, ylabel: str, title: str = "", figsize: tuple[float, float] = (6.4, 4.2)
+) -> tuple[Figure, Axes]:
+    """Return a figure with one panel."""
+    figure = Figure(figsize=figsize, layout="constrained")
     ax = figure.subplots()
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
+    decorate(ax)
     return figure, ax
 
 
-def _style(index: int) -> dict[str, Any]:
+def decorate(ax: Axes) -> None:
+    """Show the left and the lower edge of a panel only, and horizontal lines behind what is drawn."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+
+
+def line_style(index: int) -> dict[str, Any]:
     """Return the style of the line `index`; the first 28 styles are all different."""
     return {
         "color": PALETTE[index % len(PALETTE)],
@@ -224,7 +231,7 @@ def _style(index: int) -> dict[str, Any]:
     }
 
 
-def _legend(figure: Figure, ax: Axes) -> Figure:
+def add_legend(figure: Figure, ax: Axes) -> Figure:
     """Put the legend below the axes, where it hides nothing; a long one makes the figure taller."""
     handles, labels = ax.get_legend_handles_labels()
     longest = max(map(len, labels), default=1)

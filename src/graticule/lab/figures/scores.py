@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.lab.figures.plots import PALETTE, _axes, _check, _legend, _style, curves
+from graticule.lab.figures.plots import PALETTE, add_legend, check_lines, curves, decorate, line_style, new_axes
 from graticule.lab.training.metric import METRICS, Metric
 from graticule.registry.checks import printable
 
@@ -35,7 +35,7 @@ def resolution_plot(
         ylabel: name and unit of the values.
         title: above the plot.
     """
-    _check(scores, "scores")
+    check_lines(scores, "scores")
     for label, by_size in scores.items():
         if not all(len(values) for values in by_size.values()):
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
@@ -43,7 +43,7 @@ def resolution_plot(
     sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
     squares = [size for size in sizes if size[0] == size[1]]
     others = [size for size in sizes if size[0] != size[1]]
-    figure, ax = _axes("size of the test images (pixels)", ylabel, title)
+    figure, ax = new_axes("size of the test images (pixels)", ylabel, title)
     if others and squares:
         wide, high = figure.get_size_inches()
         figure.set_size_inches(wide + 0.6 + 0.5 * len(others), high)
@@ -51,9 +51,7 @@ def resolution_plot(
         ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(wide, 0.6 + 0.5 * len(others)))
         for panel, name in ((ax, "squares: side (pixels)"), (beside, "other sizes")):
             panel.set_xlabel(name)
-            panel.spines[["top", "right"]].set_visible(False)
-            panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-            panel.set_axisbelow(True)
+            decorate(panel)
         ax.set_ylabel(ylabel)
         figure.suptitle(title, fontsize=12)
         _draw(beside, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
@@ -62,7 +60,7 @@ def resolution_plot(
         _draw(ax, scores, {size: float(size[0]) for size in squares}, trained)
     else:
         _draw(ax, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
-    return _legend(figure, ax)
+    return add_legend(figure, ax)
 
 
 def _draw(
@@ -75,21 +73,15 @@ def _draw(
     """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
     for index, (label, by_size) in enumerate(scores.items()):
         shown = [size for size in places if size in by_size]
+        style = line_style(index) if joined else {**line_style(index), "linestyle": "none"}
         x, means = [places[size] for size in shown], [fmean(by_size[size]) for size in shown]
         bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in shown]
-        style = _style(index) if joined else {**_style(index), "linestyle": "none"}
         if any(bars):
             ax.errorbar(x, means, bars, capsize=3, label=label, **style)
         else:  # the legend would show bars
             ax.plot(x, means, label=label, **style)
-    crowded = len(places) > 8 or any(height != width for height, width in places)
-    ax.set_xticks(
-        list(places.values()),
-        [str(height) if height == width else f"{height} × {width}" for height, width in places],
-        rotation=45 if crowded else 0,
-        ha="right" if crowded else "center",
-        rotation_mode="anchor",
-    )
+    names = [str(height) if height == width else f"{height} × {width}" for height, width in places]
+    _ticks(ax, list(places.values()), names, any(height != width for height, width in places))
     if trained in places:
         ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         ax.annotate(
@@ -126,7 +118,7 @@ def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int],
         title: above both panels.
     """
     for name, values in (("scores", scores), ("places", places)):
-        _check(values, name)
+        check_lines(values, name)
         if missing := [label for label, by in values.items() if not by or not all(map(len, by.values()))]:
             raise ValueError(f"`{name}` must have a value everywhere, got none for some of {missing[0]!r}.")
     trained = {trained_at} if isinstance(trained_at, int) else set(trained_at)
@@ -134,48 +126,50 @@ def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int],
     left, right = figure.subplots(1, 2)
     _draw_length_plots(left, scores, trained)
     lengths = sorted({length for by in scores.values() for length in by} | trained)
-    _ticks(left, lengths)
+    _length_ticks(left, lengths)
     left.set(xlabel="length of the windows (tokens)", ylabel="bits per byte", title="all of the held-out text")
     _draw_length_plots(right, places, trained)
     longest = {max(by) for by in places.values()}
     powers = [1 << power for power in range(max(longest).bit_length())]
-    _ticks(right, powers)
+    _length_ticks(right, powers)
     windows = f"windows of {longest.pop()}" if len(longest) == 1 else "the longest windows"
     right.set(xlabel="position of the token in its window, up to", title=f"by position in {windows}")
     if title:
         figure.suptitle(title, fontsize=12)
-    return _legend(figure, left)
+    return add_legend(figure, left)
 
 
 def _draw_length_plots(ax: Axes, values: Values, trained: set[int]) -> None:
     """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
     ax.set_xscale("log", base=2)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
+    decorate(ax)
     for index, (label, by) in enumerate(values.items()):
         x = sorted(by)
         bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in x]
         ax.errorbar(
-            x, [fmean(by[one]) for one in x], bars if any(bars) else None, capsize=3, label=label, **_style(index)
+            x, [fmean(by[one]) for one in x], bars if any(bars) else None, capsize=3, label=label, **line_style(index)
         )
     for index, length in enumerate(sorted(trained)):
         name = "length of training" if index == 0 else None  # once in the legend
         ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
 
 
-def _ticks(ax: Axes, places: Sequence[int]) -> None:
-    """Set ticks at `places`; if they are many or close, their labels are slanted so that they do not overlap."""
-    close = any(after < 1.3 * before for before, after in pairwise(places))
-    crowded = len(places) > 8 or close
+def _length_ticks(ax: Axes, lengths: Sequence[int]) -> None:
+    """Set ticks at `lengths` on a logarithmic axis."""
+    _ticks(ax, lengths, list(map(str, lengths)), any(after < 1.3 * before for before, after in pairwise(lengths)))
+    ax.minorticks_off()
+
+
+def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) -> None:
+    """Set named ticks at `places`; if they are many or wide, the names are slanted so that they do not overlap."""
+    crowded = len(places) > 8 or wide
     ax.set_xticks(
         places,
-        [str(place) for place in places],
+        names,
         rotation=45 if crowded else 0,
         ha="right" if crowded else "center",
         rotation_mode="anchor",
     )
-    ax.minorticks_off()
 
 
 def score_plot(

@@ -14,7 +14,7 @@ from graticule.analysis.attention import AttentionSummary
 from graticule.analysis.audit import Audit
 from graticule.analysis.effect import Effect
 from graticule.analysis.probe import Probe
-from graticule.lab.figures.plots import DASHES, MARKERS, PALETTE, translation_plot
+from graticule.lab.figures.plots import PALETTE, decorate, line_style, new_axes, translation_plot
 from graticule.lab.pages.report import Report, position_sheets
 
 
@@ -69,7 +69,9 @@ def attention_plot(summary: AttentionSummary) -> Figure:
         ("share on prefix tokens", summary.prefix, None),
     )
     for ax, (name, values, uniform) in zip(panels, kinds, strict=True):
-        _decorate(ax, "layer", name)
+        ax.set(xlabel="layer", ylabel=name)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        decorate(ax)
         for head in range(values.shape[1]):
             ax.plot(layers, values[:, head], "o", markersize=3.5, color=PALETTE[0], alpha=0.55)
         ax.plot(layers, np.nanmean(values, 1), color=PALETTE[1], linewidth=1.6)
@@ -83,33 +85,14 @@ def _errorbar(
     ax: Axes, layers: np.ndarray, mean: Sequence[float] | np.ndarray, error: Sequence[float] | np.ndarray, label: str,
     index: int,
 ) -> None:  # fmt: skip
-    ax.errorbar(
-        layers,
-        mean,
-        error,
-        label=label,
-        capsize=2.5,
-        color=PALETTE[index % len(PALETTE)],
-        marker=MARKERS[index % len(MARKERS)],
-        linestyle=DASHES[index % len(DASHES)],
-        linewidth=1.5,
-        markersize=4.5,
-    )
+    style = {**line_style(index), "linewidth": 1.5, "markersize": 4.5}
+    ax.errorbar(layers, mean, error, label=label, capsize=2.5, **style)
 
 
 def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    ax = figure.subplots()
-    _decorate(ax, xlabel, ylabel)
-    return figure, ax
-
-
-def _decorate(ax: Axes, xlabel: str, ylabel: str) -> None:
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
+    figure, ax = new_axes(xlabel, ylabel, figsize=(7.2, 4.0))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, ax
 
 
 def _legend(figure: Figure, lines: int) -> Figure:
