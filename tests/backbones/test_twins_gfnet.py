@@ -30,6 +30,9 @@ def test_twins_svt_keeps_the_contract_with_windows_that_do_not_tile_and_has_no_c
     check_backbone("twins_svt_small", img_size=(64, 96), window_size=3, **SVT, compiled=False)
     with pytest.raises(ValueError, match="`global_pool` must be one of '', 'avg'"):
         graticule.create_model("twins_svt_small", **SVT, global_pool="token")
+    for window in (1, 2**16):
+        with pytest.raises(ValueError, match=f"`window_size` must be from 2 to 4096 patches, got {window}"):
+            graticule.create_model("twins_svt_small", **SVT, window_size=window)
 
 
 @torch.no_grad()

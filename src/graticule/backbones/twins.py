@@ -51,8 +51,8 @@ class TwinsSvt(PyramidVisionTransformer):
         window_size: int = 7,
         **kwargs: Any,
     ) -> None:
-        if window_size < 2:
-            raise ValueError(f"`window_size` must be at least 2, got {window_size}.")
+        if not 2 <= window_size <= 4096:
+            raise ValueError(f"`window_size` must be from 2 to 4096 patches, got {window_size}.")
         self.window_size = window_size
         super().__init__(
             position,

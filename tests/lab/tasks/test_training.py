@@ -168,6 +168,17 @@ def test_a_trial_of_one_epoch_shortens_the_warm_up_of_the_recipe_and_says_so(cap
         overridden(load_recipe("digits_quick"), ["--epochs", "1", "--warmup-epochs", "1"], "train")
 
 
+@pytest.mark.parametrize(("epochs", "decays"), [(6, (4, 5)), (2, (1,)), (1, ())])
+def test_decays_of_the_recipe_move_with_the_number_of_epochs(epochs, decays, capsys):
+    base = replace(load_recipe("digits_quick"), epochs=12, schedule="step", decay_epochs=(8, 11), warmup_epochs=0)
+    recipe = overridden(base, ["--epochs", str(epochs)], "train")
+    assert (recipe.epochs, recipe.decay_epochs) == (epochs, decays)
+    moved = ", ".join(map(str, decays)) or "none"
+    assert f"the decays of the recipe, at 8, 11 of 12 epochs, are moved to {moved} of" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="`decay_epochs` must increase and be below `epochs`"):
+        overridden(base, ["--epochs", str(epochs), "--decay-epochs", "8", "11"], "train")
+
+
 def test_a_number_that_float32_cannot_hold_is_refused():
     for kind, name in ((Recipe, "lr"), (Recipe, "min_lr"), (Recipe, "weight_decay"), (Augmentation, "color_jitter")):
         with pytest.raises(ValueError, match=rf"{name}` must be at most 1000000000, got 1e\+300"):

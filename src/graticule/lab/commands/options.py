@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
@@ -144,7 +144,7 @@ def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
 
 
 def parse_recipe(kind: Callable[[Any], type], recipe: Any, arguments: list[str], command: str) -> Any:
-    """Parse options with overrides of a recipe, which must have an effect; a warm-up of the recipe's own is shortened.
+    """Parse options with overrides of a recipe, which must have an effect; its own warm-up and decays fit `--epochs`.
 
     Args:
         kind: returns the options with the values of a recipe as the defaults of their field `recipe`.
@@ -159,16 +159,33 @@ def parse_recipe(kind: Callable[[Any], type], recipe: Any, arguments: list[str],
         *groups, name = option.removeprefix("--").replace("-", "_").split(".")
         named = (".".join([*groups, each]) for each in (name, name.removeprefix("no_")))
         given |= {each: value if equals else following for each in named if option.startswith("--") and each in known}
-    epochs = given.get("epochs", "")
-    if "warmup_epochs" not in given and epochs.isdecimal() and 0 < int(epochs) <= getattr(recipe, "warmup_epochs", 0):
-        warmup = recipe.warmup_epochs * int(epochs) // recipe.epochs
-        said = f"the warm-up of the recipe, {recipe.warmup_epochs} of {recipe.epochs} epochs, is shortened to {warmup}"
-        print(f"{said} of {epochs}", file=sys.stderr)
-        recipe = dataclasses.replace(recipe, warmup_epochs=warmup, warmup_prefix=recipe.warmup_prefix and warmup > 0)
+    if given.get("epochs", "").isdecimal():
+        recipe = _shortened(recipe, int(given["epochs"]), given)
     options: Any = parse(kind(recipe), command, arguments)
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | given.keys())
     return options
+
+
+def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:
+    """Return the recipe with a warm-up and decays that fit into `epochs`, unless given, and print what changed."""
+    warmup, decays = getattr(recipe, "warmup_epochs", 0), getattr(recipe, "decay_epochs", ())
+    if "warmup_epochs" not in given and 0 < epochs <= warmup:
+        shorter = warmup * epochs // recipe.epochs
+        said = f"the warm-up of the recipe, {warmup} of {recipe.epochs} epochs, is shortened to {shorter} of {epochs}"
+        print(said, file=sys.stderr)
+        recipe = dataclasses.replace(recipe, warmup_epochs=shorter, warmup_prefix=recipe.warmup_prefix and shorter > 0)
+    if "decay_epochs" not in given and 0 < epochs <= max(decays, default=0):
+        earlier = tuple(sorted({at * epochs // recipe.epochs for at in decays} - {0}))
+        said = f"the decays of the recipe, at {_listed(decays)} of {recipe.epochs} epochs, are moved to"
+        print(f"{said} {_listed(earlier)} of {epochs}", file=sys.stderr)
+        recipe = dataclasses.replace(recipe, epochs=epochs, decay_epochs=earlier)
+    return recipe
+
+
+def _listed(epochs: Sequence[int]) -> str:
+    """Return the epochs as a text."""
+    return ", ".join(map(str, epochs)) or "none"
 
 
 def _value_names(recipe: Any) -> Iterator[str]:

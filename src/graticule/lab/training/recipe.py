@@ -186,7 +186,8 @@ class TrainingRecipe:
                 f"`warmup_steps` must be 0 with `warmup_epochs`, got {self.warmup_steps}; "
                 f"to count in steps, set `warmup_epochs`, {self.warmup_epochs}, to 0."
             )
-        if bool(self.decay_epochs) != (self.schedule == "step"):
+        without = self.schedule == "step" and not self.decay_epochs and self.epochs > 1
+        if without or (self.decay_epochs and self.schedule != "step"):
             raise ValueError(
                 f"`decay_epochs` must be given with the schedule step and no other, got {list(self.decay_epochs)} with "
                 f"{self.schedule}; "
