@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import run_command
-from graticule.lab.commands.choices import CommonValues, folder_suffix, study_with
+from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.study import Study, load_study
 
@@ -15,7 +15,7 @@ DEPTH = str(STUDIES / "depth.py")
 
 
 def test_common_values_are_read_as_train_reads_them():
-    values = CommonValues(epochs=3, precision="bf16-mixed", values=["lr=1e-3", "augmentation.hflip=0.5"])
+    values = RunOptions(epochs=3, precision="bf16-mixed", values=["lr=1e-3", "augmentation.hflip=0.5"])
     recipe = load_recipe("digits_quick")
     found = values.changed(recipe, "train digits_quick")
     assert (found.epochs, found.precision, found.lr, found.augmentation.hflip) == (3, "bf16-mixed", 1e-3, 0.5)
@@ -26,19 +26,19 @@ def test_common_values_are_read_as_train_reads_them():
         "augmentation": recipe.augmentation,
     }
     assert dataclasses.replace(found, **same) == recipe
-    assert CommonValues().changed(recipe, "train digits_quick") is recipe
+    assert RunOptions().changed(recipe, "train digits_quick") is recipe
     assert folder_suffix(values) == "-epochs-3-precision-bf16-mixed-lr-1e-3-augmentation.hflip-0.5"
-    assert folder_suffix(CommonValues()) == ""
+    assert folder_suffix(RunOptions()) == ""
 
 
 def test_the_runs_of_a_study_have_the_values_and_what_it_compares_stays():
-    study = study_with(load_study(STUDIES / "lape_eta.py"), CommonValues(epochs=2, values=["limit_train=100"]))
+    study = study_with(load_study(STUDIES / "lape_eta.py"), RunOptions(epochs=2, values=["limit_train=100"]))
     assert {(one.epochs, one.limit_train) for one in study.recipes().values()} == {(2, 100)}
     plain = load_study(STUDIES / "lape_eta.py").recipes()
     assert [one.joining for one in study.recipes().values()] == [one.joining for one in plain.values()]
-    assert study_with(load_study(STUDIES / "lape_eta.py"), CommonValues()) == load_study(STUDIES / "lape_eta.py")
+    assert study_with(load_study(STUDIES / "lape_eta.py"), RunOptions()) == load_study(STUDIES / "lape_eta.py")
     base = Study(question="?", recipe="digits_quick", choices={"a": {}}, seconds=1, base={"epochs": 7, "lr": 0.1})
-    kept = study_with(base, CommonValues(values=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
+    kept = study_with(base, RunOptions(values=["epochs=10"])).recipes()["a"]  # as the recipe, not as the base
     assert (kept.epochs, kept.lr) == (10, 0.1)
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-import graticule.lab.studies.comparison as module
+import graticule.lab.studies.execution as module
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.comparison import Comparison, compare, supported_decimals, train_part
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
@@ -70,7 +70,8 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
 
 
 def test_a_difference_that_chance_explains_is_called_none():
-    assert "no difference within error" in comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).verdict()[0]
+    said = "second against first: +2.00, 95 % interval -0.48 to +4.48, p = 0.074: no difference within error."
+    assert comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).verdict()[0] == said
     assert "beyond chance" in comparison([70.0, 71.0, 71.0], [75.0, 76.1, 76.0]).verdict()[0]
     assert "too few seeds" in comparison([70.0], [75.0]).verdict()[0]
 
@@ -197,7 +198,7 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
 
 def test_parts_train_every_run_once(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(module, "train_runs", lambda runs, *_, **__: trained.extend(one.folder for one in runs))
+    monkeypatch.setattr(module, "_train_here", lambda runs, _: trained.extend(one.folder for one in runs))
     assert train_part(CHOICES, [0, 1], tmp_path, (1, 3), progress=False) == 4
     assert len(trained) == 2
     for number in (2, 3):

@@ -157,7 +157,7 @@ def test_scores_of_another_recipe_are_not_mixed_with_new_ones(done, tmp_path):
 
 def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
+    monkeypatch.setattr("graticule.lab.studies.execution._train_here", lambda runs, _: trained.extend(runs))
     for number in (1, 2, 3):
         assert run_study(SMALL, tmp_path, tmp_path / "x.csv", part=(number, 3), progress=False) == 4
     assert sorted((one.choice, one.recipe.seed) for one in trained) == sorted(
@@ -190,9 +190,6 @@ def test_no_difference_within_error_is_said_as_such_and_one_beyond_chance_too():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [90.0, 91.1, 91.0]}
     report = StudyReport("x", study(), rows(values))
     assert [row[-1] for row in report.findings()[1:]] == ["no difference within error", "a difference beyond chance"]
-    assert (
-        "b against a: +2.00, 95 % interval -0.48 to +4.48, p = 0.074: no difference within error." in report.sentences()
-    )
     assert report.markdown().count("no difference within error") == 1
 
 
@@ -200,7 +197,7 @@ def test_a_difference_that_only_the_correction_hides_is_said_as_such():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
     text = (report := StudyReport("x", study(), rows(values))).markdown()
     assert report.findings()[1][4:] == ("+0.23 to +3.10", "+1.6", "0.038", "0.075", said := report.findings()[1][-1])
-    assert said == "not significant after correction for 2 tests" and f": {said}." in report.sentences()[0]
+    assert said == "not significant after correction for 2 tests"
     assert "if one excludes zero and the adjusted p is 0.05 or more, the result is inconclusive." in text
     assert "if one excludes zero" not in StudyReport("x", study(tests=(("c", "a"),)), rows(values)).markdown()
 
@@ -242,7 +239,6 @@ def test_means_and_differences_have_the_decimals_of_the_study():
     report = StudyReport("x", study(decimals=3, tests=(("b", "a"),)), rows(values))
     assert report.means()[1][-1] == "0.040 ± 0.010"
     assert report.findings()[1][3:5] == ("-0.038", "-0.060 to -0.016")
-    assert "-0.038, 95 % interval -0.060 to -0.016" in report.sentences()[0]
 
 
 def test_a_difference_of_percentages_is_in_points_and_an_endpoint_may_have_a_name():

@@ -1,15 +1,17 @@
-"""Choices on the command line: overrides of a recipe, separated by commas."""
+"""Options of commands that train several runs: choices, overrides of a recipe, and where the runs are trained."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from graticule.lab.commands.options import overridden
+from graticule.lab.commands.options import Output, overridden, parse_part
+from graticule.lab.studies.execution import parse_on, slurm_script
 from graticule.registry.specs import split_outside
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ def flags_of(key: str, value: str) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class CommonValues:
-    """The options that change all runs."""
+class RunOptions:
+    """The options of a comparison or a study: values of all runs, and how the runs are trained."""
 
     epochs: int | None = None
     """epochs of every run (default: those of the recipe)"""
@@ -59,6 +61,37 @@ class CommonValues:
     """precision of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
     values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
     """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
+    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """list the runs with their states and an estimate of the remaining time, and train nothing"""
+    dry_run: bool = False
+    """the same, with the script of a job for --on slurm"""
+    part: str | None = None
+    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
+    on: str = "here"
+    """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
+    workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
+    json: bool = False
+    """print the tables as JSON, and nothing else, on stdout"""
+
+    def parsed(self) -> tuple[Output, tuple[int, int] | None]:
+        """Return the output and the part; the options of this class are checked.
+
+        Raises:
+            ValueError: for a part or an executor that cannot be parsed.
+        """
+        parse_on(self.on)
+        return Output(self.json), parse_part(self.part)
+
+    def lists(self, folder: Path) -> bool:
+        """Return whether runs are only listed; a script that --dry-run asks for is printed."""
+        if self.dry_run and self.on.startswith("slurm"):
+            print(slurm_script(self.on, folder))
+        return self.list_runs or self.dry_run
+
+    def report_part(self, left: int, output: Output) -> None:
+        """Say that a part is finished, and how many runs are not."""
+        output.say(f"part {self.part} is finished; {left} runs of other parts are not: no table yet.")
+        output.give({"runs_left": left})
 
     def flags(self) -> dict[str, list[str]]:
         """Return key of each changed value -> options of train that change it.
@@ -91,7 +124,7 @@ class CommonValues:
         return overridden(recipe, flags, command) if flags else recipe
 
 
-def study_with(study: Study, values: CommonValues) -> Study:
+def study_with(study: Study, values: RunOptions) -> Study:
     """Return a study whose runs all have the values.
 
     Raises:
@@ -115,7 +148,7 @@ def study_with(study: Study, values: CommonValues) -> Study:
     return dataclasses.replace(study, base=base)
 
 
-def folder_suffix(values: CommonValues) -> str:
+def folder_suffix(values: RunOptions) -> str:
     """Return the suffix of the default folder of changed runs, such as '-epochs-3'; empty if nothing is changed."""
     given = {key: flags[-1].removeprefix("--") for key, flags in values.flags().items()}
     text = "".join(f"-{key}-{value}" for key, value in given.items())

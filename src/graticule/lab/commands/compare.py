@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from graticule.lab.commands.choices import CommonValues, folder_suffix, parse_choices
+from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices
 from graticule.lab.commands.opening import check_task_options
-from graticule.lab.commands.options import Output, choose_device, command_line, output_folder, parse, parse_part
-from graticule.lab.studies.execution import parse_on
+from graticule.lab.commands.options import choose_device, command_line, output_folder, parse
 from graticule.registry.checks import parse_sizes
 from graticule.system.files import read_json
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Compare(CommonValues):
+class Compare(RunOptions):
     """Train several choices with several seeds: one table with mean, standard deviation and paired tests.
 
         graticule compare digits_quick --choices joining=default joining=lape
@@ -49,33 +48,20 @@ class Compare(CommonValues):
     """for text: also evaluate every run in windows of these numbers of tokens: a second table and a plot"""
     quick: bool = False
     """only a few steps, to check that everything works"""
-    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the runs, their states and an estimate of the remaining time, and train nothing"""
-    part: str | None = None
-    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
-    on: str = "here"
-    """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
-    workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
-    dry_run: bool = False
-    """print which runs would be trained where, with slurm the script of a job, and train nothing"""
     replace: bool = False
     """replace the tables of a comparison with further choices or seeds in the same folder"""
-    json: bool = False
-    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
     """Train several choices with several seeds, and make one table."""
     options = parse(Compare, "compare", arguments)
-    part = parse_part(options.part)
-    parse_on(options.on)
-    output = Output(options.json)
+    output, part = options.parsed()
     from graticule.lab.recipes.load import load_recipe
 
     base = load_recipe(options.recipe)  # first, so that an unknown name does not import PyTorch
 
     from graticule.lab.studies.comparison import compare, train_part
-    from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.parts.image_causes import check_crop
@@ -97,22 +83,16 @@ def run(arguments: list[str]) -> int:
         check_lengths(task.build_model(task.describe(data)), options.lengths, data)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
-    if options.dry_run and options.on.startswith("slurm"):
-        print(slurm_script(options.on, folder))
-    if options.list_runs or options.dry_run:
+    if options.lists(folder):
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
         output.give(output.table(columns, rows))
         return 0
     with executor_of(options.on, folder) as executor:
-        if part is not None:
-            left = train_part(choices, options.seeds, folder, part, replace=options.replace, executor=executor)
-            if left:
-                print(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
-                return 0
-        command = command_line("compare", arguments)
-        comparison = compare(
-            choices, options.seeds, folder, command=command, replace=options.replace, executor=executor
-        )
+        how: Any = {"replace": options.replace, "executor": executor}
+        if part is not None and (left := train_part(choices, options.seeds, folder, part, **how)):
+            options.report_part(left, output)
+            return 0
+        comparison = compare(choices, options.seeds, folder, command=command_line("compare", arguments), **how)
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}

@@ -222,6 +222,7 @@ def help_page(kind: type, name: str, *, every: bool = False) -> str:
         lines += [*textwrap.wrap(paragraph, width), ""]
     entries = [(one.shown, _text(one)) for one in positional]
     usual = [one for one in options if not one.positional and (every or not one.rare)]
+    usual.sort(key=lambda one: not one.required)
     hidden = sum(not one.positional for one in options) - len(usual)
     entries += [(one.shown, _text(one)) for one in usual]
     if hidden:

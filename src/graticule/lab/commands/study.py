@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from graticule.lab.commands.choices import CommonValues, folder_suffix, study_with
-from graticule.lab.commands.options import Output, output_folder, parse, parse_part
-from graticule.lab.studies.execution import parse_on
+from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
+from graticule.lab.commands.options import output_folder, parse
 from graticule.registry.checks import known_name
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class StudyOptions(CommonValues):
+class StudyOptions(RunOptions):
     """Run a study: train and measure the missing runs of its table, then write its tables, tests, figure and text.
 
         graticule study my_study.py --quick
@@ -50,16 +49,6 @@ class StudyOptions(CommonValues):
     """only rewrite tables, tests, figure and text from the table"""
     quick: bool = False
     """only a few steps per run and one seed, to check that everything works"""
-    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """list the missing runs of the table with an estimate of their time, and train nothing"""
-    dry_run: bool = False
-    """the same, with the script of a job for --on slurm"""
-    part: str | None = None
-    """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
-    on: str = "here"
-    """where the runs are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
-    json: bool = False
-    """print the tables as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -67,7 +56,7 @@ def run(arguments: list[str]) -> int:
     options = parse(StudyOptions, "study", arguments)
     from graticule.lab.studies.study import list_studies, load_study
 
-    output = Output(options.json)
+    output, part = options.parsed()
     if Path(options.study).is_dir():
         found = list_studies(options.study)
         if not found:
@@ -84,8 +73,6 @@ def run(arguments: list[str]) -> int:
             written += write_report(Path(file).stem, load_study(file), table, options.docs, options.docs)
         output.wrote(*dict.fromkeys(written))
         return 0
-    part = parse_part(options.part)
-    parse_on(options.on)
     study = load_study(options.study)
     name = Path(options.study).stem
     suffix = "-quick" * options.quick + folder_suffix(options)
@@ -99,7 +86,7 @@ def run(arguments: list[str]) -> int:
     table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
     part_of_it = _selected(study, options)
 
-    from graticule.lab.studies.execution import executor_of, slurm_script
+    from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import planned_rows
     from graticule.lab.studies.report import StudyReport
     from graticule.lab.studies.study import read_table
@@ -108,9 +95,7 @@ def run(arguments: list[str]) -> int:
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work
     given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
-    if options.dry_run and options.on.startswith("slurm"):
-        print(slurm_script(options.on, folder))
-    if options.list_runs or options.dry_run:
+    if options.lists(folder):
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)
         guesses = {cell: part_of_it.seconds_of(variant) for cell, (_, variant) in part_of_it.cells.items()}
@@ -126,8 +111,7 @@ def run(arguments: list[str]) -> int:
             progress = not options.json
             left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
         if left:
-            output.say(f"part {options.part} is finished; {left} runs of other parts are not: no table yet.")
-            output.give({"runs_left": left})
+            options.report_part(left, output)
             return 0
     report = StudyReport(name, study, read_table(table))
     if not report.rows and options.docs is None:

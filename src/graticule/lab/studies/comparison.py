@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -80,10 +80,6 @@ class Comparison:
         first, *others = self.scores.values()
         return paired_outcomes([(scores, first) for scores in others])
 
-    def markdown(self) -> str:
-        """Return the table in Markdown."""
-        return markdown([self.columns, *self.rows()])
-
     def verdict(self) -> list[str]:
         """Return a sentence per choice on its test against the first, at 5 percent over all, and one on the tests."""
         first, *names = self.scores
@@ -118,9 +114,9 @@ def write_comparison(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
 ) -> list[Path]:
     """Write `comparison.md`, .csv, .tex, .png, .pdf, .svg and .json in `folder`; returns the paths."""
-    verdict = "\n".join(comparison.verdict())
+    table, verdict = markdown([comparison.columns, *comparison.rows()]), "\n".join(comparison.verdict())
     return [
-        write_text(folder / "comparison.md", f"{comparison.markdown()}\n\n{verdict}\n"),
+        write_text(folder / "comparison.md", f"{table}\n\n{verdict}\n"),
         write_text(folder / "comparison.csv", csv_of(comparison, folder)),
         write_text(folder / "comparison.tex", latex_table(comparison.columns, comparison.rows())),
         *save_figures(score_plot(comparison.scores, comparison.metric.title), folder / "comparison"),
@@ -196,7 +192,12 @@ def compare(
     """
     runs, parameters, examples = _prepare(choices, seeds, Path(folder), replace)
     train_runs(runs, executor, progress=progress)
-    comparison = _collect(choices, seeds, runs, parameters, examples)
+    metric = next(iter(choices.values())).metric
+    trained = {name: [Run(one.folder) for one in runs if one.choice == name] for name in choices}
+    results = {name: [run.result() for run in members] for name, members in trained.items()}
+    scores = {name: [result[f"last_{metric.key}"] for result in found] for name, found in results.items()}
+    seconds = {name: [result["seconds"] for result in found] for name, found in results.items()}
+    comparison = Comparison(tuple(seeds), scores, parameters, trained, metric, seconds, examples)
     write_comparison(comparison, choices, Path(folder), command)
     return comparison
 
@@ -218,12 +219,8 @@ def train_part(
     Raises:
         ValueError: as in `compare`.
     """
-    number, parts = part
-    if not 1 <= number <= parts:
-        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {number}/{parts}.")
     runs, *_ = _prepare(choices, seeds, Path(folder), replace)
-    train_runs(runs[number - 1 :: parts], executor, progress=progress)
-    return sum(not one.run.finished for one in runs)
+    return train_runs(runs, executor, part=part, progress=progress)
 
 
 def _prepare(
@@ -234,22 +231,6 @@ def _prepare(
     if not replace:
         _check_replaced(folder, choices, seeds)
     return runs, *check_choices(choices, runs)
-
-
-def _collect(
-    choices: Mapping[str, TrainingRecipe],
-    seeds: Sequence[int],
-    planned: Sequence[PlannedRun],
-    parameters: dict[str, int],
-    examples: int | None,
-) -> Comparison:
-    """Read the results of finished runs."""
-    metric = next(iter(choices.values())).metric
-    runs = {name: [Run(one.folder) for one in planned if one.choice == name] for name in choices}
-    results = {name: [run.result() for run in members] for name, members in runs.items()}
-    scores = {name: [result[f"last_{metric.key}"] for result in found] for name, found in results.items()}
-    seconds = {name: [result["seconds"] for result in found] for name, found in results.items()}
-    return Comparison(tuple(seeds), scores, parameters, runs, metric, seconds, examples)
 
 
 def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:
@@ -264,13 +245,9 @@ def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: 
     kept = read_json(file)
     if not isinstance(kept, dict):
         raise ValueError(f"{file} is damaged: it must be a JSON object.")
-    if missing := [*_lost(kept, "choices", choices), *(f"seed {seed}" for seed in _lost(kept, "seeds", seeds))]:
+    lost = [name for name in kept.get("choices", ()) if name not in choices]
+    if missing := [*lost, *(f"seed {seed}" for seed in kept.get("seeds", ()) if seed not in seeds)]:
         raise ValueError(
             f"`folder` must not have a comparison with further choices or seeds, got {str(folder)!r}, which also has "
             f"{', '.join(missing)}; give them as well, choose another folder, or replace it (--replace)."
         )
-
-
-def _lost(kept: Mapping[str, Iterable[object]], key: str, now: Collection[object]) -> list[str]:
-    """Return the choices or seeds of an existing comparison that are not given now."""
-    return [str(one) for one in kept.get(key, ()) if one not in now]

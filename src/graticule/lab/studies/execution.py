@@ -108,19 +108,40 @@ class Submits(Protocol):
         """Call `fn(*args)` in another process."""
 
 
-def train_runs(runs: Sequence[PlannedRun], executor: Submits | None = None, *, progress: bool = True) -> None:
-    """Train all runs that are not finished, one after the other in this process, or by `executor`.
+def train_runs(
+    runs: Sequence[PlannedRun],
+    executor: Submits | None = None,
+    *,
+    part: tuple[int, int] = (1, 1),
+    progress: bool = True,
+) -> int:
+    """Train the runs that are not finished, one after the other in this process, or by `executor`.
 
     Several machines may call this for the same runs in a shared folder: each takes runs that no other process trains.
 
+    Args:
+        runs: a plan.
+        executor: trains the runs.
+        part: (k, n): train only the k-th of n parts.
+        progress: whether progress is printed.
+
+    Returns:
+        The number of unfinished runs of all parts.
+
     Raises:
+        ValueError: if `part` is not (k, n) with k from 1 to n.
         RuntimeError: if runs failed, with their names, after all others are finished.
         Interrupted: if the user stopped it.
     """
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise ValueError(f"`part` must be K/N with K from 1 to N, such as 2/4, got {number}/{parts}.")
+    mine = runs[number - 1 :: parts]
     if executor is None:
-        _train_here(runs, progress)
+        _train_here(mine, progress)
     else:
-        _train_elsewhere(runs, executor, progress)
+        _train_elsewhere(mine, executor, progress)
+    return sum(not one.run.finished for one in runs)
 
 
 def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) -> str:

@@ -156,17 +156,6 @@ class StudyReport:
             rows.append((one.label, one.reference, str(one.seeds), *values, one.conclusion))
         return rows
 
-    def sentences(self) -> list[str]:
-        """Return one sentence per test about its result."""
-        places = self.study.decimals
-        return [
-            f"{one.choice} against {one.reference}{f', {one.variant}' if one.variant else ''}: "
-            + (f"{one.test.difference:+.{places}f}, " if one.test else "")
-            + f"{one.finding(places)}."
-            for one in self.tests()
-            if one.seeds
-        ]
-
     def markdown(self, figure: str | None = None) -> str:
         """Return the text for the docs: question, command, origin of the numbers, tables, figure, limits."""
         study = self.study

@@ -91,10 +91,8 @@ def run_study(
     parameters, _ = check_choices(recipes, missing)
     for recipe in recipes.values() if study.sizes else ():
         check_sizes(build_model(recipe, num_classes=10), study.sizes)
-    if part is not None:
-        train_runs(missing[part[0] - 1 :: part[1]], executor, progress=progress)
-        if left := sum(not one.run.finished for one in missing):
-            return left
+    if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
+        return left
     seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
     for seed in seeds:
         wanted = [one for one in missing if one.recipe.seed == seed]
