@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from graticule.lab.commands.choices import parse_choices
-from graticule.lab.gym.base import CELL, TASKS, ListedTask, generators, paint
+from graticule.lab.gym.base import CELL, TASKS, ListedTask, build_task, generators, paint
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.gym.standard import standard_choices
-from graticule.lab.gym.tasks import build_task
+from graticule.lab.gym.run import standard_choices
 from graticule.lab.gym.training import build_model, evaluate, train
 from in_turn import in_turn
 

@@ -11,13 +11,13 @@ from graticule.lab.gym.base import (
     DISTRACTORS,
     TASKS,
     ListedTask,
+    build_task,
     displacements,
     generators,
     glyphs,
     paint,
     shifted,
 )
-from graticule.lab.gym.tasks import build_task
 from in_turn import in_turn
 
 EVERY = [(name, surface) for name, kind in TASKS.items() for surface in kind.surfaces]

@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Gym, "gym", arguments)
     output = Output(options.json)
     if options.list_tasks:
-        from graticule.lab.gym.tasks import task_rows
+        from graticule.lab.gym.base import task_rows
 
         columns, *rows = task_rows()
         for name, question, knows, frame, surfaces, chance in rows:
@@ -60,8 +60,7 @@ def run(arguments: list[str]) -> int:
         return 0
     parse_on(options.on)
     from graticule.lab.commands.choices import parse_choices
-    from graticule.lab.gym.run import gym
-    from graticule.lab.gym.standard import standard_choices
+    from graticule.lab.gym.run import gym, standard_choices
 
     base = options.recipe
     given = options.choices or _single(base) or standard_choices()

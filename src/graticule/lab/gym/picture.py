@@ -14,9 +14,9 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from graticule.lab.figures.plots import PALETTE, SIMILARITY
-from graticule.lab.gym.base import CELL, LEAST, TASKS, A, B, Cell, Classes, GymTask, Mask, generators
+from graticule.lab.gym.answers import Cell, Classes, Mask
+from graticule.lab.gym.base import CELL, LEAST, TASKS, A, B, GymTask, build_task, generators
 from graticule.lab.gym.profile import Profile, percent
-from graticule.lab.gym.tasks import build_task
 from graticule.registry.checks import printable
 
 #: More choices than this are drawn as a heat map.

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tqdm.auto import tqdm
 
+from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figures
-from graticule.lab.gym.base import LEAST, TASKS, GymTask
+from graticule.lab.gym.base import LEAST, TASKS, GymTask, build_task
 from graticule.lab.gym.picture import profile_picture
 from graticule.lab.gym.profile import Profile, Row, merged, percent, read_profile, write_profile
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.gym.tasks import build_task
-from graticule.lab.gym.training import build_model, ended, evaluate, train
+from graticule.lab.gym.training import build_model, evaluate, train
 from graticule.lab.locks import locked
-from graticule.lab.studies.execution import Submits
+from graticule.lab.studies.execution import ATTEMPTS, Submits, Submitted, collect
 from graticule.lab.terminal import Lines
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.surroundings import surroundings
+from graticule.position.position import ENCODINGS
 from graticule.registry.plugins import load_plugin, loaded_plugins
 from graticule.system.files import write_json, write_text
+
+#: A gated MLP about as small as the default model, for the encodings that mix tokens.
+_GATED = "model=gmlp_nano_patch4_28,model_kwargs=embed_dim=32 num_blocks=2"
 
 
 class Cell(NamedTuple):
@@ -90,6 +95,26 @@ def gym(
         shown = profile.chosen(list(choices), tasks)
         _write(shown, choices, folder, command)
     return shown
+
+
+def standard_choices() -> list[str]:
+    """Return the texts of the choices, as on the command line.
+
+    They are every registered encoding by itself, absolute ones also joined by LaPE, and, as a control, a learnable
+    table that starts with the amplitude that LaPE's norm gives it.
+    """
+    alone = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
+    mixing = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
+    absolute = [name for name in alone if ENCODINGS[name].joined == "table"]
+    ordered = ["none", *absolute, *(name for name in alone if name != "none" and name not in absolute)]
+    found = []
+    for name in ordered:
+        found.append(f"encoding={name}")
+        if name == "learnable":
+            found.append("encoding=learnable(std=1)")
+        if name in absolute:
+            found.append(f"encoding={name},joining=lape")
+    return [*found, *(f"encoding={name},{_GATED}" for name in mixing)]
 
 
 def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
@@ -162,11 +187,21 @@ def _trained(
             yield cell, rows
         return
     plugins = loaded_plugins()
-    for cell, found in ended(
-        cells, lambda cell: executor.submit(train_cell, cell, choices[cell.choice], tuple(sides), plugins)
-    ):
-        bar.update(choices[cell.choice].steps)
-        yield cell, cast("list[Row]", found)
+    deaths = Counter[Cell]()
+
+    def submit(cell: Cell) -> Submitted:
+        return executor.submit(train_cell, cell, choices[cell.choice], tuple(sides), plugins)
+
+    def give_up(cell: Cell) -> bool:
+        deaths[cell] += 1
+        return deaths[cell] > ATTEMPTS
+
+    for ended in collect(cells, submit, give_up):
+        for cell, found in ended:
+            if isinstance(found, Exception):
+                raise found
+            bar.update(choices[cell.choice].steps)
+            yield cell, found
 
 
 def train_cell(

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from statistics import fmean
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
+from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.lab.gym.base import CELL, Answer, GymTask, generators
+from graticule.lab.gym.answers import Answer
+from graticule.lab.gym.base import CELL, GymTask, generators
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.studies.execution import ATTEMPTS, Submitted
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.models import build_backbone
-
-Job = TypeVar("Job")
-#: Seconds between two checks for ended jobs.
-_POLL = 0.05
-
-
-def ended(jobs: Sequence[Job], submit: Callable[[Job], Submitted]) -> Iterator[tuple[Job, object]]:
-    """Submit all jobs, and yield each with its result as it ends.
-
-    A job whose process died is submitted again, until it has died more than `ATTEMPTS` times.
-
-    Raises:
-        Exception: the exception of a job.
-    """
-    outstanding = [(submit(job), job, 1) for job in jobs]
-    while outstanding:
-        waiting: list[tuple[Submitted, Job, int]] = []
-        again: list[tuple[Job, int]] = []
-        for future, job, times in outstanding:
-            if not future.done():
-                waiting.append((future, job, times))
-                continue
-            try:
-                result = future.result()
-            except (ValueError, TypeError, FileNotFoundError, ImportError):  # raised by the job itself
-                raise
-            except Exception:  # its process died: each executor raises a different exception for that
-                if times > ATTEMPTS:
-                    raise
-                again.append((job, times + 1))
-            else:
-                yield job, result
-        if len(waiting) == len(outstanding):
-            time.sleep(_POLL)
-        outstanding = [*waiting, *((submit(job), job, times) for job, times in again)]
-
 
 #: Share of the steps in which the learning rate rises.
 _WARMUP = 0.1
@@ -137,13 +101,8 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
     """
     model = build_model(recipe, task, seed).train()
     kept = {f"backbone.{name}" for name in model.backbone.no_weight_decay()}
-    named = dict(model.named_parameters())
-    plain = {name for name, parameter in named.items() if parameter.ndim < 2 or name in kept}
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for name, p in named.items() if name not in plain], "weight_decay": recipe.weight_decay},
-            {"params": [p for name, p in named.items() if name in plain], "weight_decay": 0.0},
-        ],
+        param_groups_weight_decay(model, recipe.weight_decay, no_weight_decay_list=kept),
         lr=recipe.lr,
         betas=(0.9, 0.95),
         fused=True,

@@ -19,12 +19,14 @@ from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds
 from graticule.lab.terminal import bar as progress_bar
 from graticule.registry.checks import known_name
 from graticule.registry.specs import Spec
+
+Job = TypeVar("Job")
 
 #: Arguments of the script that no option sets, and options of submitit that have another name in the script.
 _OURS = ("command", "folder", "job_name")
@@ -319,54 +321,85 @@ def _train_here(runs: Sequence[PlannedRun], progress: bool) -> None:
         waiting = in_use
 
 
+def collect(
+    jobs: Sequence[Job],
+    submit: Callable[[Job], Submitted],
+    give_up: Callable[[Job], bool],
+    delay: Callable[[Any], float | None] = lambda result: None,
+) -> Iterator[list[tuple[Job, Any]]]:
+    """Submit jobs, and yield those that have ended since the last check, each with its result or its exception.
+
+    Args:
+        jobs: what is submitted.
+        submit: submits a job.
+        give_up: called if the process of a job died; returns False if the job is to be submitted again.
+        delay: result -> seconds until its job is submitted again; None if the job has ended.
+    """
+    outstanding = [(submit(job), job) for job in jobs]
+    later: list[tuple[float, Job]] = []  # with the time to submit again
+    while outstanding or later:
+        done = [pair for pair in outstanding if pair[0].done()]
+        outstanding = [pair for pair in outstanding if pair not in done]
+        ended: list[tuple[Job, Any]] = []
+        for future, job in done:
+            try:
+                result = future.result()
+            except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # raised by the job itself
+                ended.append((job, error))
+            except Exception as error:  # each executor raises a different exception if a process died
+                if give_up(job):
+                    ended.append((job, error))
+                else:
+                    later.append((time.monotonic(), job))
+            else:
+                if (wanted := delay(result)) is None:
+                    ended.append((job, result))
+                else:
+                    later.append((time.monotonic() + wanted, job))
+        now = time.monotonic()
+        outstanding += [(submit(job), job) for due, job in later if due <= now]
+        later = [(due, job) for due, job in later if due > now]
+        yield ended
+        if not done:
+            time.sleep(_POLL)
+
+
 def _train_elsewhere(runs: Sequence[PlannedRun], executor: Submits, progress: bool) -> None:
     """Submit the runs, submit again those whose process died, and show the finished epochs over all of them."""
-
     from graticule.lab.training.interruption import Interrupted
     from graticule.lab.training.run import Run
     from graticule.registry.plugins import loaded_plugins
 
     plugins = loaded_plugins()
+    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
+    failures: list[str] = []
 
     def submit(one: PlannedRun) -> Submitted:
         return executor.submit(train_job, one.recipe.to_dict(), str(one.folder.resolve()), plugins)
 
-    outstanding = [(submit(one), one) for one in runs if not one.run.finished]
-    later: list[tuple[float, PlannedRun]] = []  # with the time to submit again
-    lost: dict[Path, tuple[Path | None, int]] = {}  # last checkpoint, and number of deaths since it
-    failures: list[str] = []
+    def give_up(one: PlannedRun) -> bool:
+        last = Run(one.folder).last
+        before, times = lost.get(one.folder, (last, 0))
+        times = times if before == last else 0  # it has a new checkpoint since the last time
+        times += (one.folder / OUTPUT).exists()  # it had begun: a run that only waited is not counted
+        lost[one.folder] = (last, times)
+        return times > ATTEMPTS
+
+    def delay(state: str) -> float | None:
+        return {"finished": None, "in use": _PATIENCE}.get(state, 0.0)
+
     total = sum(one.epochs for one in runs)
     with progress_bar(total=total, unit="epoch", wanted=progress, initial=sum(map(_epochs_done, runs))) as bar:
-        while outstanding or later:
-            ended = [pair for pair in outstanding if pair[0].done()]
-            outstanding = [pair for pair in outstanding if pair not in ended]
-            for future, one in ended:
-                try:
-                    state = future.result()
-                except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # raised by the run itself
-                    failures.append(f"{one.folder}: {error}")
-                except Exception as error:
-                    last = Run(one.folder).last
-                    before, times = lost.get(one.folder, (last, 0))
-                    times = times if before == last else 0  # it has a new checkpoint since the last time
-                    times += (one.folder / OUTPUT).exists()  # it had begun: a run that only waited is not counted
-                    lost[one.folder] = (last, times)
-                    if times > ATTEMPTS:
-                        failures.append(f"{one.folder}: {type(error).__name__}: {error}")
-                    else:
-                        later.append((time.monotonic(), one))
-                else:
-                    if state != "finished":
-                        later.append((time.monotonic() + (_PATIENCE if state == "in use" else 0), one))
-            now = time.monotonic()
-            outstanding += [(submit(one), one) for due, one in later if due <= now]
-            later = [(due, one) for due, one in later if due > now]
-            bar.update(sum(map(_epochs_done, runs)) - bar.n)
-            bar.set_postfix_str(f"{sum(one.run.finished for one in runs)} of {len(runs)} runs", refresh=False)
-            try:
-                time.sleep(_POLL)
-            except KeyboardInterrupt:
-                raise Interrupted(str(runs[0].folder.parent)) from None
+        try:
+            for ended in collect([one for one in runs if not one.run.finished], submit, give_up, delay):
+                for one, error in ended:
+                    if isinstance(error, Exception):
+                        kind = "" if one.folder not in lost else f"{type(error).__name__}: "
+                        failures.append(f"{one.folder}: {kind}{error}")
+                bar.update(sum(map(_epochs_done, runs)) - bar.n)
+                bar.set_postfix_str(f"{sum(one.run.finished for one in runs)} of {len(runs)} runs", refresh=False)
+        except KeyboardInterrupt:
+            raise Interrupted(str(runs[0].folder.parent)) from None
     if failures:
         raise RuntimeError("some runs failed; the others are finished:\n" + "\n".join(failures))
 
