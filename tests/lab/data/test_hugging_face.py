@@ -177,7 +177,7 @@ def test_images_that_were_read_from_can_be_sent_to_another_process_and_read_ther
     images, _ = load_dataset("hugging_face", "test", saved)
     here = [images.read(index) for index in range(4)]
     there = pickle.loads(pickle.dumps(images))
-    assert not there._files._open  # files open here are not open there
+    assert "_open" in vars(images) and "_open" not in vars(there)  # files open here are not open there
     assert [there.read(index) for index in range(4)] == here
 
 
@@ -245,8 +245,7 @@ def test_files_that_are_damaged_not_plain_or_not_in_the_folder_are_refused_by_na
     cases = [
         (state, {"_data_files": [{"filename": "/dev/zero"}]}, "its own tables, got '/dev/zero'"),
         (state, {"_data_files": [{"filename": ".."}]}, "must be a plain file, got a folder"),
-        (state, {"_data_files": [{"filename": 3}]}, "its own tables, got 3"),
-        *((state, {"_data_files": wrong}, r"state\.json is damaged") for wrong in (3, ["a"], [])),
+        *((state, {"_data_files": wrong}, r"state\.json is damaged") for wrong in (3, ["a"], [], [{"filename": 3}])),
         *((state, wrong, r"state\.json is damaged") for wrong in ([], 3, None)),
         (state, {"_indices_data_files": [{"filename": "x"}]}, "by index"),
         (splits, {"splits": ["train", str(tmp_path)]}, "must have a split val"),

@@ -16,7 +16,7 @@ from tqdm.contrib.concurrent import thread_map
 from graticule.lab.data.encoded import LARGEST
 from graticule.lab.data.images import Split
 from graticule.lab.data.sets.folder import SPLITS, folder_files
-from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, open_arrow, read_plan, read_rows
+from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, read_plan, read_rows
 from graticule.lab.data.tars import has_tars, tar_files
 from graticule.lab.locks import locked
 from graticule.lab.terminal import hidden
@@ -114,14 +114,8 @@ def pack(
             part.path.relative_to(output).as_posix(): digest for part, (digest, _) in zip(parts, results, strict=True)
         }
         _finish(output, names, plan, sums)
-        return Packed(
-            output,
-            {split: len(sources) for split, sources in splits.items()},
-            {split: sum(part.path.parent.name == folder for part in parts) for split, folder in _FOLDERS.items()},
-            sum(part.path.stat().st_size for part in parts),
-            left_out,
-            sum(written for _, written in results),
-        )
+        count = sum(written for _, written in results)
+        return _packed(output, plan["images"], [part.path for part in parts], left_out, count)
 
 
 def verify(root: str | Path, *, workers: int | None = None, progress: bool = True) -> Packed:
@@ -144,9 +138,13 @@ def verify(root: str | Path, *, workers: int | None = None, progress: bool = Tru
         raise ValueError("\n  ".join([f"{root} changed since it was packed; remove these files and pack again:", *bad]))
     for split in SPLITS:
         hugging_face(split, root)  # compares the counts
-    arrows = [path for path in paths if path.suffix == ".arrow"]
+    return _packed(root, plan["images"], [path for path in paths if path.suffix == ".arrow"])
+
+
+def _packed(root: Path, images: dict[Split, int], arrows: list[Path], *more: Any) -> Packed:
+    """Count the files of a packed folder and their bytes."""
     files = {split: sum(path.parent.name == folder for path in arrows) for split, folder in _FOLDERS.items()}
-    return Packed(root, plan["images"], files, sum(path.stat().st_size for path in arrows))
+    return Packed(root, images, files, sum(path.stat().st_size for path in arrows), *more)
 
 
 def each(
@@ -253,8 +251,9 @@ def _features(names: Sequence[str]) -> dict[str, Any]:
     return {IMAGE: {"_type": "Image"}, LABEL: {"names": list(names), "_type": "ClassLabel"}}
 
 
-_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_SCHEMA = pa.schema([(IMAGE, _TYPE), (LABEL, pa.int64())])
+_SCHEMA = pa.schema(
+    [(IMAGE, pa.struct([("bytes", pa.binary()), ("path", pa.string())])), (LABEL, pa.int64())],
+)
 
 
 def _write(part: _Part) -> tuple[str, bool]:
@@ -267,11 +266,9 @@ def _write(part: _Part) -> tuple[str, bool]:
     def write(temporary: Path) -> None:
         with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_stream(file, _SCHEMA) as writer:
             for chunk in _chunks(part.sources, _BATCH_BYTES):
-                content = pa.array([_content(source) for source in chunk], pa.binary())
-                names = pa.array([source.name for source in chunk], pa.string())
-                images = pa.StructArray.from_arrays([content, names], fields=list(_TYPE))
-                labels = pa.array([source.label for source in chunk], pa.int64())
-                writer.write_batch(pa.record_batch([images, labels], schema=_SCHEMA))
+                images = [{"bytes": _content(source), "path": source.name} for source in chunk]
+                rows = {IMAGE: images, LABEL: [source.label for source in chunk]}
+                writer.write_batch(pa.RecordBatch.from_pydict(rows, schema=_SCHEMA))
 
     write_whole(part.path, write)
     return _checksum(part.path), True
@@ -291,12 +288,10 @@ def _is_whole(part: _Part) -> bool:
     """Return whether a file has the expected rows."""
     try:
         rows = read_rows([part.path], IMAGE, LABEL)
-        images = open_arrow(part.path)[0].column(IMAGE)
-        names = [name for chunk in images.chunks for name in chunk.field("path").to_pylist()]
     except (ValueError, OSError):
         return False
-    found = list(zip(rows.sizes.tolist(), rows.labels.tolist(), names, strict=True))
-    return found == [(source.size, source.label, source.name) for source in part.sources]
+    found = list(zip(rows.sizes.tolist(), rows.labels.tolist(), strict=True))
+    return found == [(source.size, source.label) for source in part.sources]
 
 
 def _finish(output: Path, names: Sequence[str], plan: dict[str, Any], sums: dict[str, str]) -> None:

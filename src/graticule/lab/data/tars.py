@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
+import itertools
 import re
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -14,13 +13,13 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from graticule.lab.data.encoded import LARGEST
 from graticule.lab.data.images import MOST_CLASSES, Split
-from graticule.lab.data.sets.folder import SPLITS, check_link, split_folder
-from graticule.system.files import check_plain, read_bytes
+from graticule.lab.data.sets.folder import SPLITS, check_link, check_same_classes, split_folder
+from graticule.system.files import check_plain, read_utf8
 
 #: The file that names the classes, one per line.
 CLASSES = "classes.txt"
-#: First bytes of compressed files, whose images cannot be read individually.
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+#: The key and the extension of a member; hidden ones and those without a dot, as WebDataset's own notes, have none.
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _IMAGES = frozenset(extension[1:] for extension in IMG_EXTENSIONS)
 _BLOCK = 512
 #: Most bytes of a header with its long names, and of the zeros after a tar.
@@ -56,11 +55,7 @@ def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path,
     names = names or tuple(map(str, range(max(labels["train"] | labels["test"]) + 1)))
     if len(names) < 2:
         raise ValueError(f"`folder` must have two classes or more, got {len(names)} in {root}.")
-    if differing := sorted(labels["train"] ^ labels["test"]):
-        raise ValueError(
-            "`folder` must have the same classes in training and evaluation, got in one only: "
-            f"{', '.join(names[label] for label in differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
-        )
+    check_same_classes(root, *([names[label] for label in sorted(chosen)] for chosen in labels.values()))
     return names, found
 
 
@@ -94,11 +89,9 @@ def class_names(root: Path) -> tuple[str, ...]:
     path = root / CLASSES
     check_link(path)
     try:
-        lines = read_bytes(path, 1 << 26).decode("utf-8").split("\n")
+        lines = read_utf8(path, 1 << 26).split("\n")
     except FileNotFoundError:
         return ()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must have one name per line, in UTF-8 ({error}).") from None
     names = tuple(line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines))
     if not all(names) or len(set(names)) < len(names) or not 0 < len(names) <= MOST_CLASSES:
         raise ValueError(
@@ -117,76 +110,71 @@ def read_tar(path: Path) -> list[TarImage]:
         ValueError: for a file that is truncated, compressed or not a tar, a member whose name leads out of it or that
             is not a regular file, or a sample without exactly one image and class.
     """
-    found = []
     with _Headers(path.open("rb", buffering=0)) as file:
-        for key, members in _samples(path, file):
-            images = [member for extension, member in members if extension in _IMAGES]
-            classes = [member for extension, member in members if extension == "cls"]
-            for what, of_kind in (("an image", images), (".cls, the number of its class", classes)):
-                if len(of_kind) != 1:
-                    got = ", ".join([repr(member.name) for _, member in members[:5]] + ["..."] * bool(members[5:]))
-                    raise ValueError(f"{path}: every sample must have {what}, exactly one; {key!r} has {got}.")
-            if images[0].size > LARGEST:
-                raise ValueError(f"{path}: {images[0].name!r} must have at most {LARGEST:,} bytes.")
-            label = _class_number(path, file, classes[0])
-            found.append(TarImage(images[0].name, images[0].offset_data, images[0].size, label))
+        named = ((_NAME.fullmatch(member.name), member) for member in _members(path, file))
+        members = [(found[1], found[2].lower(), member) for found, member in named if found]
+        found = [
+            _image(path, file, key, [(extension, member) for _, extension, member in sample])
+            for key, sample in itertools.groupby(members, key=lambda entry: entry[0])
+        ]
     if not found:
         raise ValueError(f"{path} must have samples, got none.")
     return found
 
 
-def _samples(path: Path, file: BinaryIO) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
-    """Yield (key, [(extension, member), ...]) of every sample."""
-    key = ""
-    sample: list[tuple[str, tarfile.TarInfo]] = []
-    for member in _members(path, file):
-        found = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]*)", member.name, re.DOTALL)
-        if not found:  # hidden, or without a dot, such as WebDataset's own notes
-            continue
-        if sample and found[1] != key:
-            yield key, sample
-            sample = []
-        key = found[1]
-        sample.append((found[2].lower(), member))
-    if sample:
-        yield key, sample
+def _image(path: Path, file: BinaryIO, key: str, sample: list[tuple[str, tarfile.TarInfo]]) -> TarImage:
+    """Return the image of a sample, given as pairs of an extension and a member."""
+    images = [member for extension, member in sample if extension in _IMAGES]
+    classes = [member for extension, member in sample if extension == "cls"]
+    for what, of_kind in (("an image", images), (".cls, the number of its class", classes)):
+        if len(of_kind) != 1:
+            got = ", ".join([repr(member.name) for _, member in sample[:5]] + ["..."] * bool(sample[5:]))
+            raise ValueError(f"{path}: every sample must have {what}, exactly one; {key!r} has {got}.")
+    if images[0].size > LARGEST:
+        raise ValueError(f"{path}: {images[0].name!r} must have at most {LARGEST:,} bytes.")
+    file.seek(classes[0].offset_data)
+    text = file.read(min(classes[0].size, 64))
+    if not re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text):
+        raise ValueError(f"{path}: {classes[0].name!r} must be the number of a class, got {text[:20]!r}.")
+    return TarImage(images[0].name, images[0].offset_data, images[0].size, int(text))
 
 
-def _members(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Yield the regular files of a tar, and check that it is complete."""
-    start = file.read(8)
-    for magic, kind in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise ValueError(
-                f"{path} must be a tar that is not compressed, got {kind}: decompress it with {kind} first."
-            )
-    file.seek(0)
-    end = 0
-    with _named(path), tarfile.open(fileobj=file, mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            _check(path, member)
-            if member.size < 0 or member.offset < end:
-                raise ValueError(f"{member.name!r} has {member.size} bytes")
-            end = member.offset_data
-            if member.isreg():
-                end += -(-member.size // _BLOCK) * _BLOCK
-                yield member
+def _members(path: Path, file: BinaryIO) -> list[tarfile.TarInfo]:
+    """Return the regular files of a tar, and check that it is complete.
+
+    `tarfile` itself takes a damaged header, and the end of a tar that was truncated between members, for the end.
+    """
+    found, end = [], 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.size < 0 or member.offset < end:
+                    raise tarfile.ReadError(f"{member.name!r} has {member.size} bytes")
+                found.append(member)
+                end = member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be a tar that is not compressed, and is truncated, damaged or of another kind ({error})."
+        ) from None
+    for member in found:
+        parts = member.name.replace("\\", "/").split("/")
+        if parts[0] == "" or ".." in parts or re.match(r"[A-Za-z]:", member.name):
+            raise ValueError(f"{path} must not have names that lead out of it, got {member.name!r}.")
+        if not (member.isdir() or member.isreg()) or member.issparse():
+            raise ValueError(f"{path} must have regular files only, no links or devices, got {member.name!r}.")
     file.seek(end)
     rest = file.read(_BLOCK)
     if len(rest) < _BLOCK or rest.strip(b"\0"):
         raise ValueError(
-            f"{path} is truncated or damaged: after {end} bytes there is neither a member nor the end of a tar; "
-            "copy it again."
+            f"{path} is truncated or damaged: after {end} bytes a member or the end of the tar is missing."
         )
     while rest:
-        rest = file.read(1 << 20)
         if rest.strip(b"\0"):
-            raise ValueError(
-                f"{path} must end after one tar, or data would be lost; are two tars concatenated? Keep each in a "
-                "separate file."
-            )
+            raise ValueError(f"{path} must be one tar, or data would be lost; are two concatenated? Keep them apart.")
         if file.tell() - end > _PADDING:
             raise ValueError(f"{path} must end after its tar, got more than {_PADDING:,} zero bytes after it.")
+        rest = file.read(_LONGEST_HEADER)
+    return [member for member in found if member.isreg()]
 
 
 class _Headers(io.BufferedReader):
@@ -196,36 +184,3 @@ class _Headers(io.BufferedReader):
         if size is None or not 0 <= size <= _LONGEST_HEADER:
             raise ValueError(f"a header of {size} bytes")
         return super().read(size)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn errors of `tarfile` into an error that names the file."""
-    try:
-        yield
-    except _Refused:
-        raise
-    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is truncated, damaged or not a tar ({error}); copy it again.") from None
-
-
-class _Refused(ValueError):
-    pass
-
-
-def _check(path: Path, member: tarfile.TarInfo) -> None:
-    parts = member.name.replace("\\", "/").split("/")
-    if parts[0] == "" or ".." in parts or re.match(r"[A-Za-z]:", member.name):
-        raise _Refused(f"{path} must not have names that lead out of it, got {member.name!r}.")
-    if not (member.isdir() or member.isreg()) or member.issparse():
-        raise _Refused(f"{path} must have regular files only, no links or devices, got {member.name!r}.")
-
-
-def _class_number(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> int:
-    place = file.tell()
-    file.seek(member.offset_data)
-    text = file.read(min(member.size, 64))
-    file.seek(place)
-    if not re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text):
-        raise ValueError(f"{path}: {member.name!r} must be the number of a class, got {text[:20]!r}.")
-    return int(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -77,16 +77,25 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
             "not exist."
         )
     found = {split: _classes(root, split) for split in SPLITS}
-    if differing := sorted(set(found["train"]) ^ set(found["test"])):
-        raise ValueError(
-            f"`data_root` must have the same classes in training and evaluation; in one only: "
-            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
-        )
+    check_same_classes(root, *found.values())
     names = tuple(sorted(found["train"]))
     return names, {
         split: [(path, label) for label, name in enumerate(names) for path in classes[name]]
         for split, classes in found.items()
     }
+
+
+def check_same_classes(root: Path, train: Iterable[str], test: Iterable[str]) -> None:
+    """Check that both splits of the data in `root` have the same classes.
+
+    Raises:
+        ValueError: naming those that one of them lacks.
+    """
+    if differing := sorted({*train} ^ {*test}):
+        raise ValueError(
+            f"`data_root` must have the same classes in training and evaluation; in one only: "
+            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''} ({root})."
+        )
 
 
 def _classes(root: Path, split: Split) -> dict[str, list[Path]]:

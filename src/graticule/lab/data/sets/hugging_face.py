@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from typing_extensions import TypedDict
 
 from graticule.lab.data.encoded import LARGEST, EncodedImages
 from graticule.lab.data.images import MOST_CLASSES, DatasetInfo, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.lab.data.sets.folder import SPLITS, files_below
+from graticule.registry.fields import Whole, check_value
 from graticule.system.files import check_plain, read_json
 
 #: The file that lists the splits, and the plan of `pack`.
 DICT, PLAN = "dataset_dict.json", "pack.json"
 #: Most files that are open at a time.
 _OPEN = 32
+
+
+class _Counts(TypedDict):
+    """Numbers of images."""
+
+    train: Whole
+    test: Whole
+
+
+class _Plan(TypedDict):
+    """The fields of pack.json that are needed for reading."""
+
+    images: _Counts
+
+
+class _Splits(TypedDict):
+    """The contents of dataset_dict.json."""
+
+    splits: list[str]
+
+
+class _Info(TypedDict):
+    """The fields of dataset_info.json that are needed."""
+
+    features: dict[str, Any]
+
+
+class _File(TypedDict):
+    """A file that state.json lists."""
+
+    filename: str
+
+
+class _State(TypedDict):
+    """The fields of state.json that are needed."""
+
+    _data_files: Annotated[list[_File], Field(min_length=1)]
+    _indices_data_files: NotRequired[list[_File] | None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +96,14 @@ class ArrowImages(EncodedImages):
         super().__init__(rows.labels, skip_broken)
         self.rows = rows
         self.column = column
-        self._files = _OpenFiles(rows.files)
+
+    @functools.cached_property
+    def _open(self) -> Callable[[str], pa.OSFile]:
+        """Open a file by its name; the last ones stay open, also in forked processes, as `read_at` moves no offset."""
+        return functools.lru_cache(_OPEN)(pa.OSFile)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_open"}
 
     def read(self, index: int) -> bytes:
         """Return the bytes of an image; empty if the data set has none.
@@ -65,7 +113,7 @@ class ArrowImages(EncodedImages):
         """
         file, _ = self._find(index)
         size = int(self.rows.sizes[index])
-        content = self._files.read(file, int(self.rows.offsets[index]), size)
+        content: bytes = self._open(str(self.rows.files[file])).read_at(size, int(self.rows.offsets[index]))
         if len(content) < size:
             raise ValueError(f"{self.rows.files[file]} was truncated while it was read: row {index} is incomplete.")
         return content
@@ -82,42 +130,6 @@ class ArrowImages(EncodedImages):
         """Return the number of the file of an image, and the row in it."""
         file = int(np.searchsorted(self.rows.starts, index, side="right")) - 1
         return file, index - int(self.rows.starts[file])
-
-
-class _OpenFiles:
-    """Reader of many files that keeps a few of them open; each process opens its own."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-        self._open: dict[int, _OpenFile] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "_open": {}}
-
-    def read(self, number: int, offset: int, size: int) -> bytes:
-        file = self._open.pop(number, None) or _OpenFile(self.paths[number])
-        self._open[number] = file  # the most recently used one is last
-        if len(self._open) > _OPEN:
-            del self._open[next(iter(self._open))]
-        return file.read(offset, size)
-
-
-class _OpenFile:
-    """A file that is open until nothing refers to it; forked processes can read from it, too."""
-
-    def __init__(self, path: Path) -> None:
-        self.number = -1
-        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-
-    def read(self, offset: int, size: int) -> bytes:
-        if hasattr(os, "pread"):  # does not move the file offset, which forked processes share
-            return os.pread(self.number, size, offset)
-        os.lseek(self.number, offset, os.SEEK_SET)
-        return os.read(self.number, size)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the process ends
-        if self.number >= 0:
-            close(self.number)
 
 
 @register_dataset("hugging_face")
@@ -242,21 +254,22 @@ def _places(images: pa.StructArray, file: pa.Buffer, path: Path) -> np.ndarray:
 
 def read_plan(root: Path) -> dict[str, Any] | None:
     """Read the plan that `pack` wrote to `root`; None if there is none."""
-    path = root / PLAN
     try:
-        plan = read_json(path)
+        plan: dict[str, Any] = read_json(root / PLAN)
     except FileNotFoundError:
         return None
-    counts = plan.get("images") if isinstance(plan, dict) else None
-    if isinstance(plan, dict) and isinstance(counts, dict) and all(type(counts.get(part)) is int for part in SPLITS):
-        return plan
-    raise ValueError(f"{path} is damaged: it must have the number of images per split. Pack again into another folder.")
+    check_value(_Plan, plan, f"{root / PLAN} is damaged")
+    return plan
+
+
+def _read(path: Path, kind: object) -> Any:
+    """Read a JSON file of a data set as `kind`."""
+    return check_value(kind, read_json(path), f"{path} is damaged")
 
 
 def _listed_splits(root: Path, unfinished: bool) -> list[str]:
-    path = root / DICT
     try:
-        listed = read_json(path)
+        names: list[str] = _read(root / DICT, _Splits)["splits"]
     except FileNotFoundError:
         if unfinished:
             reason = f"packing was not finished in {root}; run graticule pack again to resume it"
@@ -267,9 +280,6 @@ def _listed_splits(root: Path, unfinished: bool) -> list[str]:
         raise ValueError(
             f"`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote: {reason}."
         ) from None
-    names = listed.get("splits") if isinstance(listed, dict) else None
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError(f"{path} is damaged: it must list the splits.")
     return names
 
 
@@ -286,19 +296,15 @@ def _folder(root: Path, part: Split, listed: list[str]) -> Path:
 def _columns(folder: Path) -> tuple[str, str, tuple[str, ...]]:
     """Return the column of the images, that of the labels, and the names of the classes."""
     path = folder / "dataset_info.json"
-    info = read_json(path)
-    features = info.get("features") if isinstance(info, dict) else None
-    if not isinstance(features, dict):
-        raise ValueError(f"{path} is damaged: it must describe the columns.")
+    features = _read(path, _Info)["features"]
     kinds = {name: kind.get("_type") if isinstance(kind, dict) else None for name, kind in features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), None)
     if image is None or label is None:
         listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise ValueError(f"`data_root` must have a column of kind Image and one of ClassLabel, got {listed} in {path}.")
-    names = features[label].get("names")
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError(f"`data_root` must have names of its classes, got {str(names)[:100]} in {path}.")
+    about = f"`data_root` must have names of its classes in {path}"
+    names: list[str] = check_value(list[str], features[label].get("names"), about)
     if not 2 <= len(set(names)) == len(names) <= MOST_CLASSES:
         raise ValueError(
             f"`data_root` must have two classes or more, {MOST_CLASSES:,} at most, with different names, got "
@@ -310,17 +316,11 @@ def _columns(folder: Path) -> tuple[str, str, tuple[str, ...]]:
 def _data_files(folder: Path) -> list[Path]:
     """Return the Arrow files of a split, which must be in its folder."""
     path = folder / "state.json"
-    state = read_json(path)
-    try:
-        names = [file["filename"] for file in state["_data_files"]]
-        indirect = state.get("_indices_data_files")
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}).") from None
-    if not names:
-        raise ValueError(f"{path} is damaged: it must list files.")
+    state: _State = _read(path, _State)
+    names = [file["filename"] for file in state["_data_files"]]
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
+        if Path(name).name != name:
             raise ValueError(f"`data_root` must contain its own tables, got {name!r} in {path}.")
-    if indirect:
+    if state.get("_indices_data_files"):
         raise ValueError(f"{path} lists rows by index; save the data set again, with a newer version of datasets.")
     return [folder / name for name in names]
