@@ -175,7 +175,7 @@ def test_the_page_contains_all_pictures_and_the_numbers_are_plain_values():
     found = audit(model, both, labels=torch.arange(6) % 5, timed=False)
     text = audit_page(found, "a model <b>", [("model", "a & b")]).html()
     page = check_page(text)
-    assert len(page.pictures) == 8  # the probe, effects, sizes, translation, attention, three kinds of maps
+    assert len(page.pictures) == 9  # the share, the probe, effects, sizes, translation, attention, three kinds of maps
     assert "a model &lt;b&gt;" in text and "McNemar" in text
     numbers = json.loads(json.dumps(audit_json(found, {"model": "m"}), allow_nan=False))
     assert len(numbers["probes"]) == 1 and len(numbers["effects"]) == 5 and numbers["images"] == 6

@@ -19,6 +19,7 @@ from graticule.analysis.effect import Comparison, Effect
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import Eraser, PositionSums, Probe
+from graticule.analysis.share import LayerShares, PositionShare, check_pictures
 from graticule.external.open_view import view_of
 from graticule.external.timm_view import TimmView
 from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating
@@ -124,6 +125,7 @@ class Audit:
     parameters: number of parameters of the model, before it is set to `img_size`.
     position: number of parameters of each part of the position information, also before that.
     unknown: names of parameters that look like position information and belong to no known part.
+    share: shares of the variance of each layer's tokens that position explains, also at the other sizes.
     probe_content: probe of the embedded patches before any position information; None if they were not found.
     probes: probe of each layer.
     effects: effects of changes of the position.
@@ -141,6 +143,7 @@ class Audit:
     parameters: int
     position: dict[str, int]
     unknown: list[str]
+    share: PositionShare
     probe_content: Probe | None
     probes: list[Probe]
     effects: list[Effect]
@@ -189,6 +192,7 @@ def audit(
     given = images[size]
     if len(given) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
+    check_pictures(given)
     others: dict[Size, ModelView] = {other: view.sized(other) for other in images if other != size}
     grids = view.grids(size)
     unavailable: dict[str, str] = {}
@@ -199,7 +203,8 @@ def audit(
     bar = AuditBar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
     batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
 
-    content, sums = _probe_sums(view, given, batches, folds, unavailable, bar)
+    shares = LayerShares(view)
+    content, sums = _probe_sums(view, given, batches, folds, unavailable, bar, shares)
     probes = [one.probe() for one in sums]
     spreads = [one.spread() for one in sums]
     edits = {
@@ -208,6 +213,7 @@ def audit(
     }
     comparisons = {name: Comparison(name, spreads) for name in (*changed, *edits)}
     at_sizes = {other: Comparison(f"{other[0]} x {other[1]}", spreads) for other in others}
+    further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
     right: list[Tensor] = []
     for batch in batches:
         part = given[batch]
@@ -221,7 +227,10 @@ def audit(
             after = bar.run(name, view, part, lambda layer, x, grid, erasers=erasers: _erased(erasers[layer], x, grid))
             comparisons[name].add(before, after, known)
         for other, other_view in others.items():
-            at_sizes[other].add(before, bar.run(f"{other[0]} x {other[1]}", other_view, images[other][batch]), known)
+            resized = images[other][batch]
+            after = bar.run(f"{other[0]} x {other[1]}", other_view, resized)
+            at_sizes[other].add(before, after, known)
+            further_shares[other].add(resized, after.layers)
 
     few = given[:_TRANSLATION]
     translation = bar.step("translation", 4 * len(few), lambda: _translation(view, few, unavailable))
@@ -229,6 +238,8 @@ def audit(
     attention = bar.step("attention", len(some), lambda: _attention(view, some, unavailable))
     times = bar.step("time", timed_images, lambda: _times(view, given, unavailable)) if timed else []
     bar.close()
+    share = shares.share()
+    share.others.update({other: one.share() for other, one in further_shares.items()})
     correct = torch.cat(right).numpy() if right else None
     try:
         maps = position_maps(model, size)
@@ -241,6 +252,7 @@ def audit(
         parameters=sum(one.numel() for one in model.parameters()),
         position=view_of(model).position_parameters,
         unknown=view.unknown_parameters if isinstance(view, TimmView) else [],
+        share=share,
         probe_content=None if content is None else content.probe(),
         probes=probes,
         effects=[comparison.effect() for comparison in comparisons.values()],
@@ -281,9 +293,15 @@ def _channels(view: ModelView) -> int:
 
 
 def _probe_sums(
-    view: ModelView, images: Tensor, batches: Sequence[slice], folds: int, unavailable: dict[str, str], bar: AuditBar
+    view: ModelView,
+    images: Tensor,
+    batches: Sequence[slice],
+    folds: int,
+    unavailable: dict[str, str],
+    bar: AuditBar,
+    shares: LayerShares,
 ) -> tuple[PositionSums | None, list[PositionSums]]:
-    """Return the sums of the probes of the embedded patches and of each layer."""
+    """Return the sums of the probes of the embedded patches and of each layer, and add the images to `shares`."""
     content: PositionSums | None = None
     sums: list[PositionSums] = []
     for batch in batches:
@@ -297,6 +315,7 @@ def _probe_sums(
         sums = sums or [PositionSums(Grid(*grid.shape), x.shape[-1], folds) for x, grid in layers]
         for one, (tokens, grid) in zip(sums, layers, strict=True):
             one.add(grid.split(tokens)[1])
+        shares.add(images[batch], layers)
     return content, sums
 
 
@@ -347,6 +366,7 @@ def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
             for one in found.times
         ],
         "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
+        "share": _plain(found.share.record()),
         "probe_of_patches": None if found.probe_content is None else _probe_record(found.probe_content),
         "probes": [_probe_record(one) for one in found.probes],
         "effects": [_effect_record(one) for one in found.effects],
@@ -402,6 +422,8 @@ def _effect_record(one: Effect) -> dict[str, Any]:
 
 def _plain(value: object) -> Any:
     """Return numbers and arrays as plain values; NaN and infinities become None."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, np.ndarray):
         return [_plain(one) for one in value]
     if isinstance(value, tuple | list):

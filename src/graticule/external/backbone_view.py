@@ -26,6 +26,7 @@ from graticule.external.view import (
     nearest,
     permutation,
     repeated,
+    split_features,
 )
 from graticule.position.folded import Folded, FoldedPosition
 from graticule.position.grid import Grid, Windows
@@ -58,6 +59,11 @@ class BackboneView(ModelView):
             layers = list(model.each_layer(images))
             logits = model.forward_head(model.features_of(layers)) if model.num_classes else None
         return Pass(layers, logits)
+
+    def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Return the patches of the model's features, (B, H * W, D), computed from the tokens of the layers."""
+        with evaluating(self.model):
+            return split_features(self.model.features_of(layers), layers[-1][1])[1]
 
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""

@@ -99,6 +99,19 @@ class ModelView(ABC):
             ValueError: if there are no such layers.
         """
 
+    def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Return the patches of the model's features, which it pools or returns, (B, H * W, D).
+
+        Args:
+            images: (B, C, height, width).
+            layers: the tokens and grids that `run` returned for them.
+
+        Raises:
+            Unavailable: if the model does not return them.
+        """
+        with evaluating(self.model):
+            return split_features(unpooled(self.model, images), layers[-1][1])[1]
+
     @property
     @abstractmethod
     def position_parameters(self) -> dict[str, int]:
@@ -135,6 +148,38 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def unpooled(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the features of a model before it pools them, as tokens (B, N, D) or as a map with channels first or last.
+
+    They are those of `forward_features`, as in timm, or the `last_hidden_state` of a model of transformers.
+
+    Raises:
+        Unavailable: if the model returns no such features.
+    """
+    call = getattr(model, "forward_features", None) or getattr(model, "base_model", model)
+    found = call(images)
+    found = getattr(found, "last_hidden_state", found)
+    if not isinstance(found, Tensor) or found.ndim not in (3, 4):
+        raise Unavailable(f"{type(model).__name__} returns no features of patches")
+    return found
+
+
+def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Split features as `unpooled` returns them into prefix tokens (B, n, D) and patches (B, H * W, D).
+
+    Raises:
+        Unavailable: if they are not those of `grid`.
+    """
+    if features.ndim == 4:
+        if tuple(features.shape[1:3]) == grid.shape:
+            return features[:, 0, :0], features.flatten(1, 2)
+        if tuple(features.shape[2:]) == grid.shape:
+            return features.new_empty(len(features), 0, features.shape[1]), features.flatten(2).mT
+    elif features.shape[1] >= grid.patches:
+        return features.tensor_split([features.shape[1] - grid.patches], 1)  # type: ignore[return-value]
+    raise Unavailable(f"features {tuple(features.shape)} are not those of {grid.height} x {grid.width} patches")
 
 
 def permutation(patches: int, seed: int) -> Tensor:

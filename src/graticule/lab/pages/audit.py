@@ -14,8 +14,32 @@ from graticule.analysis.attention import AttentionSummary
 from graticule.analysis.audit import Audit
 from graticule.analysis.effect import Effect
 from graticule.analysis.probe import Probe
+from graticule.analysis.share import PositionShare
 from graticule.lab.figures.plots import PALETTE, decorate, line_style, new_axes, translation_plot
 from graticule.lab.pages.report import Report, position_sheets
+
+
+def share_plot(share: PositionShare) -> Figure:
+    """Draw the share of the variance that position explains by layer, its linear part, and the share at other sizes.
+
+    Bars are intervals of 95 %; the last point is of the features.
+    """
+    figure, ax = _axes("layer", "share of the variance of the tokens (%)")
+    names, layers = share.names, np.arange(1, len(share.names) + 1)
+    side = _size(share.img_size) if share.others else ""
+    lines = [(f"position{side}", share.total), (f"linear in row and column{side}", share.linear)]
+    lines += [(f"position{_size(size)}", one.total) for size, one in share.others.items()]
+    for index, (label, one) in enumerate(lines):
+        _errorbar(ax, layers, 100 * one.value, 100 * (one.high - one.value), label, index)
+    ax.axhline(0, color="#555555", linewidth=1)
+    step = -(-len(names) // 14)
+    shown = [*range(0, len(names) - 1, step), len(names) - 1]
+    ax.set_xticks(layers[shown], [names[index] for index in shown])
+    return _legend(figure, len(lines))
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f" at {size[0]} x {size[1]}"
 
 
 def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
@@ -114,6 +138,7 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         report.note(sentence)
     if lines:
         report.table(("", ""), lines, "Settings of the audit")
+    _share(report, found.share)
     _cost(report, found)
     _probe(report, found)
     _effects(report, found)
@@ -141,7 +166,13 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
 
 def findings(found: Audit) -> list[str]:
     """Return the main findings, one sentence each."""
-    said = []
+    share = found.share
+    where = "the features" if share.features else "the last layer"
+    most = int(np.nanargmax(share.total.value)) if not np.isnan(share.total.value).all() else -1
+    said = [
+        f"Position alone explains {share.total.text(-1)} % of the variance of {where}, {share.linear.text(-1)} % "
+        f"linearly in row and column; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
+    ]
     row, column = np.nanmax([one.mean for one in found.probes], axis=0)
     best = 1 + int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
     sentence = f"Row and column can be read with R² up to {_number(row)} and {_number(column)}, best in layer {best}"
@@ -168,6 +199,27 @@ def findings(found: Audit) -> list[str]:
                 f"{100 * low:.1f} to {100 * high:.1f} %{noise})."
             )
     return said
+
+
+def _entry(name: str) -> str:
+    return name if name == "features" else f"layer {name}"
+
+
+def _share(report: Report, share: PositionShare) -> None:
+    report.heading("Position in the features")
+    report.text(
+        "The share of the variance of the tokens that is explained by the mean of each position over images. It is "
+        "unbiased: 0 on average for a model without position, however few the images are. Pictures whose content "
+        "depends on the place, such as streets below skies, have a share without position in the model. Linear: what "
+        "is linear in row and column; additive: a function of the row plus one of the column. SSDC: correlation of "
+        "the similarity of two patches with minus their distance."
+    )
+    caption = "Share of the variance that position explains; bars are intervals of 95 %, by the jackknife over images"
+    report.figure(share_plot(share), caption, "Lines of the share of position by layer")
+    for one in (share, *share.others.values()):
+        columns, *rows = one.summary()
+        norms = "outliers: percent of tokens with a norm above 3 times the median"
+        report.table(columns, rows, f"Shares in percent{_size(one.img_size)}, with intervals of 95 %; {norms}")
 
 
 def _cost(report: Report, found: Audit) -> None:

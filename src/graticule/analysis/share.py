@@ -1,0 +1,360 @@
+r"""Share of the variance of a model's tokens that position alone explains, by layer.
+
+With :math:`x_{ip}` the token of image i at patch p, :math:`m_i` the mean over the patches of an image and
+:math:`z_{ip} = x_{ip} - m_i`,
+
+.. math:: \text{share} = \frac{\frac{1}{N} \sum_p \|E_i\, z_{ip}\|^2}{\frac{1}{N} \sum_p E_i\, \|x_{ip} - E\, x\|^2}
+
+The squared norm of a mean is estimated by the products of different images, :math:`\|E z\|^2 = E \langle z_i, z_j
+\rangle` for :math:`i \ne j`, so a model without position has the share 0 in expectation, however few the images are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.stats import t as student
+from torch import Tensor, nn
+
+from graticule.analysis.probe import labels_of
+from graticule.external.open_view import view_of
+from graticule.external.view import ModelView, Size, Unavailable
+from graticule.position.grid import Grid
+from graticule.registry.checks import checked
+
+Array = NDArray[np.float64]
+
+#: The largest number of groups of images that are left out one at a time for the intervals.
+GROUPS = 16
+#: A token is an outlier if its norm is above this multiple of the median norm.
+_OUTLIER = 3.0
+#: The largest number of patches of an image between which similarities are computed.
+_PAIRED = 400
+
+
+class Estimate(NamedTuple):
+    """Values with the limits of their 95 % intervals; arrays with an entry per layer, or numbers."""
+
+    value: Any
+    low: Any
+    high: Any
+
+    def text(self, index: int | None = None, scale: float = 100, decimals: int = 1) -> str:
+        """Return a value with its interval as text, in percent by default."""
+        value, low, high = (scale * float(one if index is None else one[index]) for one in self)
+        if np.isnan(value):
+            return "-"
+        return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def mean_estimate(values: Array) -> Estimate:
+    """Return the mean of values of images (..., n), with intervals of Student's t; NaN for one image."""
+    count = values.shape[-1]
+    mean = values.mean(-1)
+    if count < 2:
+        return Estimate(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
+    margin = student.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
+    return Estimate(mean, mean - margin, mean + margin)
+
+
+@dataclass(frozen=True, eq=False)
+class PositionShare:
+    """Shares of the variance of the tokens of patches; an entry per layer, and the last for the features, if known.
+
+    Intervals are of 95 %: for `total`, `linear`, `additive` and `rest` by the jackknife over (groups of) images, with
+    Student's t, which is too wide where there is no position; for `decay` by the standard error over images.
+
+    total: the share that position explains: the mean of each position over images.
+    linear: the part of it that is linear in row and column.
+    additive: the part of it that is a function of the row plus a function of the column; it includes `linear`.
+    rest: `total` minus `linear`.
+    decay: SSDC, the correlation of the cosine similarity of two patches of an image with minus their distance, mean
+        over images: 1 if similarity falls linearly with distance.
+    outliers: the share of tokens whose norm is above 3 times the median norm of the layer.
+    largest: the largest norm as a multiple of the median norm.
+    features: whether the last entry is of the features (after the final norm), and not of a layer.
+    others: the same at other sizes.
+    """
+
+    img_size: Size
+    images: int
+    total: Estimate
+    linear: Estimate
+    additive: Estimate
+    rest: Estimate
+    decay: Estimate
+    outliers: Array
+    largest: Array
+    features: bool
+    others: dict[Size, PositionShare] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the entries: layers from 1, and 'features'."""
+        layers = len(self.outliers) - self.features
+        return [*(str(layer + 1) for layer in range(layers)), *(["features"] if self.features else [])]
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """Return rows for a table: a header, then every entry; shares in percent with intervals."""
+        rows = [("layer", "position", "linear", "additive", "rest", "SSDC", "outliers", "largest norm")]
+        for index, name in enumerate(self.names):
+            shares = [one.text(index) for one in (self.total, self.linear, self.additive, self.rest)]
+            norms = f"{100 * self.outliers[index]:.2f}", f"{self.largest[index]:.1f}"
+            rows.append((name, *shares, self.decay.text(index, 1, 2), *norms))
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers as plain values, those of other sizes included."""
+        named = ("total", "linear", "additive", "rest", "decay")
+        return {
+            "img_size": list(self.img_size),
+            "images": self.images,
+            "layers": self.names,
+            **{name: {part: one.tolist() for part, one in getattr(self, name)._asdict().items()} for name in named},
+            "outliers": self.outliers.tolist(),
+            "largest": self.largest.tolist(),
+            "others": [one.record() for one in self.others.values()],
+        }
+
+
+class ShareSums:
+    """Sums over images from which the shares of one layer are computed; images are added batch by batch.
+
+    Image i belongs to group i modulo `groups`.
+    """
+
+    def __init__(self, grid: Grid, groups: int = GROUPS) -> None:
+        self.grid = grid
+        self.bases = {"linear": linear_basis(grid), "additive": additive_basis(grid)}
+        self.images = 0
+        self.groups = groups
+        self.count = torch.zeros(groups, dtype=torch.float64)
+        self.squares = torch.zeros(groups, 4, dtype=torch.float64)  # of z, in both bases, and of the means
+        self.shift = self.positions = self.means = torch.empty(0)
+        self.decay: list[Tensor] = []
+        self.norms: list[Tensor] = []
+
+    def add(self, patches: Tensor) -> Self:
+        """Add the patches (B, H * W, D) of further images."""
+        given = patches.detach().cpu()
+        given = given.to(torch.promote_types(given.dtype, torch.float32))
+        if not self.images:
+            self.shift = given[0].mean(0)  # near the mean, so that no variance is a rounding error
+            self.positions = given.new_zeros(self.groups, *given.shape[1:])
+            self.means = given.new_zeros(self.groups, given.shape[-1])
+        self.decay.append(spatial_decay(given, self.grid))
+        self.norms.append(given.norm(dim=-1).flatten())
+        means = given.mean(1) - self.shift
+        centered = given - given.mean(1, keepdim=True)
+        projected = [basis.to(given).T @ centered for basis in self.bases.values()]
+        squares = torch.stack([_squares(one) for one in (centered, *projected, means[:, None])], 1)
+        group = (torch.arange(len(given)) + self.images) % self.groups
+        self.count.index_add_(0, group, torch.ones(len(given), dtype=torch.float64))
+        self.squares.index_add_(0, group, squares)
+        self.positions.index_add_(0, group, centered)
+        self.means.index_add_(0, group, means)
+        self.images += len(given)
+        return self
+
+    def shares(self) -> dict[str, tuple[float, float, float]]:
+        """Return value, low and high of the shares 'total', 'linear', 'additive' and 'rest'."""
+        used = self.count > 0
+        sums = self.positions[used].double()
+        parts = [sums, *(basis.T @ sums for basis in self.bases.values()), self.means[used].double()[:, None]]
+        products = [part.flatten(1) @ part.flatten(1).T for part in parts]  # between groups
+        count, squares = self.count[used], self.squares[used]
+        whole = torch.ones(len(count), dtype=torch.bool)
+        value = self._ratios(whole, products, count, squares)
+        without = []
+        for group in range(len(count)):
+            kept = whole.clone()
+            kept[group] = False
+            without.append(self._ratios(kept, products, count, squares))
+        parts_left = np.stack(without)
+        spread = (len(count) - 1) / len(count) * ((parts_left - parts_left.mean(0)) ** 2).sum(0)
+        margin = student.ppf(0.975, len(count) - 1) * np.sqrt(spread)
+        names = ("total", "linear", "additive", "rest")
+        return {name: (v, v - m, v + m) for name, v, m in zip(names, value.tolist(), margin.tolist(), strict=True)}
+
+    def _ratios(self, kept: Tensor, products: Sequence[Tensor], count: Tensor, squares: Tensor) -> Array:
+        """Return the four shares of the images of some groups."""
+        n, own = count[kept].sum(), squares[kept].sum(0)
+        both = torch.stack([product[kept][:, kept].sum() for product in products])
+        between = (both - own) / (n * (n - 1))  # E <z_i, z_j> over different images
+        patches = self.grid.patches
+        variance = own[0] / (n * patches) + own[3] / n - between[3]
+        total, linear, additive = (between[:3] / patches / variance).tolist()
+        return np.array([total, linear, additive, total - linear])
+
+
+def _squares(x: Tensor) -> Tensor:
+    return x.double().square().flatten(1).sum(1)
+
+
+def linear_basis(grid: Grid) -> Tensor:
+    """Return an orthonormal basis of the linear functions of row and column without a mean, (H * W, k)."""
+    labels = labels_of(grid)
+    kept = labels[:, labels.abs().sum(0) > 0]
+    return kept / kept.norm(dim=0)
+
+
+def additive_basis(grid: Grid) -> Tensor:
+    """Return an orthonormal basis of f(row) + g(column) without a mean, (H * W, H + W - 2)."""
+    rows, columns = (_contrasts(side) for side in grid.shape)
+    first = rows[:, None].expand(-1, grid.width, -1).flatten(0, 1) / grid.width**0.5
+    second = columns[None].expand(grid.height, -1, -1).flatten(0, 1) / grid.height**0.5
+    return torch.cat([first, second], 1)
+
+
+def _contrasts(side: int) -> Tensor:
+    """Return an orthonormal basis of the vectors of length `side` that sum to zero, (side, side - 1)."""
+    centered = torch.eye(side, dtype=torch.float64) - 1 / side
+    return torch.linalg.svd(centered)[0][:, : side - 1]
+
+
+def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:
+    """Return the SSDC of each image, (B,), from its patches (B, H * W, D).
+
+    It is Pearson's correlation over all pairs of patches; of large grids, evenly spaced patches are used.
+
+    Reference: Positional Encodings Anchor Spatial Structure in Vision Transformers (Mannes, 2026), which names the
+    correlation of similarity and distance; the sign here is positive if near patches are similar.
+    """
+    step = -(-grid.patches // _PAIRED)
+    step += step > 1 and grid.width % step == 0  # so that not all chosen patches are in the same columns
+    chosen = torch.arange(0, grid.patches, step)
+    unit = F.normalize(patches[:, chosen].double(), dim=-1)
+    places = Grid(*grid.shape).coordinates().double()[chosen]
+    pairs = torch.triu_indices(len(chosen), len(chosen), 1)
+    nearness = -torch.cdist(places, places)[pairs[0], pairs[1]]
+    nearness = nearness - nearness.mean()
+    found = []
+    for one in unit:
+        similarity = (one @ one.T)[pairs[0], pairs[1]]
+        similarity = similarity - similarity.mean()
+        scale = similarity.norm() * nearness.norm()
+        found.append((similarity @ nearness) / scale if scale > 1e-12 else similarity.new_tensor(torch.nan))
+    return torch.stack(found)
+
+
+class LayerShares:
+    """Sums of every layer and of the features of one view, from which a `PositionShare` is computed."""
+
+    def __init__(self, view: ModelView) -> None:
+        self.view = view
+        self.sums: list[ShareSums] = []
+        self.features = True
+
+    def add(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Self:
+        """Add images (B, C, height, width) and the tokens that `view.run` returned for them."""
+        patches = [grid.split(tokens)[1] for tokens, grid in layers]
+        try:
+            patches.append(self.view.features(images, layers))
+        except Unavailable:
+            self.features = False
+        if not self.sums:
+            grids = [Grid(*grid.shape) for _, grid in layers]
+            self.sums = [ShareSums(grid) for grid in (*grids, grids[-1])[: len(patches)]]
+        for one, given in zip(self.sums, patches, strict=True):
+            one.add(given)
+        return self
+
+    def share(self) -> PositionShare:
+        """Return the shares."""
+        each = [one.shares() for one in self.sums]
+        shares = {
+            name: Estimate(*(np.array([one[name][part] for one in each]) for part in range(3)))
+            for name in ("total", "linear", "additive", "rest")
+        }
+        norms = [torch.cat(one.norms).double() for one in self.sums]
+        relative = [norm / norm.median().clamp_min(torch.finfo(torch.float64).tiny) for norm in norms]
+        return PositionShare(
+            img_size=self.view.img_size,
+            images=self.sums[0].images,
+            **shares,
+            decay=mean_estimate(np.stack([torch.cat(one.decay).numpy() for one in self.sums])),
+            outliers=np.array([float((one > _OUTLIER).double().mean()) for one in relative]),
+            largest=np.array([float(one.max()) for one in relative]),
+            features=self.features,
+        )
+
+
+def check_pictures(images: Tensor, least: int = 2) -> None:
+    """Check images from which position and content are told apart: several that differ.
+
+    Raises:
+        ValueError: if they are not (B, C, height, width) with B at least `least`, not finite, or all alike.
+    """
+    if images.ndim != 4 or len(images) < least or not images.is_floating_point():
+        raise ValueError(
+            f"`images` must be preprocessed images (B, C, height, width) with B at least {least}, got "
+            f"{images.dtype} {tuple(images.shape)}."
+        )
+    if not images.isfinite().all():
+        raise ValueError("`images` must be finite, got NaN or infinity.")
+    if (images == images[:1]).all():
+        raise ValueError(
+            f"`images` must differ, to tell position from content, got the same picture {len(images)} times."
+        )
+
+
+@checked
+def position_share(
+    model: nn.Module,
+    images: Tensor,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    *,
+    batch_size: int = 16,
+    progress: Callable[..., Any] | None = None,
+) -> PositionShare:
+    """Measure the share of the variance of each layer's tokens, and of the features, that position alone explains.
+
+    The model is not changed, and is measured in evaluation mode.
+
+    Args:
+        model: one of our backbones, or another model whose blocks are found by structure, as in timm.
+        images: preprocessed images (B, C, height, width), at least two that differ.
+        sizes: further (height, width) in pixels, to which the images are resized; see `PositionShare.others`.
+        batch_size: images per forward pass.
+        progress: class of the progress bar, such as tqdm (default: none).
+
+    Raises:
+        ValueError: if the images or sizes cannot be used.
+
+    Example:
+        >>> import graticule, torch
+        >>> model = graticule.create_model("deit_tiny_patch16_224", depth=2, img_size=64)
+        >>> share = graticule.position_share(model, torch.randn(4, 3, 64, 64))
+        >>> share.names, bool(share.total.value[-1] > 0)
+        (['1', '2', 'features'], True)
+    """
+    check_pictures(images)
+    own: Size = (images.shape[-2], images.shape[-1])
+    base = view_of(model, own)
+    others = [size for size in dict.fromkeys(sizes or ()) if size != own]
+    views = [base, *(base.sized(size) for size in others)]
+    bar = None if progress is None else progress(total=len(views) * len(images), unit="img")
+    found = []
+    for view in views:
+        sums = LayerShares(view)
+        for batch in images.split(batch_size):
+            seen = batch if view is base else resize_images(batch, view.img_size)
+            sums.add(seen, view.run(seen).layers)
+            if bar is not None:
+                bar.update(len(batch))
+        found.append(sums.share())
+    if bar is not None:
+        bar.close()
+    found[0].others.update(zip(others, found[1:], strict=True))
+    return found[0]
+
+
+def resize_images(images: Tensor, size: Size) -> Tensor:
+    """Resize images (B, C, height, width), bilinear with antialias."""
+    return F.interpolate(images, size, mode="bilinear", antialias=True)

@@ -1,0 +1,179 @@
+"""The share of position: exact cases, no bias, the coverage of its intervals, and models."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+import tiny
+from graticule.analysis.share import ShareSums, additive_basis, linear_basis, spatial_decay
+from graticule.position.grid import Grid
+
+GRID = Grid(3, 4)
+
+
+def shares(tokens, grid=GRID):
+    return ShareSums(grid).add(tokens).shares()
+
+
+def planted(images, table, noise=1.0, seed=0):
+    """Return tokens that are a table and content without position, (images, H * W, D)."""
+    drawn = torch.randn(images, *table.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return table + noise * drawn
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid(1, 5), Grid(2, 2)])
+def test_bases_are_orthonormal_and_hold_the_functions_of_rows_and_columns(grid):
+    rows, columns = Grid(*grid.shape).coordinates().double().unbind(1)
+    for basis, count in ((linear_basis(grid), sum(side > 1 for side in grid.shape)), (additive_basis(grid), None)):
+        size = grid.height + grid.width - 2 if count is None else count
+        assert basis.shape == (grid.patches, size)
+        torch.testing.assert_close(basis.T @ basis, torch.eye(size, dtype=torch.float64))
+        assert basis.sum(0).abs().max() < 1e-12
+        for function in (rows, columns) if count is not None else (rows**2, columns**3 + rows):
+            centered = function - function.mean()
+            torch.testing.assert_close(basis @ (basis.T @ centered), centered)
+
+
+@pytest.mark.parametrize(
+    ("of", "linear", "additive"),
+    [
+        (lambda row, column: row - 2 * column, 1, 1),
+        (lambda row, column: (row - 1) ** 2, 0, 1),
+        (lambda row, column: (row - 1) * (column - 1.5), 0, 0),
+    ],
+)
+def test_parts_of_the_share_are_those_of_the_function_of_the_place(of, linear, additive):
+    """Image i is the constant i plus the table, so total is |T|^2 / (|T|^2 + variance of i)."""
+    row, column = Grid(3, 4).coordinates().double().unbind(1)
+    table = of(row, column)[:, None] * torch.tensor([1.0, -2.0], dtype=torch.float64)
+    offsets = torch.arange(5, dtype=torch.float64)[:, None, None].expand(-1, 1, 2)
+    found = shares(table + offsets)
+    of_table = float((table - table.mean(0)).square().sum(1).mean())
+    of_images = 2 * float(torch.arange(5.0).var())
+    total = of_table / (of_table + of_images)
+    assert found["total"][0] == pytest.approx(total, abs=1e-12)
+    assert found["linear"][0] == pytest.approx(linear * total, abs=1e-12)
+    assert found["additive"][0] == pytest.approx(additive * total, abs=1e-12)
+    assert found["rest"][0] == pytest.approx((1 - linear) * total, abs=1e-12)
+
+
+def test_batches_do_not_matter():
+    tokens = planted(7, torch.zeros(12, 5))
+    whole, parts = ShareSums(GRID).add(tokens), ShareSums(GRID)
+    for batch in tokens.split(3):
+        parts.add(batch)
+    for name, values in whole.shares().items():
+        assert parts.shares()[name] == pytest.approx(values, abs=1e-12)
+
+
+@pytest.mark.parametrize("amplitude", [0.0, 0.3, 2.0])
+def test_shares_have_no_bias_and_intervals_hold_the_truth_in_95_percent(amplitude):
+    """300 draws of 8 images, within 3 standard errors; with little or no position the jackknife is too wide."""
+    table = amplitude * torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    between = float((table - table.mean(0)).square().sum(1).mean())
+    truth = between / (between + 5)
+    found = np.array([shares(planted(8, table, seed=seed))["total"] for seed in range(300)])
+    assert abs(found[:, 0].mean() - truth) < 3 * found[:, 0].std() / 300**0.5 + 1e-3 * truth
+    covered = ((found[:, 1] <= truth) & (truth <= found[:, 2])).mean()
+    error = (0.95 * 0.05 / 300) ** 0.5
+    assert covered > 0.95 - 3 * error
+    assert covered < 0.95 + 3 * error or amplitude < 1
+
+
+def test_decay_is_one_where_similarity_falls_linearly_with_distance():
+    def on_a_line(near, far):
+        gram = torch.tensor([[1, near, far], [near, 1, near], [far, near, 1]], dtype=torch.float64)
+        return torch.linalg.cholesky(gram)[None]
+
+    assert float(spatial_decay(on_a_line(0.5, 0.2), Grid(1, 3))) == pytest.approx(1)
+    assert float(spatial_decay(on_a_line(0.2, 0.5), Grid(1, 3))) == pytest.approx(-1)
+    assert spatial_decay(torch.ones(1, 12, 2), GRID).isnan().all()  # nothing varies
+    wide = torch.rand(2, 900, 3, generator=torch.Generator().manual_seed(0))
+    assert spatial_decay(wide, Grid(30, 30)).abs().max() < 0.1  # only some of its patches are used
+
+
+def test_large_norms_are_counted():
+    model = tiny.tiny("none", depth=1).eval()
+    images = tiny.images(batch=3)
+    images[:, :, :8, :8] *= 1e4
+    for name, parameter in model.named_parameters():
+        if not name.startswith("patch_embed.proj.weight"):
+            parameter.data.zero_()
+    found = graticule.position_share(model, images)
+    assert found.outliers[0] == pytest.approx(1 / 16) and found.largest[0] > 1e3
+
+
+def test_a_model_without_position_has_none_and_a_table_is_found_in_every_layer():
+    images = tiny.images(40, 48, batch=24)
+    none = graticule.position_share(tiny.draw(tiny.tiny("none", class_token=False, global_pool="avg")), images)
+    assert (none.total.low < 0).all() and (none.total.high < 0.02).all() and (none.total.high > 0).all()
+    model = tiny.draw(tiny.tiny("learnable"))
+    for parameter in model.position.parameters():
+        parameter.data *= 10
+    table = graticule.position_share(model, images)
+    assert table.names == ["1", "2", "3", "features"] and (table.total.low > 0.05).all()
+    np.testing.assert_allclose(table.rest.value, table.total.value - table.linear.value, atol=1e-12)
+    assert (table.additive.value > table.linear.value).all() and (table.additive.value < table.total.value).all()
+
+
+def test_shares_of_a_model_of_timm_and_of_transformers_are_those_of_ours():
+    kwargs = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
+    theirs = tiny.draw(timm.create_model("vit_tiny_patch16_224", **kwargs))
+    ours = graticule.create_model("vit_tiny_patch16_224", **kwargs)
+    ours.load_state_dict(theirs.state_dict())
+    images = tiny.images(batch=5)
+    a, b = (graticule.position_share(model, images) for model in (ours, theirs))
+    assert a.names == b.names == ["1", "2", "features"]
+    np.testing.assert_allclose(a.total.value, b.total.value, rtol=1e-4)
+    np.testing.assert_allclose(a.decay.value, b.decay.value, rtol=1e-4)
+
+    class Wrapped(nn.Module):
+        """Returns an output as models of transformers do."""
+
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.img_size, self.num_prefix_tokens = theirs.blocks, (32, 32), 1
+
+        def forward(self, images):
+            return type("Output", (), {"last_hidden_state": theirs.forward_features(images)})()
+
+    np.testing.assert_allclose(graticule.position_share(Wrapped(), images).total.value, b.total.value, rtol=1e-6)
+
+
+def test_training_mode_does_not_change_the_share_and_is_kept():
+    model = tiny.draw(tiny.tiny("learnable", drop_path_rate=0.5, pos_drop_rate=0.5))
+    images = tiny.images(batch=4)
+    evaluated = graticule.position_share(model.eval(), images)
+    trained = graticule.position_share(model.train(), images)
+    assert model.training and (trained.total.value == evaluated.total.value).all()
+
+
+def test_other_sizes_are_those_of_resized_images():
+    model, images = tiny.draw(tiny.tiny("learnable")), tiny.images(batch=4)
+    found = graticule.position_share(model, images, [(32, 32), (48, 40)], batch_size=3)
+    assert list(found.others) == [(48, 40)]
+    resized = nn.functional.interpolate(images, (48, 40), mode="bilinear", antialias=True)
+    alone = graticule.position_share(model, resized)
+    np.testing.assert_allclose(found.others[48, 40].total.value, alone.total.value, rtol=1e-5)
+    record = found.record()
+    assert record["others"][0]["img_size"] == [48, 40] and len(found.summary()) == 5
+    assert record["total"]["low"] == found.total.low.tolist()
+
+
+@pytest.mark.parametrize(
+    ("images", "text"),
+    [
+        (torch.rand(1, 3, 32, 32), "with B at least 2"),
+        (torch.rand(3, 32, 32), "with B at least 2"),
+        (torch.zeros(4, 3, 32, 32), "must differ"),
+        (torch.rand(1, 3, 32, 32).repeat(6, 1, 1, 1), "same picture 6 times"),
+        (torch.full((2, 3, 32, 32), torch.nan), "must be finite"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "must be preprocessed"),
+    ],
+)
+def test_pictures_that_do_not_tell_position_from_content_are_refused(images, text):
+    with pytest.raises(ValueError, match=text):
+        graticule.position_share(tiny.tiny("learnable"), images)
