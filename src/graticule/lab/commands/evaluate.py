@@ -91,14 +91,14 @@ def run(arguments: list[str]) -> int:
         precisions.setdefault(precision, []).append(one.target)
         scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
         evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
-    table = evaluation.table(tasks[0].metric, evaluated)
+    table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
     output.table(table.columns, table.rows)
     output.say(*table.notes)
     for precision in precisions.keys() - {"32-true"}:
         output.say(f"computed in {precision}: {', '.join(map(printable, precisions[precision]))}")
-        for record in table.records:
+        for record in records:
             record |= {"precision": precision} if record["run"] in precisions[precision] else {}
-    written = [write_json(folder / "evaluation.json", list(table.records))]
+    written = [write_json(folder / "evaluation.json", records)]
     figure, picture = evaluation.figure(evaluated), folder / f"evaluation.{options.format}"
     if figure is not None:
         from graticule.lab.figures.save import save_figure
@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
         written.append(save_figure(figure, picture))
     elif picture.is_file():
         picture.unlink()  # it is of the scores that the table replaces
-    output.give(list(table.records))
+    output.give(records)
     output.wrote(*written)
     return 0
 

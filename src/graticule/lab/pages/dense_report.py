@@ -83,10 +83,7 @@ def _position(report: Report, backbone: Any, recipe: Any) -> None:
 def _summary(score: DetectionScore | PixelScore) -> tuple[list[str], list[list[str]]]:
     if isinstance(score, PixelScore):
         return ["mIoU (%)", "pixels (%)"], [[f"{score.miou:.2f}", f"{score.accuracy:.2f}"]]
-    kinds = [kind for kind in ("box", "mask") if f"{kind}_map" in score.values]
-    names = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-    rows = [[kind, *(show(score.values[f"{kind}_{name}"]) for name in names)] for kind in kinds]
-    return ["of", "mAP (%)", "at 0.50", "at 0.75", "small", "medium", "large"], rows
+    return ["of", "mAP (%)", "at 0.50", "at 0.75", "small", "medium", "large"], score.kinds
 
 
 def _classes(score: DetectionScore | PixelScore, names: list[str]) -> tuple[list[str], list[list[str]]]:

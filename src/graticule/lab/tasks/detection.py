@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from graticule.lab.tasks.parts.detection_scores import CocoScores
 
 
-_SHOWN = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
-
-
 @dataclass
 class DetectionEvaluation(DenseEvaluation[DetectionScore]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
@@ -40,24 +36,19 @@ class DetectionEvaluation(DenseEvaluation[DetectionScore]):
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[DetectionScore]]) -> Table:
         """Return a row of boxes for each run and size, one of masks if predicted, and one per class if `per_class`."""
-        rows, records = [], []
+        rows = []
         for run in evaluated:
             for score in run.scores:
                 size = f"{score.size[0]}x{score.size[1]}" + (" *" if score.size == tuple(run.recipe.fit) else "")
-                for kind in ("box", "mask"):
-                    if f"{kind}_map" in score.values:
-                        shown = [show(score.values[f"{kind}_{name}"]) for name in _SHOWN]
-                        rows.append(
-                            [run.label, size, kind, *shown, f"{score.images:,}", f"{score.images_per_second:,.1f}"]
-                        )
-                records.append({"run": run.folder, **dataclasses.asdict(score)})
+                speed = [f"{score.images:,}", f"{score.images_per_second:,.1f}"]
+                rows += [[run.label, size, *shown, *speed] for shown in score.kinds]
                 if self.per_class:
                     rows += [
                         [f"  {name}", size, "box", show(value), *[""] * 7] for name, value in score.class_map.items()
                     ]
         notes = ["* the training size of the run; mAP in percent over IoU 0.50 to 0.95, as COCO's; S, M, L: areas"]
         columns = ("run", "size", "of", "mAP", "at 0.50", "at 0.75", "S", "M", "L", "images", "images/s")
-        return Table(columns, rows, notes, records)
+        return Table(columns, rows, notes)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ PyTorch is imported where it is needed, so that commands that only print options
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +52,7 @@ class TextEvaluation(Evaluation["TextScore"]):
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[TextScore]]) -> Table:
         """Return a row for each run and length, with the difference from the training length."""
-        rows, records = [], []
+        rows = []
         for run in evaluated:
             trained = run.recipe.context
             same = (score.bits_per_byte for score in run.scores if score.length == trained)
@@ -72,12 +71,11 @@ class TextEvaluation(Evaluation["TextScore"]):
                         f"{score.memory / 1e3:.1f}",
                     ]
                 )
-                records.append({"run": run.folder, **dataclasses.asdict(score)})
         notes = ["* the training length of the run; speed and peak memory are of the forward pass only"]
-        if any(record["resampled"] for record in records):
+        if any(score.resampled for run in evaluated for score in run.scores):
             notes.append("~ longer than the learned position table of the run, which was resampled to the length")
         columns = ("run", "length", "bits/byte", "against *", "nats/token", "tokens", "tokens/s", "kB/token")
-        return Table(columns, rows, notes, records)
+        return Table(columns, rows, notes)
 
     def figure(self, evaluated: Sequence[Evaluated[TextScore]]) -> Figure:
         """Plot bits per byte against length, and against the position in the longest windows."""

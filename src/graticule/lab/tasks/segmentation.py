@@ -45,7 +45,7 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
         """Return a row for each run and size, and one per class if `per_class`."""
-        rows, records = [], []
+        rows = []
         for run in evaluated:
             for score in run.scores:
                 size, same = f"{score.size[0]}x{score.size[1]}", score.size == tuple(run.recipe.fit)
@@ -55,13 +55,12 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
                 label = [run.label, size + " *" * (same and windows == windows_of(run.recipe))]
                 shown = [f"{score.miou:.2f}", f"{score.accuracy:.2f}", f"{score.images:,}"]
                 rows.append([*label, *shown, f"{score.images_per_second:,.1f}"])
-                records.append({"run": run.folder, **dataclasses.asdict(score)})
                 if self.per_class:
                     rows += [[f"  {name}", size, show(iou), "", "", ""] for name, iou in score.class_iou.items()]
         notes = ["* the size and the windows of the recipe; scores are on the original images"]
         if any(score.window is not None for run in evaluated for score in run.scores):
             notes.append("in SIDE/STRIDE: in windows of this side and distance, in pixels; located: encoded as crops")
-        return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes, records)
+        return Table(("run", "size", "mIoU (%)", "pixels (%)", "images", "images/s"), rows, notes)
 
     def recipe_of(self, task: Any) -> Any:
         """Return the recipe of a task with the windows of the options."""

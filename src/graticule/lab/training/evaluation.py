@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
-    records: Sequence[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -73,6 +72,10 @@ class Evaluation(ABC, Generic[S]):
     @abstractmethod
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> Table:
         """Return the table of several runs."""
+
+    def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
+        """Return each score as plain values, with its run."""
+        return [{"run": run.folder, **dataclasses.asdict(score)} for run in evaluated for score in run.scores]
 
     def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
         """Plot the scores; None if there is nothing to plot."""
@@ -95,5 +98,4 @@ class HeldOutEvaluation(Evaluation[HeldOut]):
         return Table(
             ("run", metric.title, "loss", "examples"),
             [[run.label, metric.show(s.score, unit=False), f"{s.loss:.4g}", f"{s.examples:,}"] for run, s in pairs],
-            records=[{"run": run.folder, **dataclasses.asdict(score)} for run, score in pairs],
         )

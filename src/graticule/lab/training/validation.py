@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -81,6 +83,18 @@ def in_precision(model: nn.Module, precision: Any, device: torch.device | str) -
 
 
 @torch.inference_mode()
+def batch_results(
+    compute: Callable[[Any], Any], batches: Iterable[Any], label: str, device: torch.device | str, progress: bool
+) -> Iterator[tuple[Any, Any, float]]:
+    """Yield each batch, what `compute` returns for it on `device`, and the seconds of this computation."""
+    for batch in progress_bar(batches, label, wanted=progress, leave=False):
+        moved = move_data_to_device(batch, torch.device(device))
+        start = time.perf_counter()
+        result = compute(moved)
+        yield batch, result, time.perf_counter() - start
+
+
+@torch.inference_mode()
 def held_out(
     task: Scored, model: nn.Module, data: Any, *, device: torch.device | str = "cpu", progress: bool = True
 ) -> tuple[float, float, int]:
@@ -92,7 +106,8 @@ def held_out(
     task.setup(model.to(device), data, device)
     task.start_validation()
     sums = Sums()
-    for batch in progress_bar(data.eval_dataloader(data.size), "held out", wanted=progress, leave=False):
-        sums.add(task.validate(model, move_data_to_device(batch, device)))
+    loader = data.eval_dataloader(data.size)
+    for _, values, _ in batch_results(partial(task.validate, model), loader, "held out", device, progress):
+        sums.add(values)
     totals = {name: float(value) for name, value in sums.values.items()}
     return task.score(totals, sums.count), totals.get("loss", math.nan) / sums.count, sums.count

@@ -56,6 +56,12 @@ class DetectionScore:
         """Return the average precision of the boxes, in percent."""
         return self.values["box_map"] or 0.0
 
+    @property
+    def kinds(self) -> list[list[str]]:
+        """Return a row for boxes, and one for masks if they were predicted."""
+        kinds = dict.fromkeys(name.partition("_")[0] for name in self.values)
+        return [[one, *(show(value) for name, value in self.values.items() if name.startswith(one))] for one in kinds]
+
 
 @dataclass(frozen=True)
 class PixelScore:
@@ -133,16 +139,11 @@ class DenseEvaluation(Evaluation[S], Generic[S]):
         """Plot the main score against the shorter side, one line per run; None for a single size."""
         if len({score.size for run in evaluated for score in run.scores}) < 2:
             return None
-        from matplotlib.figure import Figure as NewFigure
+        from graticule.lab.figures.scores import resolution_plot
 
-        figure = NewFigure(figsize=(6, 4), layout="constrained")
-        axes = figure.add_subplot()
-        for run in evaluated:
-            points = sorted({score.size: score.main for score in run.scores}.items())
-            axes.plot([size[0] for size, _ in points], [main for _, main in points], marker="o", label=run.label)
-        axes.axvline(evaluated[0].recipe.fit[0], color="gray", linestyle=":", label="trained at")
-        axes.set(xlabel="shorter side of the images (pixels)", ylabel=self.label)
-        axes.legend()
+        scores = {run.label: {(score.size[0],) * 2: [score.main] for score in run.scores} for run in evaluated}
+        figure = resolution_plot(scores, evaluated[0].recipe.fit[0], self.label)
+        figure.axes[0].set_xlabel("shorter side of the images (pixels)")
         return figure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from graticule.lab.tasks.parts.dense import DetectionScore
-from graticule.lab.terminal import bar as progress_bar
+from graticule.lab.training.validation import batch_results
 
 #: COCO's summary in its order: name and position.
 _SUMMARY = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")
@@ -226,13 +225,10 @@ def evaluate_detection(
     scores = CocoScores()
     matrix = torch.zeros(len(names) + 1, len(names) + 1, dtype=torch.int64)
     seconds = 0.0
-    for images, targets in progress_bar(
-        data.eval_dataloader(size), f"{size[0]}x{size[1]}", wanted=progress, leave=False
-    ):
-        start = time.perf_counter()
-        detected = model([image.to(device) for image in images])
-        seconds += time.perf_counter() - start
-        for image, target, found in zip(images, targets, detected, strict=True):
+    loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
+    for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
+        seconds += spent
+        for image, target, found in zip(*batch, detected, strict=True):
             found = {name: value.cpu() for name, value in found.items()}
             scores.add(target, found, (image.shape[-2], image.shape[-1]))
             scale = torch.tensor([target["size"][1] / image.shape[-1], target["size"][0] / image.shape[-2]] * 2)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.backbones.base import Backbone
 from graticule.lab.data.module import DataModule
-from graticule.lab.terminal import bar as progress_bar
+from graticule.lab.training.validation import batch_results
 from graticule.position.grid import Crop
 from graticule.surgery.fold import unfold
 from graticule.surgery.resize import with_resampler
@@ -146,11 +146,9 @@ def size_causes(
     losses: dict[str, list[Tensor]] = {}
     right: dict[str, list[Tensor]] = {}
     loaders = [data.eval_dataloader(at) for at in (trained_at, size)] + [data.eval_dataloader(size, mode="canvas")]
-    batches = zip(*loaders, strict=True)
-    for (images, labels), (larger, _), (canvas, _) in progress_bar(
-        batches, f"causes at {size[0]}x{size[1]}", wanted=progress
-    ):
-        images, larger, canvas, labels = (x.to(device) for x in (images, larger, canvas, labels))
+
+    def compute(batch: Any) -> None:
+        (images, labels), (larger, _), (canvas, _) = batch
         found = {**logits_of_passes(model, images, larger), "canvas": model(canvas)}
         if bilinear is not None:
             found["bilinear"] = bilinear(larger)
@@ -159,6 +157,10 @@ def size_causes(
         for name, logits in found.items():
             losses.setdefault(name, []).append(F.cross_entropy(logits.double(), labels, reduction="none").cpu())
             right.setdefault(name, []).append((logits.argmax(-1) == labels).double().cpu() * 100)
+
+    label = f"causes at {size[0]}x{size[1]}"
+    for _ in batch_results(compute, zip(*loaders, strict=True), label, device, progress):
+        pass
     whole = {name: (torch.cat(right[name]), torch.cat(losses[name])) for name in right}
     pairs = zip(PASSES[1:], PASSES[:-1], strict=True)
     return Causes(

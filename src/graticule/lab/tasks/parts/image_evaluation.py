@@ -83,8 +83,7 @@ class ImageEvaluation(Evaluation["Score"]):
         """Return a row for each run and size, with the difference from the training size and windows."""
         if self.causes:
             return _causes_table(evaluated)
-        rows, records = [], []
-        given = {"windows": self.windows} if self.windows else {}
+        rows = []
         for run in evaluated:
             trained = run.recipe.img_size
             same = (score.top1 for score in run.scores if score.size == trained and not self.windows)
@@ -105,7 +104,6 @@ class ImageEvaluation(Evaluation["Score"]):
                         "-" if score.memory is None else f"{score.memory / 1e6:.2f}",
                     ]
                 )
-                records.append({"run": run.folder, "mode": self.mode, **given, **dataclasses.asdict(score)})
         notes = ["* the training size of the run; speed and peak memory are of the forward pass only"]
         if self.mode == "canvas":
             notes.append("canvas: the content keeps its scale, at a random position in the image")
@@ -122,7 +120,12 @@ class ImageEvaluation(Evaluation["Score"]):
             notes.append(f"with windows of {named}; drop: relative to the windows of the training")
         scored = ("top-1 (%)", "drop", "top-5 (%)", *(["ReaL (%)"] if self.real else []), "loss", "images")
         columns = ("run", "size", *scored, "multiply-adds", "images/s", "MB/image")
-        return Table(columns, rows, notes, records)
+        return Table(columns, rows, notes)
+
+    def records(self, evaluated: Sequence[Evaluated[Score]]) -> list[dict[str, Any]]:
+        """Return each score as plain values, with its run, the mode, and the windows if they are given."""
+        given = {"mode": self.mode, **({"windows": self.windows} if self.windows else {})}
+        return [{"run": record.pop("run"), **given, **record} for record in super().records(evaluated)]
 
     def figure(self, evaluated: Sequence[Evaluated[Score]]) -> Figure:
         """Plot accuracy against size."""
@@ -152,10 +155,9 @@ def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
     from graticule.lab.tasks.parts.image_causes import CONTROLS, PARTS
 
     names = (*PARTS, *CONTROLS)
-    rows, records = [], []
+    rows = []
     for run in evaluated:
         for score in run.scores:
-            records.append({"run": run.folder, "mode": "zoom", **dataclasses.asdict(score)})
             if score.causes is None:
                 continue
             before, after = score.causes.top1
@@ -171,4 +173,4 @@ def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
         "bilinearly; canvas, content at the scale of the training on a larger canvas; crop, the middle of the zoomed "
         "image, with as many tokens as in training and its position in the larger image",
     ]
-    return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes, records)
+    return Table(("run", "size", "trained", "top-1 (%)", "difference", *names), rows, notes)

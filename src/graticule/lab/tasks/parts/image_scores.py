@@ -7,20 +7,20 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from graticule.backbones.base import Backbone
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_causes import Causes, OnMiddle, check_crop, crop_of, middle
-from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.cost import count_multiply_adds, inference_cost
+from graticule.lab.training.validation import batch_results
 from graticule.registry.checks import printable
 from graticule.registry.fields import Whole, read_typed
 from graticule.surgery.fold import fold, unfold
@@ -118,49 +118,35 @@ def evaluate(
         size: data.eval_dataloader(data.size) if mode == "crop" else data.eval_dataloader(size, mode=mode)
         for size in dict.fromkeys(sizes)
     }
-    pixels = {size: size[0] * size[1] / 1e6 for size in sizes}  # the time is about proportional to this
-    total = sum(len(loaders[size]) * pixels[size] for size in sizes)
-    bar = progress_bar(
-        total=total,
-        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        wanted=progress,
-        leave=False,
-    )
     try:
         for size in sizes:
-            bar.set_description(f"{size[0]}x{size[1]}")
             cropped = mode == "crop" and size != data.size
             sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
-            top1 = MulticlassAccuracy(classes, average="micro").to(device)
-            top5 = MulticlassAccuracy(classes, average="micro", top_k=5).to(device) if classes > 5 else None
-            loss, count, first, guesses = 0.0, 0, None, list[int]()
-            for images, labels in loaders[size]:
-                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-                first = images if first is None else first
-                logits = sized(images)
+            top1, top5, loss, count, first, guesses = 0, 0, 0.0, 0, None, list[int]()
+            compute, label = partial(_logits, sized), f"{size[0]}x{size[1]}"
+            for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
+                labels, first = labels.to(device), images if first is None else first
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()
                 count += len(labels)
-                guesses += [] if real is None else logits.argmax(-1).tolist()
-                for metric in (top1, top5):
-                    if metric is not None:
-                        metric.update(logits, labels)
-                bar.update(pixels[size])
+                guessed = logits.argmax(-1)
+                guesses += guessed.tolist()
+                top1 += int((guessed == labels).sum())
+                top5 += int((logits.topk(min(5, classes)).indices == labels[:, None]).sum())
             assert first is not None  # `data` raises if there are no test images
-            right = [guess in known for guess, known in zip(guesses, real or [], strict=True) if known]
+            right = [guess in known for guess, known in zip(guesses, real or [[]] * count, strict=True) if known]
             score = Score(
                 size=size,
-                top1=_percent(top1, count),
-                top5=None if top5 is None else _percent(top5, count),
+                top1=100 * top1 / count,
+                top5=100 * top5 / count if classes > 5 else None,
                 loss=loss / count,
                 images=count,
                 placed=sized.crop is not None if isinstance(sized, OnMiddle) else None,
                 real=100 * sum(right) / len(right) if right else None,
                 multiply_adds=counts.get(size),
             )
-            cost = dataclasses.asdict(inference_cost(sized, first)) if measure_cost else {}
+            cost = dataclasses.asdict(inference_cost(sized, first.to(device))) if measure_cost else {}
             scores.append(dataclasses.replace(score, **cost))
     finally:
-        bar.close()
         unfold(model).train(was_training)
     return scores
 
@@ -168,6 +154,10 @@ def evaluate(
 def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
     """Return a backbone of this library folded for a size, or a copy of another model for it."""
     return fold(model, size) if isinstance(model, Backbone) else view_of(model).sized(size).model
+
+
+def _logits(model: nn.Module, batch: Any) -> Any:
+    return model(batch[0])
 
 
 def _multiply_adds(model: nn.Module, channels: int, size: tuple[int, int]) -> int | None:
@@ -208,8 +198,3 @@ def read_real(path: Path, data: DataModule) -> list[list[int]]:
             f"{sum(same):,} of {len(same):,} images among their labels."
         )
     return found
-
-
-def _percent(accuracy: MulticlassAccuracy, count: int) -> float:
-    """Return an accuracy over `count` images in percent, without float32 rounding errors."""
-    return 100 * round(accuracy.compute().item() * count) / count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from graticule.lab.data.dense import IGNORED
 from graticule.lab.tasks.parts.dense import PixelScore, windows_of
-from graticule.lab.terminal import bar as progress_bar
+from graticule.lab.training.validation import batch_results
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
@@ -95,12 +94,16 @@ def evaluate_segmentation(
     model.to(device)
     matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
     images, seconds = 0, 0.0
-    for batch in progress_bar(data.eval_dataloader(size), f"{size[0]}x{size[1]}", wanted=progress, leave=False):
-        for image, target in zip(*batch, strict=True):
-            start = time.perf_counter()
-            found = logits_of(model, image.to(device), target["size"], windows).argmax(0).cpu()
-            seconds += time.perf_counter() - start
-            images += 1
+
+    def compute(batch: Any) -> list[Tensor]:
+        pairs = zip(*batch, strict=True)
+        return [logits_of(model, image, target["size"], windows).argmax(0).cpu() for image, target in pairs]
+
+    loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
+    for (_, targets), predicted, spent in batch_results(compute, loader, label, device, progress):
+        seconds += spent
+        images += len(targets)
+        for found, target in zip(predicted, targets, strict=True):
             matrix += confusion(found, target["classes"], len(names))
     window, stride, located = windows_of(windows)
     counts = torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from graticule.backbones.language import LanguageModel
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
-from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.cost import inference_cost
+from graticule.lab.training.validation import batch_results
 from graticule.surgery.fold import fold, unfold
 
 
@@ -110,15 +110,17 @@ def _score(
     num_bytes = torch.zeros(length, dtype=torch.int64)
     sizes = torch.as_tensor(data.tokenizer.lengths)
     tokens, first = 0, None
-    for inputs, targets in progress_bar(data.eval_dataloader(length), f"{length} tokens", wanted=progress, leave=False):
-        inputs = inputs.to(device, non_blocking=True)
+    loader, label = data.eval_dataloader(length), f"{length} tokens"
+    for (inputs, targets), found, _ in batch_results(
+        lambda batch: token_nats(model(batch[0]), batch[1]), loader, label, device, progress
+    ):
         first = inputs if first is None else first
-        nats += token_nats(model(inputs), targets.to(device)).cpu().sum(0, dtype=torch.float64)
+        nats += found.cpu().sum(0, dtype=torch.float64)
         counted = targets != PADDING
         num_bytes += (sizes[targets.masked_fill(~counted, 0)] * counted).sum(0)
         tokens += int(counted.sum())
     assert first is not None  # `check_lengths` raises if there is no whole window
-    cost = inference_cost(model, first)
+    cost = inference_cost(model, first.to(device))
     bits = nats / math.log(2)
     return TextScore(
         length=length,
