@@ -210,7 +210,7 @@ def test_gradients_of_a_converted_model_are_timms():
             model(x).square().sum().backward()
         own = dict(ours.named_parameters())
         for name, parameter in theirs.named_parameters():
-            (place,) = ours.timm_source.names[name]
+            (place,) = ours.converted_from.names[name]
             torch.testing.assert_close(own[place].grad, parameter.grad, rtol=1e-10, atol=1e-10)
 
 

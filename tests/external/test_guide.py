@@ -23,9 +23,18 @@ def run(kind):
 
 
 def test_the_table_of_conversions_has_all_classes():
-    (table,) = re.findall(r"\| class of timm \|.*?\n\n", PAGES, flags=re.DOTALL)
-    named = set(re.findall(r"^\| `(\w+)` ", table, flags=re.MULTILINE))
-    assert named == {kind.__name__ for kind in CONVERSIONS}
+    for library, known in (
+        ("timm", {kind.__name__ for kind in CONVERSIONS if isinstance(kind, type)}),
+        ("transformers", {kind.rpartition(".")[2] for kind in CONVERSIONS if isinstance(kind, str)}),
+    ):
+        (table,) = re.findall(rf"\| class of {library} \|.*?\n\n", PAGES, flags=re.DOTALL)
+        rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) ", table, flags=re.MULTILINE)
+        assert {name for row in rows for name in re.findall(r"\w+", row)} == known
+
+
+def test_models_of_transformers_are_converted_and_given_back():
+    names, count = run("transformers")
+    assert count == 1 and names["back"].config.image_size == 70
 
 
 @pytest.fixture

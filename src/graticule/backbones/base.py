@@ -67,6 +67,7 @@ class Backbone(TokenModel, HubModel):
             "norm_layer",
             "act_layer",
             "mlp_layer",
+            "head_layer",
             "qkv_layer",
             "attn_layer",
             "merging_layer",
@@ -79,8 +80,8 @@ class Backbone(TokenModel, HubModel):
     pretrained_cfg: dict[str, Any]
     #: h; one value per stage if there are several stages.
     num_heads: Any
-    #: The timm model that it was converted from, for converting back; None after the position was replaced.
-    timm_source: Any = None
+    #: The model that it was converted from, for converting back; None after the position was replaced.
+    converted_from: Any = None
     #: The report of the last change of position (`graticule.surgery.Certificate`); None if there was none.
     certificate: Any = None
 
@@ -144,7 +145,7 @@ class Backbone(TokenModel, HubModel):
             self.position = before
             raise
         self._like_weights(self.position).train(self.training)
-        self.timm_source = None
+        self.converted_from = None
         words = written_words(position)
         if self.created is not None:
             arguments = {**self.created["arguments"], **(words or {})}

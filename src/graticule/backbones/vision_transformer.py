@@ -17,11 +17,19 @@ from graticule.backbones.registry import Size, register_sizes
 from graticule.backbones.token_model import init_linear
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
-from graticule.layers.parts import SequencePool, act_layer_of, build_mlp, build_projection, for_timm, norm_layer_of
+from graticule.layers.parts import (
+    HEADS,
+    SequencePool,
+    act_layer_of,
+    build_mlp,
+    build_projection,
+    for_timm,
+    norm_layer_of,
+)
 from graticule.layers.tokenizers import Patches, Tokenizer
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
+from graticule.registry.checks import checked, known_name
 
 
 class VisionTransformer(Backbone):
@@ -74,6 +82,7 @@ class VisionTransformer(Backbone):
         pool_include_prefix: whether prefix tokens are pooled too.
         pool_num_heads: heads of the attention of 'map'; h by default.
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
+        head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
     """
 
     takes = Backbone.takes | Block.takes
@@ -122,6 +131,7 @@ class VisionTransformer(Backbone):
         pool_include_prefix: bool = False,
         pool_num_heads: int | None = None,
         pool_mlp_ratio: float | None = None,
+        head_layer: str = "linear",
     ) -> None:
         super().__init__(
             img_size=img_size,
@@ -150,6 +160,7 @@ class VisionTransformer(Backbone):
         self.embed_dim = embed_dim
         self.has_class_token = class_token
         self.pool_include_prefix = pool_include_prefix
+        self.head_layer = known_name("head_layer", head_layer, HEADS)
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
@@ -226,6 +237,10 @@ class VisionTransformer(Backbone):
         )
         return pool
 
+    def _classifier(self) -> nn.Module:
+        build = HEADS[self.head_layer]
+        return build(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+
     def _add_prefix_tokens(self) -> None:
         """Create the prefix tokens that a subclass has in addition to the class and register tokens."""
 
@@ -236,7 +251,10 @@ class VisionTransformer(Backbone):
         super().check_pool(global_pool)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a new one for `num_classes`; 0 for none."""
+        """Replace the classifier by a new linear one for `num_classes`; 0 for none."""
+        self.head_layer = "linear"
+        if self.created is not None and "head_layer" in self.created["arguments"]:
+            self.created = {**self.created, "arguments": {**self.created["arguments"], "head_layer": "linear"}}
         if global_pool == "map" and self.global_pool != "map":
             raise ValueError("`global_pool` must be 'map' from the start, as it has weights, got it for another model.")
         super().reset_classifier(num_classes, global_pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from timm.layers import trunc_normal_
@@ -21,7 +22,8 @@ class Learnable(AbsoluteEncoding):
 
     At another grid the rows of the patches are resampled, bicubically with antialias unless `resampler` names another
     way; the prefix rows are unchanged. Without `prefix_rows` the rows of class and register tokens are zero and no
-    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`).
+    parameters, as in DeiT III and FlexiViT (timm's `no_embed_class`); with 'first' only those of the tokens after the
+    first, as in transformers' DINOv2 with registers.
 
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
@@ -30,7 +32,7 @@ class Learnable(AbsoluteEncoding):
         dim: D.
         std: standard deviation of the initial values.
         resampler: resampler of the rows for another grid.
-        prefix_rows: whether prefix tokens have rows.
+        prefix_rows: whether prefix tokens have rows; 'first' for the first one alone, the class token.
     """
 
     resampled = True
@@ -38,9 +40,14 @@ class Learnable(AbsoluteEncoding):
 
     @checked
     def __init__(
-        self, grid: Grid, dim: int, std: float = 0.02, resampler: str = "bicubic", prefix_rows: bool = True
+        self,
+        grid: Grid,
+        dim: int,
+        std: float = 0.02,
+        resampler: str = "bicubic",
+        prefix_rows: bool | Literal["first"] = True,
     ) -> None:
-        super().__init__(grid if prefix_rows else replace(grid, prefix=0), dim)
+        super().__init__(_with_rows(grid, prefix_rows), dim)
         self.prefix_rows = prefix_rows
         self.std = std
         self.resampler = build_resampler(resampler)
@@ -53,20 +60,20 @@ class Learnable(AbsoluteEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return w for `grid`, (N, D)."""
-        table = super().forward(self._held(grid))
-        return table if self.prefix_rows else grid.with_prefix_rows(table)
+        held = _with_rows(grid, self.prefix_rows)
+        table = super().forward(held)
+        if held == grid:
+            return table
+        first, patches = held.split(table)
+        return torch.cat([first, replace(grid, prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding."""
-        held = self._held(grid)
+        held = _with_rows(grid, self.prefix_rows)
         with torch.no_grad():
             table = super().forward(held)[None].clone()
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
         self.grid = held
-
-    def _held(self, grid: Grid) -> Grid:
-        """Return the grid of the tokens that have rows."""
-        return grid if self.prefix_rows else replace(grid, prefix=0)
 
     def fit(self, table: Tensor, old: Grid) -> Tensor | None:
         """Resample a table of a checkpoint, (N', D), from the grid `old` to this grid."""
@@ -75,3 +82,8 @@ class Learnable(AbsoluteEncoding):
     def at(self, grid: Grid) -> Tensor:
         """Return the table resampled for `grid`, (N, D); the gradient reaches the original rows."""
         return self.grid.resize(self.pos_embed[0], grid, self.resampler)
+
+
+def _with_rows(grid: Grid, prefix_rows: bool | Literal["first"]) -> Grid:
+    """Return the grid of the tokens that have rows."""
+    return grid if prefix_rows is True else replace(grid, prefix=min(grid.prefix, 1) if prefix_rows else 0)

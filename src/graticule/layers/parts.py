@@ -154,6 +154,22 @@ def build_projection(name: str, dim: int, bias: bool) -> nn.Module:
     return PROJECTIONS[known_name("qkv_layer", name, PROJECTIONS)](dim, bias)
 
 
+class TanhLinear(nn.Linear):
+    """A linear layer and tanh, the pooler of BERT and of transformers' ViT."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x: (..., D) to (..., outputs), in [-1, 1]."""
+        return super().forward(x).tanh()
+
+
+#: Builders of classifiers by name, from D and the number of outputs.
+HEADS: dict[str, Callable[[int, int], nn.Module]] = {
+    "linear": nn.Linear,
+    "linear_no_bias": partial(nn.Linear, bias=False),
+    "tanh": TanhLinear,
+}
+
+
 class SequencePool(nn.Linear):
     """Averages the patches with the softmax of a learned score as weights, as in Compact Transformers.
 

@@ -1,4 +1,4 @@
-"""Convert parts of timm's transformers (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT."""
+"""Convert parts of timm's models (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ Function = TypeVar("Function", bound=Reader)
 
 @dataclass(frozen=True)
 class Conversion:
-    """Description of a model of timm as one of ours, read from its attributes.
+    """Description of a model of timm or transformers as one of ours, read from its attributes.
 
     backbone: the class of our model.
     arguments: those of its constructor except `position`, as plain values, which can be written to a file.
     encoding: the encoding of the model, as text.
     joining: the joining of the model, as text.
-    names: name of a tensor in timm -> name in our model, for those that `own_name` of the backbone and
-        `published_names` of the position do not give; several names if the rows of the tensor are split among
-        several tensors here.
-    reshaped: names in timm of tensors that have another shape here, with the same values in the same order.
+    names: name of a tensor in the model -> its name in timm's layout or ours, for those that `own_name` of the
+        backbone and `published_names` of the position do not give; several names if the rows of the tensor are split
+        among several tensors here; none if it has no effect on the tokens of an image, as a mask token.
+    reshaped: names of tensors of the model that have another shape here -> the order in which the axes of ours are
+        stored there; empty if the values are in the same order.
+    preprocessing: entries of timm's configuration that the model states, such as `label_names`.
     """
 
     backbone: type[Backbone]
@@ -38,15 +40,17 @@ class Conversion:
     encoding: str
     joining: str = "default"
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    reshaped: frozenset[str] = frozenset()
+    reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The function that reads the models of a class of timm. A subclass computes something else, so it has its own entry.
-CONVERSIONS: Table[type[nn.Module], Reader] = Table("conversion", "graticule.external.convert")
+#: The function that reads the models of a class. A subclass computes something else, so it has its own entry.
+#: Classes of transformers, which is never imported here, are given by name, such as 'transformers.ViTModel'.
+CONVERSIONS: Table[type[nn.Module] | str, Reader] = Table("conversion", "graticule.external.convert")
 
 
-def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function that reads models of these classes of timm.
+def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function that reads models of these classes of timm or transformers.
 
     The function takes a model and returns its `Conversion`; it calls `refuse` for parts that cannot be converted.
     """
@@ -59,22 +63,25 @@ def register_conversion(*kinds: type[nn.Module]) -> Callable[[Function], Functio
 
 
 def read(model: nn.Module) -> Conversion:
-    """Describe a model of timm as one of ours.
+    """Describe a model of timm or transformers as one of ours.
 
     Raises:
         ValueError: if there is no conversion for its class, or for a part of it.
     """
     if isinstance(model, Backbone):
         raise ValueError(
-            f"`model` must be a model of timm, got {type(model).__name__}, which is one of ours already; "
-            "graticule.surgery.change_position gives it another position."
+            f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
+            "already; graticule.surgery.change_position gives it another position."
         )
-    reader = CONVERSIONS.get(type(model))
+    kind = type(model)
+    theirs = kind.__module__.startswith("transformers.models.")
+    reader = CONVERSIONS.get(f"transformers.{kind.__name__}" if theirs else kind)
     if reader is None:
-        known = ", ".join(sorted(kind.__name__ for kind in CONVERSIONS))
+        timms = ", ".join(sorted(one.__name__ for one in CONVERSIONS if isinstance(one, type)))
+        others = ", ".join(sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str)))
         raise ValueError(
-            f"`model` must be of one of timm's classes {known}, got {type(model).__name__} of "
-            f"{type(model).__module__}; graticule.attach gives a transformer of any library a position."
+            f"`model` must be of one of timm's classes {timms}, or of transformers' {others}, got {kind.__name__} of "
+            f"{kind.__module__}; graticule.attach gives a transformer of any library a position."
         )
     return reader(model)
 

@@ -54,4 +54,4 @@ def read_sam(model: Any) -> Conversion:
     arguments = vit_arguments(model, trunk, read_blocks(model, {Block: pre_norm(Attention)}))
     encodings = ["learnable"] * (model.pos_embed is not None) + ["decomposed"] * any(relative)
     encoding = " + ".join(encodings) or "none"
-    return Conversion(SamVisionTransformer, arguments, encoding, reshaped=frozenset({"pos_embed"}))
+    return Conversion(SamVisionTransformer, arguments, encoding, reshaped={"pos_embed": ()})

@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     opened = with_images(open_model(options.model, options, checkpoint))
     assert opened.info is not None
     from graticule.backbones.token_model import TokenModel
-    from graticule.external.convert.from_timm import convert
+    from graticule.external.convert.conversion import convert
     from graticule.lab.studies.resamplers import try_resamplers
     from graticule.lab.tasks.parts.image_scores import check_sizes
     from graticule.surgery.resize import resampled_modules

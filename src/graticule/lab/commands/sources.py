@@ -83,7 +83,7 @@ def open_source(
         _check_images(run, command)
         return Source(run.model(checkpoint=chosen), run.folder, run)
     if target.startswith(TIMM):
-        from graticule.external.convert.from_timm import convert
+        from graticule.external.convert.conversion import convert
 
         named = NamedModels(weights=None if weights is None else str(weights))
         return Source(convert(open_model(target, named).model, encoding, joining), Path())

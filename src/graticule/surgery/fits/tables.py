@@ -24,8 +24,8 @@ from graticule.surgery.fits.registry import Before, register_fit
 @register_fit(AbsoluteEncoding, Learnable)
 def copy_table(old: AbsoluteEncoding, new: Learnable, before: Before) -> bool:
     """Copy the table, which is exact if the new one has rows for the prefix tokens, or the old rows are zero."""
-    target = target_of(before)
-    target = target if new.prefix_rows else patches_of(target, before.grid)
+    prefix, patches = before.grid.split(target_of(before))
+    target = torch.cat([prefix[: new.grid.prefix], patches])
     if new.pos_embed.shape[1:] != target.shape:
         return False
     new.pos_embed.copy_(target)

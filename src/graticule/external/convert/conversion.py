@@ -1,9 +1,10 @@
-"""Convert a model of timm into one of ours, with its weights."""
+"""Convert a model of timm or transformers into one of ours, with its weights."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
 from graticule.encodings.build import build_position
-from graticule.external.convert.into_timm import Source, computed_names
 from graticule.external.convert.parts import Conversion, read
+from graticule.external.convert.source import Source, computed_names, in_our_shape
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.surgery.change import change_position
@@ -28,19 +29,22 @@ def convert(
     joining: str | Spec | None = None,
     images: Tensor | None = None,
 ) -> Backbone:
-    """Convert a model of timm into a backbone of this library, with its weights; `model` is not changed.
+    """Convert a model of timm or transformers into a backbone of this library, with its weights; `model` is unchanged.
 
     The structure is read from the modules and attributes of the model, not from its name. Every tensor of the model
     corresponds to one of the backbone, and vice versa; so its outputs are those of `model`, including those of
     `forward_features` and intermediates. It accepts any image whose sides are multiples of the patch: tables are
-    resampled as with timm's `dynamic_img_size`.
+    resampled as with timm's `dynamic_img_size`, or as transformers' class does with `interpolate_pos_encoding`.
+
+    The output for a model of transformers is its `logits`, else its `image_embeds`, else its `pooler_output`, else its
+    `last_hidden_state`, which is that of `forward_features`. MAE's encoder has all patches here, in their order.
 
     With another encoding or joining the position is new and everything else is kept. The new position starts as close
     to the old one as possible (`change_position`): `joining="lape"` joins the table of the model, by norms that give
     each layer the contribution that the table made to it. `certificate` of the backbone reports what each layer keeps.
 
     Args:
-        model: a model of timm.
+        model: a model of timm or transformers.
         encoding: an encoding, as in `create_model`; that of the model by default.
         joining: a joining; 'default' by default.
         images: some preprocessed images, (B, C, height, width), on which a new position is fitted and the
@@ -56,8 +60,8 @@ def convert(
         ours = _build(model, conversion)
         names = _names(model, ours, conversion)
         ours.load_state_dict(_values(model, ours, names, conversion.reshaped))
-    _copy_settings(model, ours, names)
-    ours.timm_source = Source.of(model, names)
+    _copy_settings(model, ours, names, conversion.preprocessing)
+    ours.converted_from = Source.of(model, names, conversion.reshaped)
     if encoding is None and joining is None:
         return ours
     encoding = conversion.encoding if encoding is None else encoding
@@ -76,22 +80,38 @@ def _build(model: nn.Module, conversion: Conversion) -> Backbone:
     return ours.to(weight.device, weight.dtype)
 
 
+#: A tensor of one of three projections, which may be one tensor here.
+_PART = re.compile(r"(.+\.qkv)\.([qkv])_proj\.(weight|bias)")
+
+
 def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str, tuple[str, ...]]:
-    """Map the name of each tensor in timm to its name in our model, or its names if it is split.
+    """Map the name of each tensor of the model to its name in ours, or its names if it is split.
+
+    Tensors whose rows are joined have the same name here, and follow each other in the order of their rows.
 
     Raises:
         ValueError: if a tensor has no counterpart, or a tensor of our model has none or two.
     """
     published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
-    names: dict[str, tuple[str, ...]] = {}
-    for theirs in model.state_dict():
-        given = conversion.names.get(theirs, published.get(theirs))
-        own = published.get(ours.own_name(theirs), ours.own_name(theirs)) if given is None else given
-        names[theirs] = own if isinstance(own, tuple) else (own,)
     places = ours.state_dict()
+    names: dict[str, tuple[str, ...]] = {}
+    ranks: dict[str, int] = {}  # of tensors that are joined
+    for theirs in model.state_dict():
+        given = conversion.names.get(theirs, theirs)
+        split = []
+        for name in (given,) if isinstance(given, str) else given:
+            own = published.get(name, ours.own_name(name))
+            own = published.get(own, own)
+            if own not in places and (part := _PART.fullmatch(own)):
+                layer, which, leaf = part.groups()
+                own = f"{layer}.{leaf}" if f"{layer}.{leaf}" in places else f"{layer}.{which}_bias"
+                ranks[theirs] = "qkv".index(which)
+            split.append(own)
+        names[theirs] = tuple(split)
+    names = {theirs: names[theirs] for theirs in sorted(names, key=lambda theirs: ranks.get(theirs, 0))}
     taken = Counter(own for split in names.values() for own in split)
     lost = [theirs for theirs, split in names.items() if not places.keys() >= set(split)]
-    twice = [theirs for theirs, split in names.items() if any(taken[own] > 1 for own in split)]
+    twice = [theirs for theirs, split in names.items() if theirs not in ranks and any(taken[own] > 1 for own in split)]
     empty = sorted(places.keys() - taken - computed_names(ours))
     kind = type(model).__name__
     if lost:
@@ -104,7 +124,10 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
 
 
 def _values(
-    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], reshaped: Collection[str]
+    model: nn.Module,
+    ours: Backbone,
+    names: Mapping[str, tuple[str, ...]],
+    reshaped: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Tensor]:
     """Return the tensors of the model under our names and in our shapes.
 
@@ -112,23 +135,31 @@ def _values(
         ValueError: if one has another shape.
     """
     there, here = model.state_dict(), ours.state_dict()
-    found: dict[str, Tensor] = {}
+    joined = Counter(names.values())
+    found: dict[str, list[Tensor]] = {}
     for theirs, split in names.items():
-        value, shapes = there[theirs], [here[own].shape for own in split]
-        if theirs in reshaped and value.numel() == shapes[0].numel():
-            value = value.reshape(shapes[0])
-        expected = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(split) > 1 else shapes[0]
+        if not split:
+            continue
+        value, expected = there[theirs], here[split[0]].shape
+        if theirs in reshaped:
+            value = in_our_shape(value, expected, reshaped[theirs])
+        rows = [len(here[own]) for own in split] if len(split) > 1 else [len(value)]
+        if len(split) > 1 or joined[split] > 1:
+            expected = torch.Size([sum(rows) if len(split) > 1 else expected[0] // joined[split], *expected[1:]])
         if value.shape != expected:
             kind = type(model).__name__
             raise ValueError(
                 f"`{theirs}` of {kind} must be {tuple(expected)} to be converted, got {tuple(value.shape)}."
             )
-        parts = value.split([shape[0] for shape in shapes]) if len(split) > 1 else [value]
-        found.update(zip(split, parts, strict=True))
-    return {name: here[name] for name in computed_names(ours)} | found
+        for own, part in zip(split, value.split(rows), strict=True):
+            found.setdefault(own, []).append(part)
+    values = {own: parts[0] if len(parts) == 1 else torch.cat(parts) for own, parts in found.items()}
+    return {name: here[name] for name in computed_names(ours)} | values
 
 
-def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]]) -> None:
+def _copy_settings(
+    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], preprocessing: Mapping[str, Any]
+) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     ours.train(model.training)
     own = dict(ours.named_parameters())
@@ -139,8 +170,8 @@ def _copy_settings(model: nn.Module, ours: Backbone, names: Mapping[str, tuple[s
     for mode in ("grad_checkpointing", "distilled_training"):
         if hasattr(model, mode) and hasattr(ours, mode):
             setattr(ours, mode, getattr(model, mode))
-    configuration = deepcopy(getattr(model, "pretrained_cfg", None))
-    if isinstance(configuration, dict):
+    configuration = deepcopy(getattr(model, "pretrained_cfg", None)) or dict(preprocessing)
+    if isinstance(configuration, dict) and configuration:
         # the size of the converted model, from which timm resolves the transforms
         configuration["input_size"] = (ours.in_chans, *ours.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration

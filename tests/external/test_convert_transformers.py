@@ -1,0 +1,171 @@
+"""Models of transformers are converted to ours and back, with equal outputs at any size and equal bits."""
+
+import pytest
+import torch
+from timm_models import assert_same_bits, in_float64, randomize
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+from transformers_models import MODELS, SMALL, WINDOWS, build, outputs  # noqa: E402
+
+import graticule  # noqa: E402
+from graticule.external.convert.parts import CONVERSIONS  # noqa: E402
+
+IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def assert_equal(ours, theirs, *size, tolerance=1e-9):
+    """Compare output and tokens for two images of (height, width)."""
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        expected, tokens = outputs(theirs, x)
+        torch.testing.assert_close(ours(x), expected, rtol=tolerance, atol=tolerance)
+        if tokens is not None:
+            torch.testing.assert_close(ours.forward_features(x), tokens, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "config", "given"), MODELS, ids=IDS)
+def test_a_converted_model_computes_the_same_at_any_size_and_goes_back_bit_by_bit(name, config, given):
+    with in_float64():
+        theirs = randomize(build(name, config, given))
+        ours = graticule.convert(theirs)
+        fixed = name.startswith("Sam")  # it refuses other sizes
+        for size in ((32, 32),) if fixed else ((32, 32), (48, 32), (32, 64)):
+            assert_equal(ours, theirs, *size)
+        assert_same_bits(graticule.to_transformers(ours), theirs)
+        unused = [one for one, split in ours.converted_from.names.items() if not split]
+        assert all("mask_token" in one or not theirs.get_parameter(one).numel() for one in unused)
+
+
+def test_each_registered_class_is_tested():
+    names = {one for one in CONVERSIONS if isinstance(one, str)}
+    assert names == {f"transformers.{name}" for name, *_ in MODELS}
+
+
+def test_gradients_and_frozen_weights_are_those_of_transformers():
+    with in_float64():
+        theirs = randomize(build("Dinov2WithRegistersModel", SMALL))
+        theirs.embeddings.requires_grad_(False)
+        ours = graticule.convert(theirs)
+        x = torch.randn(2, 3, 32, 48)
+        for found in (ours(x), outputs(theirs, x)[0]):
+            found.square().sum().backward()
+        own = dict(ours.named_parameters())
+        frozen = {"cls_token", "reg_token", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+        assert {one for one, parameter in own.items() if not parameter.requires_grad} == {
+            *frozen,
+            "position.encodings.0.pos_embed",
+        }
+        attention = theirs.encoder.layer[1].attention
+        expected = torch.cat([layer.weight.grad for layer in (attention.q_proj, attention.k_proj, attention.v_proj)])
+        torch.testing.assert_close(own["blocks.1.attn.qkv.weight"].grad, expected, rtol=1e-10, atol=1e-10)
+        back = dict(graticule.to_transformers(ours).named_parameters())
+        assert all(back[one].requires_grad == parameter.requires_grad for one, parameter in theirs.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "CLIPVisionModel", "DINOv3ViTModel", "ViTForImageClassification"])
+def test_other_sizes_and_classes_go_back_with_the_configuration(name, tmp_path):
+    ours = graticule.convert(build(name, SMALL))
+    ours.set_input_size(48)
+    if name.endswith("Classification"):
+        ours.reset_classifier(3)
+    back = graticule.to_transformers(ours)
+    assert back.config.image_size == 48 and (back.config.num_labels == 3) == name.endswith("Classification")
+    back.save_pretrained(tmp_path)
+    opened = type(back).from_pretrained(tmp_path)
+    assert_equal(ours, opened, 48, 48, tolerance=1e-5)
+
+
+def test_labels_are_those_of_the_configuration():
+    named = {"num_labels": 2, "id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
+    ours = graticule.convert(build("ViTForImageClassification", {**SMALL, **named}))
+    assert ours.pretrained_cfg["label_names"] == ["cat", "dog"] and ours.pretrained_cfg["input_size"] == (3, 32, 32)
+
+
+def test_another_position_keeps_all_other_weights():
+    theirs = build("Dinov2Model", SMALL)
+    plain, joined = graticule.convert(theirs).state_dict(), graticule.convert(theirs, joining="lape")
+    assert all(torch.equal(joined.state_dict()[name], value) for name, value in plain.items())
+    assert joined.certificate is not None
+    with pytest.raises(ValueError, match="`model` must come from `convert` of a model of transformers"):
+        graticule.to_transformers(joined)
+
+
+def test_a_converted_model_is_published_and_opened(tmp_path):
+    theirs = build("Dinov2WithRegistersModel", SMALL)
+    ours = graticule.convert(theirs)
+    ours.save_pretrained(tmp_path / "model")
+    assert_equal(graticule.from_pretrained(tmp_path / "model"), theirs, 32, 48, tolerance=1e-5)
+
+
+def _changed(model, change):
+    change(model)
+    return model
+
+
+def _tied(model):
+    model.layers[1].mlp.fc1.weight = model.layers[0].mlp.fc1.weight
+
+
+def _quantized(model):
+    import torchao
+
+    torchao.quantize_(model, torchao.quantization.Int8WeightOnlyConfig())
+
+
+#: Models that are refused: name, change, part of the error.
+REFUSED = [
+    (
+        lambda m: setattr(m.layers[0], "forward", lambda x: x),
+        "`layers.0.forward` of ViTModel must be that of its class",
+    ),
+    (_tied, "`layers.1.mlp.fc1.weight` of ViTModel must be a parameter of its own, not a tied one,"),
+    (lambda m: setattr(m.layernorm, "eps", 1e-3), "`layernorm.eps` of ViTModel must be 1e-12, as in its config,"),
+    (lambda m: setattr(m.layers[0].attention, "scaling", 2.0), "must be 0.25, as in its config,"),
+    (lambda m: setattr(m.config, "intermediate_size", 64), "must be 64, as in its config,"),
+    (lambda m: setattr(m.config, "num_hidden_layers", 3), "`layers.2` of ViTModel must be ViTLayer, as in its config,"),
+    (lambda m: setattr(m.layers[0], "mlp", nn.Identity()), "`layers.0.mlp` of ViTModel must be ViTMLP, as in its"),
+    (lambda m: m.layers[0].mlp.fc1.register_parameter("bias", None), "must exist, by its config, to be converted"),
+    (lambda m: m.layers[0].mlp.to("meta"), "must have floating-point values, neither quantized nor missing,"),
+    (_quantized, "must have floating-point values, neither quantized nor missing,"),
+    (
+        lambda m: setattr(m.config, "quantization_config", {"bits": 4}),
+        "`config.quantization_config` of ViTModel must be",
+    ),
+    (lambda m: setattr(m.config, "hidden_dropout_prob", 0.5), "must be 0.5, as in its config"),
+]
+
+
+def test_changed_models_are_refused_in_one_sentence():
+    for change, message in REFUSED:
+        with pytest.raises(ValueError) as refusal:
+            graticule.convert(_changed(build("ViTModel", SMALL), change))
+        assert message in str(refusal.value) and "\n" not in str(refusal.value), message
+
+
+#: Configurations without a counterpart: class, configuration, part of the error.
+UNKNOWN = [
+    ("ViTModel", {**SMALL, "hidden_act": "mish"}, "`config.hidden_act` of ViTModel must be one of gelu_pytorch_tanh, "),
+    ("ViTModel", {**SMALL, "hidden_dropout_prob": 0.5}, "`config.hidden_dropout_prob` of ViTModel must be 0 "),
+    ("ViTModel", {**SMALL, "pooler_act": "relu"}, "`config.pooler_act` of ViTModel must be 'tanh' "),
+    ("DINOv3ViTModel", {**SMALL, "key_bias": True, "query_bias": False}, "`key_bias` of DINOv3ViTModel must be as"),
+    ("DINOv3ViTModel", {**SMALL, "mlp_bias": False}, "`config.mlp_bias` of DINOv3ViTModel must be True "),
+    ("Dinov2Model", {**SMALL, "drop_path_rate": 0.1}, "`drop_path` of Dinov2Model must grow linearly from 0 "),
+    ("SwinModel", {**WINDOWS, "hidden_act": "relu"}, "`config.hidden_act` of SwinModel must be 'gelu' "),
+    ("ViTMSNModel", SMALL, "or of transformers' BeitForImageClassification, "),
+]
+
+
+def test_models_without_a_counterpart_are_refused_with_the_part():
+    for name, config, message in UNKNOWN:
+        with pytest.raises(ValueError) as refusal:
+            graticule.convert(build(name, config))
+        assert message in str(refusal.value), name
+
+
+def test_sizes_that_transformers_computes_wrongly_do_not_go_back():
+    ours = graticule.convert(build("Dinov2Model", SMALL))
+    ours.set_input_size((32, 48))
+    with pytest.raises(ValueError, match="must have square images to be a Dinov2Model, which resamples tables of"):
+        graticule.to_transformers(ours)
