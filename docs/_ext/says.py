@@ -14,7 +14,7 @@ from torch import Tensor
 from graticule.analysis.rotary_similarity import similarity_of
 from graticule.analysis.similarity import cosine_similarity
 from graticule.encodings.build import build_position
-from graticule.position.bias import bias_of
+from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -112,9 +112,9 @@ def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
                 )
             )
     if given.bias is not None:
-        random = callable(given.bias)
-        title = "bias for a random query" if random else "bias of attention"
-        maps += _rows(title, bias_of(given.bias, heads), center, grid, signed=True)
+        bias = Bias.of(given.bias)
+        title = "bias for a random query" if bias.function else "bias of attention"
+        maps += _rows(title, bias.table(heads), center, grid, signed=True)
     if given.token_bias is not None:
         maps += _rows("bias for random tokens", given.token_bias(tokens).table(), center, grid, signed=True)
     if given.key_bias is not None:

@@ -8,7 +8,7 @@ import torch
 
 import graticule
 from graticule.encodings.forms.pooled import Pooling
-from graticule.position.bias import BiasSum, LowRank, bias_of
+from graticule.position.bias import Bias, BiasSum, LowRank
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.rotation import PairRotation
@@ -46,7 +46,7 @@ def test_a_layer_gets_the_rows_and_columns_of_its_own_in_every_form_of_a_bias(po
         "sum": (BiasSum(table, function), 2 * expected + moved),
     }
     for form, (whole, wanted) in made.items():
-        found = bias_of(pooling.of(LayerPosition(bias=whole), grid).bias, queries)
+        found = Bias.of(pooling.of(LayerPosition(bias=whole), grid).bias).table(queries)
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12, msg=form)
 
 

@@ -9,7 +9,7 @@ import graticule
 from commands import run_command
 from graticule import Grid, LayerPosition, build_position
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.bias import bias_of
+from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
 from tiny import draw, images, tiny
@@ -60,7 +60,7 @@ def test_layers_as_an_option_is_layers_of_the_joining(encoding):
     queries = torch.randn(2, 3, GRID.tokens, 8)
     for a, b in zip(option(GRID), joining(GRID), strict=True):
         assert fields(a) == fields(b)
-        biases = [None if x.bias is None else bias_of(x.bias, queries) for x in (a, b)]
+        biases = [None if x.bias is None else Bias.of(x.bias).table(queries) for x in (a, b)]
         assert (biases[0] is None and biases[1] is None) or torch.equal(*biases)
     assert [layer != LayerPosition() for layer in option(GRID)] == [True, False, True, False]
 
@@ -107,7 +107,7 @@ def test_a_bias_of_some_heads_is_zero_for_the_others(encoding, joining):
     two.load_state_dict(dict(zip(two.state_dict(), some.state_dict().values(), strict=True)))
     queries = torch.randn(2, 3, GRID.tokens, 8)
     for a, b in zip(some(GRID), two(GRID), strict=True):
-        found, expected = bias_of(a.bias, queries), bias_of(b.bias, queries[:, [0, 2]])
+        found, expected = Bias.of(a.bias).table(queries), Bias.of(b.bias).table(queries[:, [0, 2]])
         found = found if found.ndim == 4 else found[None]
         assert torch.equal(found[:, [0, 2]], expected if expected.ndim == 4 else expected[None])
         assert not found[:, 1].any()

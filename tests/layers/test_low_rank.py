@@ -13,7 +13,7 @@ from graticule.encodings.forms import bias as biases
 from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.encodings.sandwich import Sandwich
 from graticule.layers.attention import Attention, CausalAttention
-from graticule.position.bias import LowRank, bias_of
+from graticule.position.bias import Bias, LowRank
 from graticule.position.layer import LayerPosition
 from tiny import draw, images, tiny
 
@@ -80,7 +80,7 @@ def test_two_in_factors_stay_in_factors_and_any_other_sum_is_a_table():
         torch.testing.assert_close(total, one.table() + table, rtol=0, atol=1e-12)
     queries = torch.randn(2, HEADS, GRID.tokens, 4, dtype=torch.float64)
     total = LayerPosition(bias=one).merge(LayerPosition(bias=lambda q: q @ q.mT)).bias
-    torch.testing.assert_close(bias_of(total, queries), one.table() + queries @ queries.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(Bias.of(total).table(queries), one.table() + queries @ queries.mT, rtol=0, atol=1e-12)
 
 
 def test_a_part_of_the_factors_is_that_of_the_table():

@@ -11,7 +11,7 @@ from graticule import Crop, Grid
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.rotary import RotaryEncoding
-from graticule.position.bias import bias_of
+from graticule.position.bias import Bias
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import BlockRotation, PairRotation, PolarRotation
 from in_turn import in_turn
@@ -84,8 +84,8 @@ def test_the_encoding_of_a_crop_is_the_crop_of_the_encoding(encoding, built):
     queries = torch.randn(2, HEADS, WHOLE.tokens, DIM // HEADS, dtype=torch.float64)
     for part, whole in zip(position(CROP), position(WHOLE), strict=True):
         if whole.bias is not None and not isinstance(whole.bias, torch.Tensor):
-            found = bias_of(part.bias, queries[:, :, TOKENS])
-            expected = bias_of(whole.bias, queries)[..., TOKENS, :][..., TOKENS]
+            found = Bias.of(part.bias).table(queries[:, :, TOKENS])
+            expected = Bias.of(whole.bias).table(queries)[..., TOKENS, :][..., TOKENS]
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
             part = part._replace(bias=None)
         assert_same(part, chosen(whole, TOKENS))
@@ -130,7 +130,7 @@ def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
     q, k = torch.randn(2, 1, HEADS, here.tokens, DIM // HEADS, dtype=torch.float64)
     for one, other in zip(position(here), position(there), strict=True):
         if one.bias is not None:
-            torch.testing.assert_close(bias_of(other.bias, q), bias_of(one.bias, q), rtol=0, atol=1e-12)
+            torch.testing.assert_close(Bias.of(other.bias).table(q), Bias.of(one.bias).table(q), rtol=0, atol=1e-12)
         if isinstance(one.rotary, PairRotation | PolarRotation):
             first, second = (torch.einsum("bhid,bhjd->bhij", *each.rotary(q, k)) for each in (one, other))
             torch.testing.assert_close(first[..., 1:, 1:], second[..., 1:, 1:], rtol=0, atol=1e-9)

@@ -9,7 +9,7 @@ from timm.models._manipulate import group_with_matcher
 from torch import nn
 
 from graticule import Grid, LayerPosition, build_position
-from graticule.position.bias import bias_of
+from graticule.position.bias import Bias
 from graticule.position.joining import (
     DECOMPOSITIONS,
     JOININGS,
@@ -188,7 +188,7 @@ def test_joining_some_layers_is_joining_all_with_nothing_for_the_others(encoding
         if layer not in SOME:
             assert a == LayerPosition()
             continue
-        given = [x._replace(bias=None if x.bias is None else bias_of(x.bias, queries)) for x in (a, b)]
+        given = [x._replace(bias=None if x.bias is None else Bias.of(x.bias).table(queries)) for x in (a, b)]
         own, other = ((*x._replace(token_bias=x.token_bias and x.token_bias(tokens).table()),) for x in given)
         torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
 
@@ -315,10 +315,10 @@ def test_a_part_has_the_rows_of_its_tokens_and_the_columns_of_those_so_far(start
     both = made.merge(whole)
     twice = made.merge(made)
     for position in (made, both, twice):
-        expected = bias_of(position.bias, queries)[..., start:stop, :stop]
-        assert torch.equal(bias_of(position.part(start, stop).bias, own), expected)
+        expected = Bias.of(position.bias).table(queries)[..., start:stop, :stop]
+        assert torch.equal(Bias.of(position.part(start, stop).bias).table(own), expected)
         again = position.part(0, stop).part(start, stop)  # a part of a part
-        assert torch.equal(bias_of(again.bias, own), expected)
+        assert torch.equal(Bias.of(again.bias).table(own), expected)
     assert LayerPosition().part(start, stop) == LayerPosition()
 
 

@@ -17,7 +17,7 @@ from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.shaw import ShawBias
-from graticule.position.bias import bias_of
+from graticule.position.bias import Bias
 from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition, NoPosition
@@ -100,9 +100,9 @@ def test_merged_biases_add_up_whether_tensors_or_functions_of_the_queries():
         for second in biases:
             merged = LayerPosition(bias=biases[first]).merge(LayerPosition(bias=biases[second])).bias
             assert isinstance(merged, torch.Tensor) == (first == second == "tensor")
-            assert_near(bias_of(merged, q), bias_of(biases[first], q) + bias_of(biases[second], q))
+            assert_near(Bias.of(merged).table(q), Bias.of(biases[first]).table(q) + Bias.of(biases[second]).table(q))
     three = LayerPosition(bias=table).merge(LayerPosition(bias=function)).merge(LayerPosition(bias=table))
-    assert_near(bias_of(three.bias, q), 2 * table + function(q))
+    assert_near(Bias.of(three.bias).table(q), 2 * table + function(q))
 
 
 def test_merging_with_nothing_changes_nothing():
@@ -217,8 +217,8 @@ def test_a_bias_table_and_shaws_bias_add_up(order):
     parts = [BiasPosition([table], 2), BiasPosition([shaw, drawn(ShawBias(GRID, HEADS, 2))], 2)]
     first, second = CombinedPosition(parts[::order])(GRID)
     q = torch.randn(2, HEADS, GRID.tokens, 2, dtype=torch.float64)
-    assert_near(bias_of(first.bias, q), table(GRID) + shaw(GRID)(q))
-    assert_near(bias_of(second.bias, q), parts[1].encodings[1](GRID)(q))
+    assert_near(Bias.of(first.bias).table(q), table(GRID) + shaw(GRID)(q))
+    assert_near(Bias.of(second.bias).table(q), parts[1].encodings[1](GRID)(q))
 
 
 def test_two_that_make_the_inputs_of_one_layer_are_refused_and_of_two_layers_are_not():
@@ -340,7 +340,7 @@ def assert_stands_for(folded, original, dim=12):
         if a.inner is not None:
             assert_near(a.inner, b.inner)
         if a.bias is not None:
-            assert_near(bias_of(a.bias, q), bias_of(b.bias, q))
+            assert_near(Bias.of(a.bias).table(q), Bias.of(b.bias).table(q))
         if a.inputs is not None:
             for mine, theirs in zip(a.inputs(x), b.inputs(x), strict=True):
                 assert_near(mine, theirs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graticule.analysis.correlation import layers_of, positions_of, seen_in
 from graticule.analysis.similarity import Array, mean_distance
 from graticule.backbones.language import LanguageModel
-from graticule.position.bias import BiasSum, LowRank
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.system.files import write_arrays
 
@@ -125,32 +125,28 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
         ValueError: if the model is not a backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
-    found: dict[int, tuple[Tensor | LowRank, list[int]]] = {}
+    found: dict[int, tuple[Tensor, list[int]]] = {}
+    constants: dict[int, Tensor | None] = {}  # of a bias that layers share
     where = seen_in(model, grid, stage)
     layer = 0
     for (at, index, _, _), position in zip(layers_of(model, grid), positions, strict=True):
         if index != stage:
             continue
-        bias = position.bias.constant if isinstance(position.bias, BiasSum) else position.bias
-        seen = at.within == where
-        if isinstance(bias, Tensor | LowRank) and seen and _pairs(bias) == (where.tokens, where.tokens):
-            found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
+        held = position.bias
+        if held is not None and at.within == where:
+            if id(held) not in constants:
+                constants[id(held)] = Bias.of(held).constant
+            bias = constants[id(held)]
+            if bias is not None and bias.shape[-2:] == (where.tokens, where.tokens):
+                found.setdefault(id(bias), (bias, []))[1].append(layer)  # layers that share a bias share the tensor
         layer += 1
     if not found:
         return None
     start = where.tokens - where.patches
-    tables = [bias.table() if isinstance(bias, LowRank) else bias for bias, _ in found.values()]
-    each = np.stack([table[:, start:, start:].cpu().double().numpy() for table in tables])
+    each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
     if isinstance(model, LanguageModel):
         each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
     return BiasMaps(Grid(*where.shape), tuple(tuple(group) for _, group in found.values()), each)
-
-
-def _pairs(bias: Tensor | LowRank) -> tuple[int, int]:
-    """Return the number of queries and of keys."""
-    if isinstance(bias, LowRank):
-        return bias.queries.shape[-2], bias.keys.shape[-2]
-    return bias.shape[-2], bias.shape[-1]
 
 
 def _softmax(logits: Array) -> Array:

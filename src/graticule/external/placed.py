@@ -11,8 +11,8 @@ from torch import Tensor
 
 from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
-from graticule.position.kinds import Axes, Function, Tokens
 from graticule.position.rotation import Rotation
+from graticule.position.tokens import Axes, Function, Tokens
 
 
 @dataclass(frozen=True, eq=False)

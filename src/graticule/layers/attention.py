@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.position.bias import LowRank, bias_of
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.registry.checks import checked
@@ -156,23 +156,19 @@ class Attention(nn.Module):
             q, k = position.rotary(q, k)
         if position.query_scale is not None:
             q = (q * position.query_scale[..., None]).type_as(v)
-        # 16 bits are too few for factors: the differences of squares in a bias would be rounding errors
-        wide = q.dtype in (torch.float32, torch.float64)
-        factors, bias = [], None
-        made = None if position.token_bias is None else position.token_bias(of_q)
-        for each in (position.bias, made):
-            if isinstance(each, LowRank) and wide:
-                factors.append(each)
-            elif each is not None:
-                table = bias_of(each, q * self.scale).to(q.dtype)
-                bias = table if bias is None else bias + table
+        longer, tables = (q, k), []
+        of_tokens = None if position.token_bias is None else position.token_bias(of_q)
+        for each in (Bias.of(given) for given in (position.bias, of_tokens) if given is not None):
+            appended = each.append(*longer, self.scale)
+            if appended is None:
+                tables.append(each.table(q * self.scale).to(q.dtype))
+            longer = appended or longer
         if position.key_bias is not None:
-            of_keys = position.key_bias(k * self.scale).to(q.dtype)
-            bias = of_keys if bias is None else bias + of_keys
-        for each in factors:
-            q, k = each.append(q, k, self.scale)
-        if bias is None:
+            tables.append(position.key_bias(k * self.scale).to(q.dtype))
+        q, k = longer
+        if not tables:
             return q, k, v, None
+        bias: Tensor = sum(tables[1:], tables[0])
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, bias[None] if bias.ndim == 3 else bias
 

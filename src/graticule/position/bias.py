@@ -1,18 +1,97 @@
-"""The forms of an attention bias: a tensor, two factors, a function of the queries, and their sums."""
+"""The forms of an attention bias: a table, a function of the queries, their sum, and two factors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from graticule.position.tokens import Tokens
+
 BiasFunction = Callable[..., Tensor]
 
 
-class LowRank(NamedTuple):
+class Bias:
+    """A bias on the attention logits, in any form: the sum of a constant and a function of the scaled queries.
+
+    A form is a `NamedTuple` too, so that it can be folded. `LayerPosition.bias` holds a table and a function as they
+    are, and other forms as a `Bias`; `Bias.of` returns a `Bias` for each of them.
+    """
+
+    #: Whether its tensors stay in float32 at least.
+    wide: ClassVar[bool] = False
+
+    @staticmethod
+    def of(bias: Tensor | Bias | BiasFunction) -> Bias:
+        """Return the bias that a layer's position holds as a `Bias`."""
+        if isinstance(bias, Bias):
+            return bias
+        return BiasSum(bias, None) if isinstance(bias, Tensor) else BiasSum(None, bias)
+
+    @property
+    def held(self) -> Tensor | Bias | BiasFunction:
+        """The bias as a layer's position holds it."""
+        return self
+
+    @property
+    def constant(self) -> Tensor | None:
+        """The part that depends on parameters and grid only, (heads, N, N), if there is one."""
+        return None
+
+    @property
+    def function(self) -> BiasFunction | None:
+        """The part that is computed from the scaled queries, if there is one."""
+        return None
+
+    def table(self, queries: Tensor | None = None) -> Tensor:
+        """Return the bias as a tensor, computed from the scaled queries, (B, heads, N, d), if it depends on them."""
+        table = _sum(self.constant, None if self.function is None else self.function(queries))
+        assert table is not None, "a form must have a constant or a function"
+        return table
+
+    def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+        """Append channels to queries and keys, (B, heads, N, d) each, whose product times `scale` is the bias.
+
+        None if it must be added as a table.
+        """
+        return None
+
+    def plus(self, other: Bias) -> Bias:
+        """Add another bias."""
+        first, second = self.function, other.function
+        function = second if first is None else first
+        if first is not None and second is not None:
+            function = partial(_added, first, second)
+        return BiasSum(_sum(self.constant, other.constant), function)
+
+    def take(self, tokens: Tokens, own: Bias) -> Bias:
+        """Return the bias of other tokens; its function is that of `own`, the bias for their grid."""
+        constant, function = self.constant, own.function
+        moved = None if function is None else tokens.bias(function)
+        return BiasSum(None if constant is None else tokens.pairs(constant), moved)
+
+    def of_heads(self, heads: Sequence[int], num_heads: int) -> Bias:
+        """Return a bias of `num_heads` heads, which is this one for the chosen `heads` and zero for the others."""
+        constant, function = self.constant, self.function
+        spread = None if function is None else partial(_of_heads, function, tuple(heads), num_heads)
+        return BiasSum(None if constant is None else spread_heads(constant, heads, num_heads), spread)
+
+
+class BiasSum(NamedTuple("BiasSum", [("constant", Tensor | None), ("function", BiasFunction | None)]), Bias):
+    """A table, (heads, N, N), a function of the scaled queries, (B, heads, N, d) -> (B, heads, N, N), or their sum."""
+
+    @property
+    def held(self) -> Tensor | Bias | BiasFunction:
+        """The table or function alone, if there is no other part."""
+        if self.constant is None:
+            return self if self.function is None else self.function
+        return self.constant if self.function is None else self
+
+
+class LowRank(NamedTuple("LowRank", [("queries", Tensor), ("keys", Tensor)]), Bias):
     """A bias in two factors: b_ij is the dot product of row i of `queries` and row j of `keys`.
 
     Attention appends the factors to its queries and keys as r more channels, so the bias itself, (heads, N, N), is
@@ -22,62 +101,58 @@ class LowRank(NamedTuple):
     keys: the same.
     """
 
-    queries: Tensor
-    keys: Tensor
+    wide = True  # 16 bits are too few: the differences of squares in a bias would be rounding errors
 
     @property
     def rank(self) -> int:
         """The number of channels r."""
         return self.queries.shape[-1]
 
-    def table(self) -> Tensor:
-        """Return the bias itself, (heads, N, N), in the precision of the factors, also under autocast."""
+    @property
+    def constant(self) -> Tensor:
+        """The bias itself, (heads, N, N), in the precision of the factors, also under autocast."""
         with torch.autocast(self.queries.device.type, enabled=False):
             return self.queries @ self.keys.transpose(-2, -1)
 
-    def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Append the factors to queries and keys, (B, h, N, d) each; their product times `scale` includes the bias.
+    def append(self, queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+        """Append the factors to queries and keys, except in 16 bits.
 
         For a part of a text (`LayerPosition.part`) the factors include those of earlier keys, which are appended
         already.
         """
+        if queries.dtype not in (torch.float32, torch.float64):
+            return None
         more = (self.queries / scale, self.keys[..., self.keys.shape[-2] - keys.shape[-2] :, :])
         pairs = zip((queries, keys), more, strict=True)
         longer = (torch.cat([x, y.to(x.dtype).expand(*x.shape[:-1], -1)], -1) for x, y in pairs)
         return next(longer), next(longer)
 
+    def plus(self, other: Bias) -> Bias:
+        """Add another bias; two of them in factors give one in factors."""
+        if not isinstance(other, LowRank):
+            return super().plus(other)
+        return LowRank(_concatenated(self.queries, other.queries), _concatenated(self.keys, other.keys))
 
-class BiasSum(NamedTuple):
-    """A bias of two parts: one that can be folded, (heads, N, N), and a function of the scaled queries."""
+    def take(self, tokens: Tokens, own: Bias) -> LowRank:
+        """Return the factors of other tokens."""
+        return LowRank(tokens.rows(self.queries), tokens.columns(self.keys))
 
-    constant: Tensor
-    function: BiasFunction
-
-    def __call__(self, queries: Tensor) -> Tensor:
-        """Compute the bias, (B, heads, N, N), from the scaled queries, (B, heads, N, d)."""
-        return self.constant + self.function(queries)
-
-
-def bias_of(bias: Tensor | LowRank | BiasFunction, queries: Tensor) -> Tensor:
-    """Return a bias as a tensor, computed from the scaled queries (B, h, N, d) if it depends on them."""
-    if isinstance(bias, LowRank):
-        return bias.table()
-    return bias if isinstance(bias, Tensor) else bias(queries)
+    def of_heads(self, heads: Sequence[int], num_heads: int) -> LowRank:
+        """Return the factors of all heads; those of the queries are zero for the others."""
+        return LowRank(spread_heads(self.queries, heads, num_heads), self.keys[:1])
 
 
-def sum_of(a: Any, b: Any) -> Any:
-    """Add two tensors or biases, in any form; either may be None. Two biases in factors give one in factors."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, LowRank) and isinstance(b, LowRank):
-        return LowRank(_concatenated(a.queries, b.queries), _concatenated(a.keys, b.keys))
-    a, b = (x.table() if isinstance(x, LowRank) else x for x in (a, b))
-    constants = [x.constant if isinstance(x, BiasSum) else x for x in (a, b) if isinstance(x, Tensor | BiasSum)]
-    functions = [x.function if isinstance(x, BiasSum) else x for x in (a, b) if not isinstance(x, Tensor)]
-    if not functions:
-        return a + b
-    function = functions[0] if len(functions) == 1 else partial(_added, functions[0], functions[1])
-    return BiasSum(sum(constants[1:], constants[0]), function) if constants else function
+def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
+    """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
+    shape = list(values.shape)
+    shape[dim] = num_heads
+    index = torch.tensor(heads, device=values.device)
+    return torch.full(shape, rest, dtype=values.dtype, device=values.device).index_copy(dim, index, values)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Add two tensors, each of which may be None."""
+    return b if a is None else a if b is None else a + b
 
 
 def _concatenated(a: Tensor, b: Tensor) -> Tensor:
@@ -88,3 +163,7 @@ def _concatenated(a: Tensor, b: Tensor) -> Tensor:
 
 def _added(first: BiasFunction, second: BiasFunction, queries: Tensor, **part: Any) -> Tensor:
     return first(queries, **part) + second(queries, **part)
+
+
+def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
+    return spread_heads(function(queries[:, list(heads)], **part), heads, num_heads, dim=1)

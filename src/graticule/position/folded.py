@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.position.bias import LowRank
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
@@ -131,8 +131,8 @@ class FoldedPosition(Folded):
         apply(fn, recurse=False)
         self.__dict__.update(self._without_functions())
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
-        if changed and any(isinstance(value, LowRank) for held in self.layout for value in held):
-            self.fold()  # the factors of a bias stay in float32 at least: 16 bits are too few
+        if changed and any(isinstance(value, Bias) and value.wide for held in self.layout for value in held):
+            self.fold()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

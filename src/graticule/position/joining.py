@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from graticule.position.bias import spread_heads
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked, known_name
 from graticule.registry.registry import Registry, options_of
@@ -95,14 +96,6 @@ def chosen_heads(num_heads: int, heads: Sequence[int]) -> tuple[int, ...]:
     if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= num_heads:
         raise ValueError(f"`heads` must be different heads from 0 to {num_heads - 1}, at least one, got {list(heads)}.")
     return tuple(sorted(heads))
-
-
-def spread_heads(values: Tensor, heads: Sequence[int], num_heads: int, dim: int = 0, rest: float = 0.0) -> Tensor:
-    """Assign values to the chosen heads along the axis `dim`, in order, and the number `rest` to the others."""
-    shape = list(values.shape)
-    shape[dim] = num_heads
-    index = torch.tensor(heads, device=values.device)
-    return torch.full(shape, rest, dtype=values.dtype, device=values.device).index_copy(dim, index, values)
 
 
 class PerLayer(nn.ModuleList):

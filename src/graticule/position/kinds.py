@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from graticule.position.bias import BiasSum, LowRank, sum_of
+from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.rotation import Rotation
-
-Function = Callable[..., Any]
-Axes = tuple[int, ...]
-
-
-class Tokens(ABC):
-    """A change of the tokens of a layer: fewer of them, others, or some without a position before them."""
-
-    @abstractmethod
-    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
-        """Return a table with the rows of the queries along `axis`; tokens without a position get `fill`."""
-
-    def columns(self, table: Tensor, axis: int = -2) -> Tensor:
-        """Return a table with the rows of the keys along `axis`."""
-        return self.rows(table, axis)
-
-    def pairs(self, table: Tensor) -> Tensor:
-        """Return a table (..., N, N) with the rows of the queries and the columns of the keys."""
-        return self.columns(self.rows(table), -1)
-
-    @abstractmethod
-    def rotation(self, rotation: Rotation) -> Rotation:
-        """Return the rotation of the queries and keys."""
-
-    def bias(self, function: Function) -> Function:
-        """Return a function that computes a bias, (B, heads, N, N), from the queries, (B, heads, N, d)."""
-        return self.function(function, (-2,), (-2, -1))
-
-    @abstractmethod
-    def function(self, function: Function, into: Axes, out: Axes) -> Function:
-        """Return another function; `into` and `out` are the axes of tokens of its input and of its output."""
+from graticule.position.tokens import Axes, Function, Tokens
 
 
 class Kind(NamedTuple):
@@ -79,13 +48,7 @@ def _function(into: Axes, out: Axes, value: Function, own: Function, tokens: Tok
 
 
 def _bias(value: Any, own: Any, tokens: Tokens) -> Any:
-    if isinstance(value, Tensor):
-        return tokens.pairs(value)
-    if isinstance(value, LowRank):
-        return LowRank(tokens.rows(value.queries), tokens.columns(value.keys))
-    if isinstance(value, BiasSum):
-        return BiasSum(tokens.pairs(value.constant), tokens.bias(own.function))
-    return tokens.bias(own)
+    return Bias.of(value).take(tokens, Bias.of(own)).held
 
 
 def _rotation(value: Rotation, own: Rotation, tokens: Tokens) -> Rotation:
@@ -102,6 +65,10 @@ def _mixing(value: Tensor | Displacements | TokenMlp, own: Any, tokens: Tokens) 
     return tokens.pairs(value.matrix() if isinstance(value, Displacements) else value)
 
 
+def _plus(a: Any, b: Any) -> Any:
+    return Bias.of(a).plus(Bias.of(b)).held
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return a * b
 
@@ -116,20 +83,15 @@ def _composed(first: Function, second: Function, x: Tensor) -> Any:
 
 _of_tokens = partial(_function, (-2,), (-2,))
 
-ADDED = Kind(_rows, ("N D",), combine=sum_of)
+ADDED = Kind(_rows, ("N D",), combine=_plus)
 RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, part=False)
 INPUTS = Kind(_of_tokens, of="B N D", part=False)
-BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", sum_of, pairs=True)
+BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
 TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, prefix=False)
-KEY_BIAS = Kind(partial(_function, (-2,), (-2, -1)), ("B h N N",), "B h N d", sum_of, True, False, False)
-VALUE_BIAS = Kind(partial(_function, (-2, -1), (-2,)), ("B h N d",), "B h N N", sum_of, True, False, False)
+KEY_BIAS = Kind(partial(_function, (-2,), (-2, -1)), ("B h N N",), "B h N d", _plus, True, False, False)
+VALUE_BIAS = Kind(partial(_function, (-2, -1), (-2,)), ("B h N d",), "B h N N", _plus, True, False, False)
 POSITIONAL = Kind(_attention, pairs=True, part=False)
 ROTARY = Kind(_rotation, pairs=True)
 SCALE = Kind(_numbers, ("N", "h N"), combine=_product, pairs=True)
 MIXING = Kind(_mixing, part=False, prefix=False)
-SPATIAL = Kind(_numbers, ("N", "h N"), combine=sum_of, part=False, prefix=False)
-
-
-def pick(table: Tensor, axis: int, index: Any) -> Tensor:
-    """Return the entries of a table at a slice or at indices along `axis`, -2 or -1."""
-    return table[..., index, :] if axis == -2 else table[..., index]
+SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, part=False, prefix=False)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position import kinds
-from graticule.position.bias import BiasFunction, LowRank
+from graticule.position.bias import Bias, BiasFunction, LowRank
 from graticule.position.displacement import Displacements, TokenMlp
-from graticule.position.kinds import Axes, Function, Kind, Tokens, pick
-from graticule.position.rotation import PatchRotation, Rotation
+from graticule.position.kinds import Kind
+from graticule.position.rotation import Rotation
+from graticule.position.tokens import Function, Part, Prefix, Tokens
 
 Mixing = Tensor | Displacements | TokenMlp
 
@@ -79,7 +76,7 @@ class LayerPosition(NamedTuple):
 
     pre: Annotated[Tensor | None, kinds.ADDED] = None
     inner: Annotated[Tensor | None, kinds.ADDED] = None
-    bias: Annotated[Tensor | LowRank | BiasFunction | None, kinds.BIAS] = None
+    bias: Annotated[Tensor | Bias | BiasFunction | None, kinds.BIAS] = None
     token_bias: Annotated[Callable[..., LowRank] | None, kinds.TOKEN_BIAS] = None
     key_bias: Annotated[Function | None, kinds.KEY_BIAS] = None
     value_bias: Annotated[Function | None, kinds.VALUE_BIAS] = None
@@ -118,7 +115,7 @@ class LayerPosition(NamedTuple):
         for (field, kind), value in zip(KINDS.items(), self, strict=True):
             if value is not None and not kind.part:
                 raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
-        return self.take(_Part(start, stop))
+        return self.take(Part(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
         """Return the position with `count` additional tokens before those of the grid, which get no position.
@@ -132,7 +129,7 @@ class LayerPosition(NamedTuple):
         for (field, kind), value in zip(KINDS.items(), self, strict=True):
             if value is not None and not kind.prefix:
                 raise ValueError(f"`{field}` must be None for further tokens before those of the grid.")
-        return self.take(_Prefix(count))
+        return self.take(Prefix(count))
 
     def take(self, tokens: Tokens, own: LayerPosition | None = None) -> LayerPosition:
         """Return the position of other tokens.
@@ -161,69 +158,12 @@ class LayerPosition(NamedTuple):
             else:
                 values.append(kind.combine(a, b))
         merged = LayerPosition(*values)
-        if getattr(merged.rotary, "channels", None) is not None and (callable(merged.bias) or merged.key_bias):
+        of_queries = None if merged.bias is None else Bias.of(merged.bias).function
+        if getattr(merged.rotary, "channels", None) is not None and (of_queries or merged.key_bias):
             raise ValueError(
                 "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of them."
             )
         return merged
-
-
-@dataclass(frozen=True)
-class _Part(Tokens):
-    """The tokens from `start` on in a text that ends before `stop`; they attend to all tokens before `stop`."""
-
-    start: int
-    stop: int
-
-    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
-        return pick(table, axis, slice(self.start, self.stop))
-
-    def columns(self, table: Tensor, axis: int = -2) -> Tensor:
-        return pick(table, axis, slice(self.stop))
-
-    def rotation(self, rotation: Rotation) -> Rotation:
-        return rotation.part(self.start, self.stop)
-
-    def function(self, function: Function, into: Axes, out: Axes) -> Function:
-        return partial(_moved, function, self.start, self.stop)
-
-
-def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0, stop: int | None = None) -> Any:
-    return function(x, start=first + start, stop=last if stop is None else stop)
-
-
-@dataclass(frozen=True)
-class _Prefix(Tokens):
-    """All tokens, and `count` tokens without a position before them."""
-
-    count: int
-
-    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
-        return F.pad(table, (*(0, 0) * (-1 - axis), self.count, 0), value=fill)
-
-    def pairs(self, table: Tensor) -> Tensor:
-        return F.pad(table, (self.count, 0, self.count, 0))
-
-    def rotation(self, rotation: Rotation) -> Rotation:
-        return PatchRotation(rotation, self.count)
-
-    def bias(self, function: Function) -> Function:
-        return partial(_padded, function, self.count)
-
-    def function(self, function: Function, into: Axes, out: Axes) -> Function:
-        return partial(_of_grid, function, self.count)
-
-
-def _padded(bias: Function, count: int, queries: Tensor) -> Tensor:
-    return F.pad(bias(queries[..., count:, :]), (count, 0, count, 0))
-
-
-def _of_grid(function: Function, count: int, x: Tensor) -> Any:
-    """Apply a function with one or several results to all tokens but the first `count`."""
-    made = function(x[:, count:])
-    if isinstance(made, Tensor):
-        return torch.cat([x[:, :count], made], 1)
-    return tuple(torch.cat([x[:, :count], each], 1) for each in made)
 
 
 #: The kind of each field.

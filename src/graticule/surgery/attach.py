@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.build import build_position
-from graticule.position.bias import LowRank
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
@@ -221,7 +221,7 @@ def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kin
             why = ways.why.get(field)
             if field not in by_hooks:
                 why = "it acts within attention or an MLP, where no hook reaches"
-            elif field == "bias" and not isinstance(value, Tensor | LowRank):
+            elif field == "bias" and Bias.of(value).function:
                 why = "a bias that depends on queries must be computed within the attention"
             elif field == "bias" and why is None and ways.num_heads is None:
                 why = "the number of heads was not found"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.names import register_names
-from graticule.position.bias import LowRank
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
@@ -186,11 +186,9 @@ class AttachedPosition(nn.Module):
         kwargs: dict[str, Any],
     ) -> Any:
         """Add `bias` to the mask of attention, if any; with `heads`, (B * h, N, N), as PyTorch's module expects."""
-        bias = self._layer(layer).bias
-        bias = bias.table() if isinstance(bias, LowRank) else bias
-        tokens = first_tensor(args, kwargs)
-        assert isinstance(bias, Tensor) and tokens is not None
-        bias = bias.to(tokens.dtype)
+        held, tokens = self._layer(layer).bias, first_tensor(args, kwargs)
+        assert held is not None and tokens is not None
+        bias = Bias.of(held).table().to(tokens.dtype)
         batch = tokens.shape[1 if self.sequence_first else 0]
         bias = bias[None] if heads is None else bias.repeat(batch, 1, 1)
         mask = args[index] if index < len(args) else kwargs.get(name)

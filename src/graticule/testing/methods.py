@@ -186,7 +186,7 @@ def _check_layers(model: Any) -> None:
     sides = {"B": batch, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
     for position in positions:
         for (field, kind), value in zip(KINDS.items(), position, strict=True):
-            computed = bool(kind.of) and callable(value) and not isinstance(value, tuple)
+            computed = bool(kind.of) and callable(value)
             made = value(torch.rand([sides[letter] for letter in kind.of.split()])) if computed else value
             if isinstance(made, Tensor) and kind.shapes:
                 allowed = [shape.split() for shape in kind.shapes if ("B" in shape) == computed]

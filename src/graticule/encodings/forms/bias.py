@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.position.bias import BiasFunction, LowRank
+from graticule.position.bias import Bias, BiasFunction, LowRank
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread, spread_heads
+from graticule.position.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, Position, Site
 from graticule.position.resampling import BICUBIC
@@ -91,11 +90,7 @@ class SomeHeads(LayerBias):
 
     def _spread(self, made: Any) -> Any:
         """Extend a tensor (heads, ...), or a function from and to (B, heads, ...), from the chosen heads to all."""
-        if made is None or isinstance(made, Tensor):
-            return None if made is None else spread_heads(made, self.heads, self.num_heads)
-        if isinstance(made, LowRank):
-            return LowRank(spread_heads(made.queries, self.heads, self.num_heads), made.keys[:1])
-        return partial(_of_heads, made, self.heads, self.num_heads)
+        return None if made is None else Bias.of(made).of_heads(self.heads, self.num_heads).held
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding, and resample its parameters."""
@@ -112,10 +107,6 @@ class SomeHeads(LayerBias):
 
     def extra_repr(self) -> str:
         return f"heads={list(self.heads)}, num_heads={self.num_heads}"
-
-
-def _of_heads(function: BiasFunction, heads: tuple[int, ...], num_heads: int, queries: Tensor, **part: Any) -> Tensor:
-    return spread_heads(function(queries[:, list(heads)], **part), heads, num_heads, dim=1)
 
 
 class BiasPosition(Position):

@@ -16,10 +16,10 @@ from graticule.encodings.forms.rotary import RotaryPosition
 from graticule.encodings.log_n import LogNPosition
 from graticule.position.bias import BiasFunction
 from graticule.position.grid import Grid
-from graticule.position.kinds import Axes, Function, Tokens, pick
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position, PositionBuilder
 from graticule.position.rotation import PooledRotation, Rotation
+from graticule.position.tokens import Axes, Function, Tokens, pick
 
 #: Positions that fill only these fields.
 _PAIRS = (BiasPosition, SharedBiasPosition, RotaryPosition, LogNPosition)

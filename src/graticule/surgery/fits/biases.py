@@ -15,7 +15,7 @@ from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
-from graticule.position.bias import LowRank
+from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
@@ -150,13 +150,11 @@ def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
     """Return the bias of a layer between patches, (h, N, N), in float64; None if it depends on tokens."""
-    bias = layer.bias
-    if isinstance(bias, LowRank):
-        bias = bias.table()
-    if not isinstance(bias, Tensor):
+    bias = None if layer.bias is None else Bias.of(layer.bias)
+    if bias is None or bias.function:
         return None
     patches = grid.within.patches
-    return bias[:, -patches:, -patches:].double()
+    return bias.table()[:, -patches:, -patches:].double()
 
 
 def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None:
