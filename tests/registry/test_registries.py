@@ -4,7 +4,8 @@ from typing import Literal
 
 import pytest
 
-from graticule.registry.registry import Option, Registry, as_kind, options_of
+from graticule.registry.fields import as_kind
+from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
 from in_turn import in_turn
 

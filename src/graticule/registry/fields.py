@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from graticule.registry.checks import printable
+from graticule.registry.checks import printable, shown
 from graticule.system.files import read_json
 
 #: Upper limit of numbers: a larger one is a mistake, and would overflow or never finish.
@@ -77,6 +78,24 @@ def check_value(kind: object, value: object, where: str) -> Any:
         raise ValueError(f"{where}: {_complaint(error, kind)}.") from None
 
 
+def as_kind(kind: Any, value: Any, where: str) -> Any:
+    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted.
+
+    Raises:
+        ValueError: beginning with `where`, if it has another type.
+    """
+    try:
+        text: str | None = json.dumps(value)
+    except (TypeError, ValueError):  # a Python object without a JSON form
+        text = None
+    try:
+        adapter = _adapter(kind)
+        return adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{where} {first['msg'].replace('Input should', 'must')}, got {shown(value)}.") from None
+
+
 def read_typed(path: Path, kind: object) -> Any:
     """Read a JSON file as `kind`.
 
@@ -131,9 +150,7 @@ def _complaint(error: ValidationError, kind: object, prefix: str = "") -> str:
     if first["type"] == "unexpected_keyword_argument":
         options = get_type_hints(kind)[str(first["loc"][0])]
         return f"`{prefix}{first['loc'][0]}` must not have the keys {keys_with_hints({str(first['loc'][-1])}, options)}"
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     rule = re.sub(r"a dictionary or an instance of _\w+", "a valid dictionary", first["msg"])  # private: of JSON files
     for words, ours in _WORDS.items():
         rule = rule.replace(words, ours)
-    return f"{name} {rule}, got {shown}"
+    return f"{name} {rule}, got {shown(first['input'])}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 from collections import UserDict
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
-from graticule.registry.checks import Range, check_numbers, known_name, shown
+from graticule.registry.checks import Range, check_numbers, known_name
+from graticule.registry.fields import as_kind
 from graticule.registry.plugins import Definition, check_class, check_complete, check_new_name, register_once
 from graticule.registry.specs import Spec, parse_sum
 
@@ -223,27 +221,3 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, Option], ...]:
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     )
-
-
-def as_kind(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted.
-
-    Raises:
-        ValueError: beginning with `where`, if it has another type.
-    """
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):  # a Python object without a JSON form
-        check: Callable[[], Any] = lambda: _adapter(kind).validate_python(value, strict=True)  # noqa: E731
-    else:
-        check = lambda: _adapter(kind).validate_json(text, strict=True)  # noqa: E731
-    try:
-        return check()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{where} {first['msg'].replace('Input should', 'must')}, got {shown(value)}.") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
