@@ -33,9 +33,10 @@ ten epochs of cool-down, like DeiT's, are never reached. pvt_small is the same; 
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import graticule
+from graticule.lab.recipes.imagenet import imagenet
 
 
 @graticule.register_recipe(
@@ -65,41 +66,6 @@ import graticule
     "PVT-tiny on ImageNet-1K: 75.0 as published, 77.3 with PEG, 75.9 with GAP, 78.1 with both.",
     model="pvt_tiny",
 )
-def imagenet(model: str, optimizer: str = "adamw", distilled: bool = False) -> graticule.Recipe:
-    """Train on a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
-    batch_size = 1024
-    distillation = graticule.Distillation()
-    if distilled:
-        weights = Path("data/regnety_160-a5fe301d.pth")
-        distillation = graticule.Distillation(teacher="regnety_160", teacher_checkpoint=weights, form="hard", alpha=0.5)
-    return graticule.Recipe(
-        model=model,
-        img_size=(224, 224),
-        drop_path_rate=0.1,
-        dataset="image_folder",
-        data_root=Path("data/imagenet"),
-        augmentation=graticule.Augmentation(
-            scale=(0.08, 1.0),
-            hflip=0.5,
-            color_jitter=0.3,
-            rand_augment="rand-m9-mstd0.5-inc1",
-            erasing=0.25,
-            crop_pct=0.875,
-            interpolation="bicubic",
-        ),
-        aug_repeats=3,
-        mixing=graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
-        distillation=distillation,
-        label_smoothing=0.1,
-        batch_size=batch_size,
-        eval_batch_size=256,
-        workers=8,
-        epochs=300,
-        warmup_epochs=5,
-        optimizer=optimizer,
-        lr=5e-4 * batch_size / 512,
-        min_lr=1e-5,
-        warmup_lr=1e-6,
-        weight_decay=0.05,
-        precision="16-mixed",
-    )
+def train(model: str, **values: Any) -> graticule.Recipe:
+    """Train with DeiT's settings."""
+    return imagenet(model, **values)

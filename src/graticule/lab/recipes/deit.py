@@ -23,9 +23,8 @@ gives 74.6 for the head of the distillation token alone; here and in its other t
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import graticule
+from graticule.lab.recipes.imagenet import imagenet
 
 
 @graticule.register_recipe(
@@ -44,41 +43,6 @@ import graticule
     "CeiT-T on ImageNet-1K as LaPE trains it: 76.52 with the default joining, 76.87 with LaPE (2023, Table 1).",
     model="ceit_tiny_patch16_224",
 )
-def imagenet(model: str, distilled: bool = False) -> graticule.Recipe:
-    """Train on a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
-    batch_size = 1024
-    distillation = graticule.Distillation()
-    if distilled:
-        weights = Path("data/regnety_160-a5fe301d.pth")
-        distillation = graticule.Distillation(teacher="regnety_160", teacher_checkpoint=weights, form="hard", alpha=0.5)
-    return graticule.Recipe(
-        model=model,
-        img_size=(224, 224),
-        drop_path_rate=0.1,
-        dataset="image_folder",
-        data_root=Path("data/imagenet"),
-        augmentation=graticule.Augmentation(
-            scale=(0.08, 1.0),
-            hflip=0.5,
-            color_jitter=0.3,
-            rand_augment="rand-m9-mstd0.5-inc1",
-            erasing=0.25,
-            crop_pct=0.875,
-            interpolation="bicubic",
-        ),
-        aug_repeats=3,
-        mixing=graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
-        distillation=distillation,
-        label_smoothing=0.1,
-        batch_size=batch_size,
-        eval_batch_size=256,
-        workers=8,
-        epochs=300,
-        warmup_epochs=5,
-        optimizer="adamw",
-        lr=5e-4 * batch_size / 512,
-        min_lr=1e-5,
-        warmup_lr=1e-6,
-        weight_decay=0.05,
-        precision="16-mixed",
-    )
+def train(model: str, distilled: bool = False) -> graticule.Recipe:
+    """Train with DeiT's settings."""
+    return imagenet(model, distilled)

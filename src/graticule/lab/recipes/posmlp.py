@@ -26,9 +26,8 @@ chooses one.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import graticule
+from graticule.lab.recipes.imagenet import imagenet
 
 
 @graticule.register_recipe(
@@ -42,34 +41,23 @@ import graticule
 @graticule.register_recipe("posmlp_small_imagenet", "PosMLP-S on ImageNet-1K: 83.0.", model="posmlp_small_224")
 @graticule.register_recipe("posmlp_base_imagenet", "PosMLP-B on ImageNet-1K: 83.6.", model="posmlp_base_224")
 def posmlp(model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: float = 1e-3) -> graticule.Recipe:
-    """Train on a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
-    return graticule.Recipe(
-        model=model,
+    """Train with the settings of the released configurations."""
+    return imagenet(
+        model,
         model_kwargs=("drop_rate=0.02333", "proj_drop_rate=0.02333"),
-        img_size=(224, 224),
-        drop_path_rate=0.1,
-        dataset="image_folder",
-        data_root=Path("data/imagenet"),
-        augmentation=graticule.Augmentation(
-            scale=(0.08, 1.0),
-            ratio=(0.67, 1.5),
-            hflip=0.5,
-            color_jitter=0.4,  # without effect with RandAugment
-            rand_augment="rand-m6-n3-mstd1.0-inc1",
-            erasing=0.0,
-            crop_pct=0.9,
-            interpolation="bicubic",
-            random_interpolation=True,
-        ),
+        augmentation={
+            "ratio": (0.67, 1.5),
+            "color_jitter": 0.4,  # without effect with RandAugment
+            "rand_augment": "rand-m6-n3-mstd1.0-inc1",
+            "erasing": 0.0,
+            "crop_pct": 0.9,
+            "random_interpolation": True,
+        },
+        aug_repeats=1,
         mixing=graticule.Mixing(mixup=0.5, cutmix=1.0, prob=1.0, switch_prob=0.5),
-        label_smoothing=0.1,
         batch_size=batch_size,
-        eval_batch_size=256,
-        workers=8,
-        epochs=300,
         warmup_epochs=10,
         cooldown_epochs=cooldown_epochs,
-        optimizer="adamw",
         optimizer_eps=1e-5,
         lr=lr,
         min_lr=1e-6,
@@ -77,7 +65,6 @@ def posmlp(model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: f
         weight_decay=0.067,
         clip_grad=1.0,
         ema_decay=0.99992,
-        precision="16-mixed",
     )
 
 
@@ -85,36 +72,13 @@ def posmlp(model: str, batch_size: int = 4 * 60, cooldown_epochs: int = 0, lr: f
     "gmlp_small_imagenet", "gMLP-S on half of ImageNet-1K: 72.14 with its SGU, 74.02 with GGQPE, 74.56 with GLRPE."
 )
 def gmlp() -> graticule.Recipe:
-    """Train on a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
-    return graticule.Recipe(
-        model="gmlp_s16_224",
-        img_size=(224, 224),
+    """Train with DeiT's settings on half of the images."""
+    return imagenet(
+        "gmlp_s16_224",
         drop_path_rate=0.05,
-        dataset="image_folder",
-        data_root=Path("data/imagenet"),
         train_share=0.5,
-        augmentation=graticule.Augmentation(
-            scale=(0.08, 1.0),
-            hflip=0.5,
-            color_jitter=0.3,
-            rand_augment="rand-m9-mstd0.5-inc1",
-            erasing=0.25,
-            crop_pct=0.875,
-            interpolation="bicubic",
-        ),
-        aug_repeats=3,
-        mixing=graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
-        label_smoothing=0.1,
         batch_size=8 * 120,
-        eval_batch_size=256,
-        workers=8,
-        epochs=300,
-        warmup_epochs=5,
-        optimizer="adamw",
         lr=1e-3,
-        min_lr=1e-5,
-        warmup_lr=1e-6,
         weight_decay=0.067,
         ema_decay=0.99996,
-        precision="16-mixed",
     )

@@ -22,9 +22,8 @@ stay beside the PEG; with --encoding peg there are none; with --model swin_tiny_
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import graticule
+from graticule.lab.recipes.imagenet import imagenet
 
 
 @graticule.register_recipe(
@@ -46,35 +45,17 @@ import graticule
     model="swin_tiny_peg_patch4_window7_224",
     batch_size=1024,
 )
-def imagenet(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.Recipe:
-    """Train on a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG."""
-    return graticule.Recipe(
-        model=model,
-        img_size=(224, 224),
+def train(model: str, batch_size: int, drop_path_rate: float = 0.2) -> graticule.Recipe:
+    """Train with the settings of Swin's code."""
+    return imagenet(
+        model,
         drop_path_rate=drop_path_rate,
-        dataset="image_folder",
-        data_root=Path("data/imagenet"),
-        augmentation=graticule.Augmentation(
-            scale=(0.08, 1.0),
-            hflip=0.5,
-            color_jitter=0.4,
-            rand_augment="rand-m9-mstd0.5-inc1",
-            erasing=0.25,
-            crop_pct=0.875,
-            interpolation="bicubic",
-        ),
-        mixing=graticule.Mixing(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5),
-        label_smoothing=0.1,
+        augmentation={"color_jitter": 0.4},
+        aug_repeats=1,
         batch_size=batch_size,
-        eval_batch_size=256,
-        workers=8,
-        epochs=300,
         warmup_epochs=20,
-        optimizer="adamw",
         lr=5e-4 * batch_size / 512,
         min_lr=5e-6 * batch_size / 512,
         warmup_lr=5e-7 * batch_size / 512,
-        weight_decay=0.05,
         clip_grad=5.0,
-        precision="16-mixed",
     )
