@@ -1,3 +1,4 @@
+from .analysis.debias import debias as debias
 from .analysis.share import position_share as position_share
 from .backbones.base import Backbone as Backbone
 from .backbones.generation import generate as generate

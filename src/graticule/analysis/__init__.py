@@ -8,12 +8,14 @@ from graticule.analysis.audit import Audit, audit, audit_json
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.coefficients import Coefficients, norm_coefficients
 from graticule.analysis.correlation import position_correlations
+from graticule.analysis.debias import DebiasCertificate, certify, debias
 from graticule.analysis.effect import Effect
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
-from graticule.analysis.probe import Eraser, PositionSums, Probe
+from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.rotary_similarity import rotary_similarity
+from graticule.analysis.share import PositionShare, position_share
 from graticule.analysis.similarity import Correlations, cosine_similarity, locality, two_dimensionality
 
 __all__ = [
@@ -22,10 +24,11 @@ __all__ = [
     "BiasMaps",
     "Coefficients",
     "Correlations",
+    "DebiasCertificate",
     "Effect",
-    "Eraser",
     "MixingMap",
     "MixingParts",
+    "PositionShare",
     "PositionSums",
     "Probe",
     "Translation",
@@ -33,14 +36,17 @@ __all__ = [
     "audit",
     "audit_json",
     "bias_maps",
+    "certify",
     "check_larger",
     "cosine_similarity",
+    "debias",
     "locality",
     "logits_of_passes",
     "mixing_maps",
     "mixing_parts",
     "norm_coefficients",
     "position_correlations",
+    "position_share",
     "rotary_similarity",
     "save_mixing",
     "translation_error",

@@ -18,8 +18,9 @@ from graticule.analysis.attention import AttentionSummary, attention_summary
 from graticule.analysis.effect import Comparison, Effect
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
-from graticule.analysis.probe import Eraser, PositionSums, Probe
+from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_pictures
+from graticule.external.debiased import Eraser
 from graticule.external.open_view import view_of
 from graticule.external.timm_view import TimmView
 from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating

@@ -17,6 +17,7 @@ from graticule.analysis.rotary_similarity import correlations_of, rotary_similar
 from graticule.analysis.similarity import Array, Correlations, cosine_similarity
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.external.debiased import Debiased
 from graticule.external.open_view import view_of
 from graticule.external.timm_position import Bias, Rotary, Table
 from graticule.external.timm_view import TimmView
@@ -124,6 +125,8 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
     Raises:
         ValueError: if there is no map of any kind, the position is attached, or the size is refused.
     """
+    if isinstance(model, Debiased):
+        model = model.backbone
     if isinstance(getattr(model, "graticule", None), nn.Module):
         raise ValueError(
             f"`model` must have no attached position for position maps, got {type(model).__name__}, which has one; "

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graticule.external.debiased import Eraser
 from graticule.position.grid import Grid
 
 Array = NDArray[np.float64]
@@ -160,29 +161,6 @@ class PositionSums:
         count = self.count[chosen].sum()
         mean = self.sums[chosen].sum(0) / count
         return mean, self.products[chosen].sum(0) / count - torch.outer(mean, mean)
-
-
-@dataclass(frozen=True, eq=False)
-class Eraser:
-    r"""Removes the information that a linear probe reads from features, with the smallest change of the features.
-
-    .. math:: x' = x - A (\beta^T A)^{-1} \beta^T (x - \mu)
-
-    with :math:`\beta` the weights of the probe, (D, k), and A the covariance of the features with the labels, (D, k).
-    After that no feature is correlated with a label, so no linear probe does better than a constant.
-
-    Reference: LEACE (Belrose et al., 2023), Theorem 4.3.
-    """
-
-    mean: Tensor
-    read: Tensor
-    write: Tensor
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return features (..., D) without the directions, in their own dtype."""
-        x = features.to(torch.float64)
-        mean, read, write = (part.to(x.device) for part in (self.mean, self.read, self.write))
-        return (x - (x - mean) @ read @ write.T).to(features.dtype)
 
 
 def labels_of(grid: Grid) -> Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
 from graticule.external.backbone_view import BackboneView
+from graticule.external.debiased import Debiased, DebiasedView
 from graticule.external.timm_view import TimmView, own_size
 from graticule.external.view import ModelView, Size
 
@@ -24,6 +25,8 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     Raises:
         ValueError: if no blocks are found, no image size is known, or the model refuses it.
     """
+    if isinstance(model, Debiased):
+        return DebiasedView(model, view_of(model.backbone, img_size))
     if isinstance(model, Backbone) or hasattr(model, "each_layer"):
         return BackboneView(cast("Backbone", model), img_size)
     if isinstance(model, TokenModel):

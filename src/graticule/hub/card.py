@@ -12,6 +12,7 @@ from graticule.registry.checks import printable
 _KINDS = {
     "backbone": ("image-classification", "An image classifier"),
     "attached": ("image-classification", "A model with a position"),
+    "debiased": ("image-feature-extraction", "A model whose features have position removed,"),
     "segmenter": ("image-segmentation", "A model of semantic segmentation"),
     "detector": ("object-detection", "A detector"),
 }

@@ -1,0 +1,313 @@
+"""A model whose features have position removed: the removals, the model around another one, its view and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.backbones.base import Backbone
+from graticule.checkpoints.load import load_own
+from graticule.external.attention_map import AttentionMap
+from graticule.external.backbone_view import BackboneView
+from graticule.external.view import Edit, ModelView, Pass, Size, evaluating, split_features, unpooled
+from graticule.hub.config import (
+    Architecture,
+    Preparation,
+    architecture_of,
+    build_backbone,
+    configuration_of,
+    prepare,
+    words_of,
+)
+from graticule.hub.kinds import HubModel, register_kind
+from graticule.position.grid import Grid
+from graticule.position.resampling import BICUBIC
+from graticule.registry.fields import Count, Whole, read_typed
+from graticule.system.memory import build_within_memory
+
+#: The name of the removal from the model's features; those from the tokens of a layer have the index of the layer.
+FEATURES = "features"
+
+
+class Eraser(nn.Module):
+    r"""Removes directions from features, with the smallest change of the features for given directions.
+
+    .. math:: x' = x - A (\beta^T A)^{-1} \beta^T (x - \mu)
+
+    with :math:`\beta` the read directions, (D, k), and A the written ones. If A is the covariance of the features with
+    some labels, no feature is correlated with a label afterwards, so no linear probe does better than a constant. If
+    both are the same orthonormal vectors, it is a projection.
+
+    Reference: LEACE (Belrose et al., 2023), Theorem 4.3.
+
+    Args:
+        mean: the mean of the features, (D,).
+        read: :math:`\beta`, (D, k).
+        write: :math:`A (\beta^T A)^{-1}`, (D, k).
+    """
+
+    mean: Tensor
+    read: Tensor
+    write: Tensor
+
+    def __init__(self, mean: Tensor, read: Tensor, write: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("read", read)
+        self.register_buffer("write", write)
+
+    def forward(self, features: Tensor, grid: Grid | None = None) -> Tensor:
+        """Return features (..., D) without the directions, in their own dtype; every position is treated alike."""
+        x = features.to(self.mean.dtype)
+        mean, read, write = (part.to(x.device) for part in (self.mean, self.read, self.write))
+        return (x - (x - mean) @ read @ write.T).to(features.dtype)
+
+
+class Subtraction(nn.Module):
+    """Subtracts the effect of each position, a table (H, W, D), which is resampled for another grid (bicubic)."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, features: Tensor, grid: Grid) -> Tensor:
+        """Return features (..., H * W, D) without the effect of their positions, in their own dtype."""
+        table = BICUBIC(self.table.movedim(-1, 0), grid.shape).flatten(1).T
+        return (features.to(table.dtype) - table.to(features.device)).to(features.dtype)
+
+
+class Debiased(HubModel):
+    """A model whose features have position removed; `graticule.debias` makes it.
+
+    The model itself is unchanged; only what it returns is. `forward_features` returns its features with position
+    removed from the patches, and `forward` its output from these: `forward_head` of the features if the model has it,
+    as those of timm and of this library, and otherwise the features. Prefix tokens are kept.
+
+    It folds, compiles and is exported like the model. If the model is a backbone of this library, it can be saved.
+
+    Args:
+        backbone: the model.
+        patch: (height, width) in pixels of a patch of its features.
+        removals: 'features', or the index of a layer -> an `Eraser` or a `Subtraction`; none for nothing to remove.
+        method: the method that they were fitted by.
+    """
+
+    #: Report of what is left of position and lost of content (`graticule.analysis.debias.DebiasCertificate`).
+    certificate: Any = None
+
+    def __init__(self, backbone: nn.Module, patch: Size, removals: Mapping[str, nn.Module], method: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.patch = patch
+        self.method = method
+        self.removals = nn.ModuleDict(removals)
+        self.num_classes = int(getattr(backbone, "num_classes", 0))
+        self.pretrained_cfg = dict(getattr(backbone, "pretrained_cfg", None) or {})
+
+    def grid_of(self, images: Tensor) -> Grid:
+        """Return the grid of the features of images (B, C, height, width).
+
+        Raises:
+            ValueError: if a side is not a multiple of the patch.
+        """
+        if isinstance(self.backbone, Backbone):
+            return Grid(*self.backbone.position_grids(self.backbone.grid_of(images))[-1].shape)
+        return Grid.of_image((images.shape[-2], images.shape[-1]), self.patch)
+
+    def remove(self, name: str, patches: Tensor, grid: Grid) -> Tensor:
+        """Return the patches (B, H * W, D) of the features or of a layer without position."""
+        cleaned: Tensor = self.removals[name](patches, grid) if name in self.removals else patches
+        return cleaned
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the model's features of images (B, C, height, width) with position removed from the patches."""
+        return self.clean(unpooled(self.backbone, x), self.grid_of(x))
+
+    def clean(self, features: Tensor, grid: Grid) -> Tensor:
+        """Return features, as tokens or a map as the model returns them, with position removed from the patches."""
+        ahead, patches = split_features(features, grid)
+        cleaned = self.remove(FEATURES, patches, grid)
+        if features.ndim == 3:
+            return torch.cat([ahead, cleaned], 1)
+        last = tuple(features.shape[1:3]) == grid.shape
+        return cleaned.unflatten(1, grid.shape) if last else cleaned.mT.unflatten(-1, grid.shape)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the output of the model for its features, or the pooled features with `pre_logits`."""
+        head: Callable[..., Tensor] = self.backbone.forward_head
+        return head(features, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the model for images (B, C, height, width), from features without position."""
+        features = self.forward_features(x)
+        return self.forward_head(features) if hasattr(self.backbone, "forward_head") else features
+
+    def layer_tokens(self, x: Tensor) -> list[Tensor]:
+        """Return the patches (B, H * W, D) after the layers of `debias(layers=...)`, with position removed."""
+        grid = self.grid_of(x)
+        names = [name for name in self.removals if name != FEATURES]
+        return [
+            self.remove(name, patches, grid)
+            for name, patches in zip(names, layer_patches(self.backbone, x, [int(name) for name in names]), strict=True)
+        ]
+
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the contents of the model's config.json (see `HubModel`).
+
+        Raises:
+            ValueError: if the model around which it is is not a backbone of this library.
+        """
+        backbone = self.backbone
+        if not isinstance(backbone, Backbone):
+            raise ValueError(
+                f"`model` must be of a backbone of this library to be saved, got one of {type(backbone).__name__}; "
+                "debias graticule.convert(model) instead."
+            )
+        removals = list(self.removals.items())
+        return {
+            "num_classes": self.num_classes,
+            "pretrained_cfg": configuration_of(backbone, self.num_classes, preprocessing),
+            "backbone": vars(architecture_of(backbone)),
+            "removal": {
+                "method": self.method,
+                "patch": list(self.patch),
+                "shapes": {name: list(next(iter(one.buffers())).shape) for name, one in removals},
+                "components": {name: one.read.shape[1] for name, one in removals if isinstance(one, Eraser)},
+            },
+            "graticule": {"kind": "debiased", **words_of(self, backbone)},
+        }
+
+
+def layer_patches(model: nn.Module, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
+    """Return the patches (B, H * W, D) after some layers, by `forward_intermediates`.
+
+    Raises:
+        ValueError: if the model does not have it.
+    """
+    if not layers:
+        return []
+    if not hasattr(model, "forward_intermediates"):
+        raise ValueError(
+            f"`layers` must be left out with {type(model).__name__}, which has no `forward_intermediates`, got "
+            f"{list(layers)}."
+        )
+    found: list[Tensor] = model.forward_intermediates(
+        images, indices=list(layers), output_fmt="NLC", intermediates_only=True
+    )
+    return found
+
+
+class DebiasedView(ModelView):
+    """The view of the model inside, whose features have position removed; its layers are unchanged.
+
+    model: the whole model.
+    inner: the view of the model inside.
+    """
+
+    model: Debiased
+
+    def __init__(self, model: Debiased, inner: ModelView) -> None:
+        self.model, self.inner, self.img_size = model, inner, inner.img_size
+
+    def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
+        """Compute all layers, and logits from the features with position removed."""
+        found = self.inner.run(images, edit)
+        ours = isinstance(self.inner, BackboneView)
+        if found.logits is None or not (ours or (edit is None and hasattr(self.model.backbone, "forward_head"))):
+            return Pass(found.layers, None)
+        inner: Any = self.inner.model
+        with evaluating(self.model):
+            features = inner.features_of(found.layers) if ours else unpooled(inner, images)
+            return Pass(found.layers, self.model.forward_head(self.model.clean(features, found.layers[-1][1])))
+
+    def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Return the patches of the features with position removed, (B, H * W, D)."""
+        given = self.inner.features(images, layers)
+        with torch.no_grad():
+            return self.model.remove(FEATURES, given, Grid(*layers[-1][1].shape))
+
+    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the embedded patches before any position information."""
+        return self.inner.content(images)
+
+    def grids(self, img_size: Size) -> list[Grid]:
+        """Return the grid after each layer."""
+        return self.inner.grids(img_size)
+
+    def sized(self, img_size: Size) -> DebiasedView:
+        """Return a view that takes images of another size."""
+        return DebiasedView(self.model, self.inner.sized(img_size))
+
+    def without_position(self) -> DebiasedView:
+        """Return a view of the model without any position information."""
+        return DebiasedView(self.model, self.inner.without_position())
+
+    def shuffled(self, seed: int = 0) -> DebiasedView:
+        """Return a view of the model in which each patch has the position of another one."""
+        return DebiasedView(self.model, self.inner.shuffled(seed))
+
+    def placed_at(self, img_size: Size) -> DebiasedView:
+        """Return a view in which each patch has the position of the nearest patch of a larger image."""
+        return DebiasedView(self.model, self.inner.placed_at(img_size))
+
+    def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
+        """Compute the attention weights of chosen layers."""
+        return self.inner.attention(images, layers)
+
+    @property
+    def position_parameters(self) -> dict[str, int]:
+        """Map each part of the position information to the number of its parameters."""
+        return self.inner.position_parameters
+
+    def variants(self) -> dict[str, Callable[[Tensor], object]]:
+        """Return forward passes to be timed, of the model inside."""
+        return self.inner.variants()
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """The method, the patch and the shapes of the removals: a table (H, W, D), or (D,) with components."""
+
+    method: str
+    patch: tuple[Count, Count]
+    shapes: dict[str, tuple[Count, ...]]
+    components: dict[str, Whole]
+
+
+@dataclass(frozen=True)
+class _Config:
+    """Entries that are read from the config.json of a debiased model."""
+
+    backbone: Architecture
+    removal: _Removal
+    pretrained_cfg: Preparation
+
+
+@register_kind("debiased")
+def open_debiased(config: Path, weights: Path) -> nn.Module:
+    """Open a debiased model."""
+    described = read_typed(config, _Config)
+    return load_own(build_within_memory(partial(_build, config, described)), weights)
+
+
+def _build(config: Path, described: _Config) -> Debiased:
+    backbone, removal = build_backbone(config, described.backbone), described.removal
+    prepare(backbone, described.pretrained_cfg)
+    removals: dict[str, nn.Module] = {}
+    for name, shape in removal.shapes.items():
+        if len(shape) == 3 and name not in removal.components:
+            removals[name] = Subtraction(torch.zeros(shape))
+        elif len(shape) == 1 and name in removal.components:
+            parts = (torch.zeros(*shape, removal.components[name]) for _ in range(2))
+            removals[name] = Eraser(torch.zeros(shape), *parts)
+        else:
+            raise ValueError(f"{config} describes no model that can be built: `removal` has the shape {shape}.")
+    return Debiased(backbone, removal.patch, removals, removal.method)

@@ -1,0 +1,292 @@
+"""Removal of position: planted positions are found and removed by each method, and certificates say what is lost."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+import tiny
+from graticule.analysis.audit import audit
+from graticule.analysis.debias import METHODS, _copies, _matched, certify
+from graticule.analysis.probe import labels_of
+from graticule.analysis.share import position_share
+from graticule.external import Eraser, Subtraction
+from graticule.position.grid import Grid
+
+GRID, DIM = Grid(4, 6), 24
+
+
+class Planted(nn.Module):
+    """Features are patches by an orthogonal map, and a known table of positions in the first channels of a basis."""
+
+    def __init__(self, functions=(), amplitude=2.0):
+        super().__init__()
+        self.img_size, self.num_prefix_tokens = (8, 12), 0
+        self.patch_embed = nn.Conv2d(6, DIM, 2, 2, bias=False)
+        nn.init.orthogonal_(self.patch_embed.weight.data.view(DIM, -1), generator=torch.Generator().manual_seed(0))
+        basis = torch.linalg.qr(torch.randn(DIM, DIM, generator=torch.Generator().manual_seed(1)))[0]
+        self.directions = basis[:, : len(functions)]
+        row, column = labels_of(GRID).float().unbind(1)
+        values = [function(row, column) for function in functions]
+        table = sum((v[:, None] * d for v, d in zip(values, self.directions.T, strict=True)), torch.zeros(24, DIM))
+        self.table = nn.Parameter(amplitude * table, requires_grad=False)
+        self.blocks = nn.ModuleList([nn.Identity()])
+        self.dropout = nn.Dropout(0.5)
+
+    def forward_features(self, images):
+        return self.dropout(self.blocks[0](self.patch_embed(images).flatten(2).mT + self.table))
+
+    forward = forward_features
+
+
+ROW_AND_COLUMN = (lambda row, column: row, lambda row, column: column**2 - 0.4)
+PRODUCT = (*ROW_AND_COLUMN, lambda row, column: 2 * row * column)
+
+
+def pictures(count=60, seed=0):
+    return torch.randn(count, 6, 8, 12, generator=torch.Generator().manual_seed(seed))
+
+
+def between(a, b):
+    """Return the largest angle between two subspaces, in degrees."""
+    first, second = torch.linalg.qr(a.double())[0], torch.linalg.qr(b.double())[0]
+    return float(torch.linalg.svdvals(first.T @ second).clamp(max=1).min().acos().rad2deg())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_planted_positions_are_removed(method):
+    model = Planted(ROW_AND_COLUMN).eval()
+    found = graticule.debias(model, pictures(), method)
+    report = found.certificate
+    before, after = report.share
+    assert before.low > 0.05 and after.high < before.low and not report.nothing
+    assert report.place[0].low > report.place[1].high and abs(report.place[1].value - report.place_chance) < 0.05
+    assert report.match[1].low > 5 * report.match_chance
+    removal = found.removals["features"]
+    if isinstance(removal, Subtraction):
+        # what remains is the error of 3 + 5 functions of 24 positions, estimated from 40 images
+        assert after.low < 8 / 24 / 40 < after.high and report.content.value == pytest.approx(1, abs=1e-6)
+    else:
+        assert after.low < 0 < after.high
+        assert report.components == 2 and between(removal.read, model.directions) < (20 if method == "leace" else 5)
+        assert report.content.value == pytest.approx(1 - 2 / DIM, abs=0.02)
+
+
+def test_places_in_shifted_and_cropped_copies_are_true():
+    """On a ramp of row and column, the mean of a patch is the place of its center."""
+    rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(48.0), indexing="ij")
+    ramp = torch.stack([rows, columns])[None]
+    grid, patch = Grid(4, 6), 8
+    for copy, place in _copies(ramp, grid):
+        centers = (nn.functional.avg_pool2d(copy, patch)[0].flatten(1).T + 0.5) / patch - 0.5
+        torch.testing.assert_close(centers.double(), place, atol=0.02, rtol=0)
+
+
+def test_matches_follow_content_or_the_place():
+    """A model that knows content alone finds all shifted patches, one that knows the place alone finds none."""
+    images, grid = pictures(4), GRID
+    copies, place = _copies(images, grid)[0]
+    near = torch.cdist(place, grid.coordinates().double()) < 0.75
+    model = Planted().eval()
+    assert (_matched(model(copies), model(images), near) == 1).all()
+    model = Planted(PRODUCT, amplitude=100.0).eval()
+    assert (_matched(model(copies), model(images), near) < 0.1).all()
+
+
+def test_blank_without_images_finds_the_planted_subspace():
+    model = Planted(PRODUCT).eval()
+    found = graticule.debias(model, method="blank")
+    assert found.certificate is None and between(found.removals["features"].read, model.directions) < 5
+    assert 3 <= certify(found, pictures(12)).components <= 6
+
+
+def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():
+    model = Planted(PRODUCT).eval()
+    rows = graticule.debias(model, pictures(), "rows_columns").certificate
+    mean = graticule.debias(model, pictures(), "mean").certificate
+    assert rows.components == 0 and mean.components == 1
+    product = 16 * float((labels_of(GRID).prod(1)).var(correction=0))
+    assert rows.share[1].low < product / (product + 24) < rows.share[1].high and rows.share[1].low > 0
+    assert mean.share[1].low < 0.01 and mean.share[1].high < rows.share[1].low
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_where_there_is_no_position_there_is_nothing_to_remove(method):
+    model, images = Planted().eval(), pictures(12)
+    found = graticule.debias(model, images, method)
+    assert found.certificate.nothing and "nothing to remove" in str(found.certificate)
+    assert torch.equal(found(images), model(images)) and found.certificate.match_change.value == 0
+
+
+def test_a_given_number_of_components_is_removed():
+    model = Planted(PRODUCT).eval()
+    for method in ("leace", "blank"):
+        assert graticule.debias(model, pictures(12), method, components=1).certificate.components == 1
+    assert graticule.debias(model, pictures(12), "mean", components=3).certificate.components == 3
+
+
+def test_an_eraser_of_position_leaves_no_linear_trace_where_it_was_fitted():
+    """LEACE: the removed directions have the same mean at every position (of the smoothed effect)."""
+    model, images = Planted(ROW_AND_COLUMN).eval(), pictures(30)
+    found = graticule.debias(model, images, "leace", components=8)
+    fitted = images[torch.arange(30) % 3 < 2]
+    rows = found(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
+    before = model(fitted).mean(0).unflatten(0, GRID.shape).mean(1)
+    assert (rows - rows.mean(0)).norm() < 1e-4 * (before - before.mean(0)).norm()
+
+
+def test_audit_of_the_debiased_model_shows_what_the_certificate_says():
+    model, images = _learnable(), tiny.images(32, 40, batch=18)
+    held = images[2::3]
+    found = graticule.debias(model, images)
+    before, after = (position_share(one, held) for one in (model, found))
+    for shown, share in zip(found.certificate.share, (before, after), strict=True):
+        np.testing.assert_allclose([one[-1] for one in share.total], shown, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(before.total.value[:-1], after.total.value[:-1])  # the layers are unchanged
+    whole = audit(found, {(32, 40): held}, timed=False)
+    np.testing.assert_allclose(whole.share.total.value, after.total.value)
+    assert whole.effects[0].same is not None and whole.effects[0].change[-1].mean() > 0
+
+
+def _learnable(**kwargs):
+    model = tiny.draw(tiny.tiny("learnable", img_size=(32, 40), **kwargs))
+    for parameter in model.position.parameters():
+        parameter.data *= 10
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["mean", "leace"])
+def test_debiased_models_are_folded_compiled_exported_saved_and_opened(method, tmp_path):
+    model, images = _learnable(), tiny.images(32, 40, batch=12)
+    found = graticule.debias(model, images, method, layers=[1])
+    wide = tiny.images(48, 40, batch=2)
+    expected, other = found.forward_features(images[:2]), found.forward_features(wide)
+    assert not torch.allclose(expected, model.forward_features(images[:2]), atol=1e-2)
+    found.save_pretrained(tmp_path / "saved")
+    opened = graticule.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(opened.forward_features(images[:2]), expected)
+    torch.testing.assert_close(opened.forward_features(wide), other)
+    torch.testing.assert_close(opened.layer_tokens(images[:2])[0], found.layer_tokens(images[:2])[0])
+    torch.testing.assert_close(graticule.fold(opened).forward_features(images[:2]), expected)
+    logits = found(images[:2])
+    torch.testing.assert_close(torch.compile(found, backend="eager")(images[:2]), logits)
+    program = torch.export.export(found, (images[:2],)).module()
+    torch.testing.assert_close(program(images[:2]), logits)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_program_for_any_size_resamples_the_table(tmp_path):
+    found = graticule.debias(_learnable(), tiny.images(32, 40, batch=12))
+    wide = tiny.images(48, 40, batch=1)
+    exported = graticule.export(found, tmp_path / "model.pt2", dynamic=("height", "width"))
+    (logits,) = torch.export.load(exported.path).module()(wide)
+    torch.testing.assert_close(logits, found(wide), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_are_debiased_too():
+    model, images = _learnable(), tiny.images(32, 40, batch=12)
+    found = graticule.debias(model, images, layers=[0, 2])
+    cleaned = found.layer_tokens(images)
+    kept = model.forward_intermediates(images, [0, 2], output_fmt="NLC", intermediates_only=True)
+    for layer, (after, before) in zip((0, 2), zip(cleaned, kept, strict=True), strict=True):
+        table = found.removals[str(layer)].table.flatten(0, 1)
+        torch.testing.assert_close(before - after, table.expand_as(before), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto"])
+def test_models_of_timm_keep_their_prefix_tokens_and_the_layout_of_their_features(name):
+    kwargs = {
+        "vit_tiny_patch16_224": {"img_size": (32, 40), "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 3},
+        "swin_tiny_patch4_window7_224": {
+            **{"img_size": (32, 48), "window_size": 4, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2)}
+        },
+        "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 16)},
+    }[name]
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5, **kwargs).eval()
+    images = tiny.images(*{"v": (32, 40), "s": (32, 48), "c": (64, 96)}[name[0]], batch=12)
+    found = graticule.debias(model, images, "mean", components=1, img_size=tuple(images.shape[-2:]))
+    before, after = model.forward_features(images), found.forward_features(images)
+    table = found.removals["features"].table
+    if "vit" in name:
+        torch.testing.assert_close(after[:, 0], before[:, 0])
+        after, before = after[:, 1:], before[:, 1:]
+        table = table.flatten(0, 1)
+    elif "convnext" in name:
+        table = table.movedim(-1, 0)
+    torch.testing.assert_close(before - after, table.expand_as(before), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found(images), model.forward_head(found.forward_features(images)))
+    with pytest.raises(ValueError, match=r"debias graticule.convert\(model\) instead"):
+        found.save_pretrained("nowhere")
+
+
+def test_training_mode_is_kept_and_does_not_matter():
+    model, images = Planted(ROW_AND_COLUMN), pictures(30)
+    trained = graticule.debias(model.train(), images)
+    assert model.training and trained.training
+    evaluated = graticule.debias(model.eval(), images)
+    assert torch.equal(trained.removals["features"].table, evaluated.removals["features"].table)
+
+
+def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
+    """Images of the two classes have opposite contents; patches have the label of their column."""
+    model, images = Planted(ROW_AND_COLUMN, amplitude=0.2).eval(), pictures(24)
+    classes = torch.arange(24) // 3 % 2
+    content = 3 * torch.randn(1, 6, 2, 2, generator=torch.Generator().manual_seed(5)).tile(1, 1, 4, 6)
+    images += content * (2 * classes - 1)[:, None, None, None]
+    report = graticule.debias(model, images, labels=classes).certificate
+    assert report.labels[0].value > 0.9 and report.labels[1].value > 0.9
+    columns = (torch.arange(24) % 6 > 2).long().expand(24, -1).clone()
+    columns[:, 0] = -1
+    strong = Planted((*ROW_AND_COLUMN[:1], lambda row, column: 3 * column), amplitude=4.0).eval()
+    report = graticule.debias(strong, pictures(24), labels=columns).certificate
+    assert report.labels[0].value > 0.9 and report.labels[1].value < 0.7
+    record = json.loads(report.to_json())
+    assert record["labels"][0]["value"] == report.labels[0].value and record["method"] == "mean"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"images": pictures(1).repeat(12, 1, 1, 1)}, "must differ"),
+        ({"images": pictures(8)}, "at least 9"),
+        ({"images": pictures(12)[..., :7]}, "img_size"),
+        ({"method": "mean"}, "only 'blank' works without"),
+        ({"method": "leace"}, "must be given for 'leace'"),
+        ({"method": "blank", "labels": torch.zeros(3)}, "`labels` must be left out"),
+        ({"images": pictures(12), "method": "rows_columns", "components": 2}, "`components` must be left out"),
+        ({"images": pictures(12), "method": "leace", "components": 0}, "`components` must be at least 1"),
+        ({"images": pictures(12), "labels": torch.zeros(3)}, "one entry per image, 12"),
+        ({"images": pictures(12), "labels": torch.zeros(12, 5)}, "one per patch"),
+        ({"images": pictures(12), "layers": [3]}, "`layers` must be from 0 to 0"),
+        ({"images": pictures(12), "layers": [0]}, "no `forward_intermediates`"),
+        ({"images": pictures(12), "method": "pca"}, "`method` must be"),
+    ],
+)
+def test_what_cannot_be_debiased_is_refused(kwargs, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs)
+
+
+def test_quantized_and_debiased_models_are_refused():
+    model = nn.Module()
+    model.inside = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
+    with pytest.raises(ValueError, match="must have weights in floating point, got a quantized one"):
+        graticule.debias(model, pictures(12))
+    once = graticule.debias(Planted().eval(), pictures(12))
+    with pytest.raises(ValueError, match=r"use model.backbone"):
+        graticule.debias(once, pictures(12))
+
+
+def test_an_eraser_of_orthonormal_directions_is_a_projection():
+    basis = torch.linalg.qr(torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    mean, x = torch.arange(6.0, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    eraser = Eraser(mean, basis, basis)
+    torch.testing.assert_close((eraser(x) - mean) @ basis, torch.zeros(3, 2, dtype=torch.float64))
+    torch.testing.assert_close(eraser(eraser(x)), eraser(x))
