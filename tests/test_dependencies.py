@@ -40,8 +40,9 @@ def test_what_the_library_imports_is_what_it_declares():
     assert imported() == declared.keys() - NOT_IMPORTED
 
 
-def test_the_library_needs_no_extra_but_that_of_exported_programs():
-    declared = bounds([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["export"]])
+def test_the_library_needs_no_extras_but_those_of_exported_programs_and_of_transformers():
+    extras = PROJECT["optional-dependencies"]
+    declared = bounds([*PROJECT["dependencies"], *extras["export"], *extras["transformers"]])
     rooms = [path.name for path in (ROOT / "src" / "graticule").iterdir() if path.is_dir() and path.name != "lab"]
     assert set().union(*map(imported, (f"{room}/**" for room in rooms))) <= declared.keys()
 

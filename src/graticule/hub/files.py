@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -70,6 +70,8 @@ def can_connect(address: str) -> bool:
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+#: The preprocessing of images of a model of transformers.
+PREPROCESSOR = "preprocessor_config.json"
 #: Files of other libraries that hold pickled Python objects.
 _PICKLES = ("pytorch_model.bin", "pytorch_model.pth", "model.pth", "model.pt")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -133,6 +135,13 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     if Path(source).is_dir():
         return _within(Path(source), CONFIG), _within(Path(source), WEIGHTS)
     return _downloaded(str(source), CONFIG, hub), _downloaded(str(source), WEIGHTS, hub)
+
+
+def find_preprocessor(source: str | Path, hub: Mapping[str, Any]) -> None:
+    """Download the preprocessing of a repository of transformers beside its other files, if it has one."""
+    if not Path(source).is_dir():
+        with suppress(FileNotFoundError):
+            _downloaded(str(source), PREPROCESSOR, hub)
 
 
 def _within(folder: Path, name: str) -> Path:

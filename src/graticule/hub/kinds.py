@@ -15,7 +15,7 @@ from torch import nn
 from graticule.checkpoints.load import load_checkpoint
 from graticule.hub.card import Card
 from graticule.hub.config import Architecture, Preparation, build_backbone, prepare
-from graticule.hub.files import check_folder, check_repo_id, find_files, push_folder, write_model
+from graticule.hub.files import check_folder, check_repo_id, find_files, find_preprocessor, push_folder, write_model
 from graticule.registry.checks import checked, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugins, missing_plugins, named_again
@@ -39,7 +39,8 @@ class _Words:
 class _Config:
     """Entries that are read from every config.json."""
 
-    graticule: _Words
+    graticule: _Words | None = None
+    model_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class _BackboneConfig(Architecture):
     pretrained_cfg: Preparation
 
 
+#: The prefix of names on the hub, where other names are possible.
+HUB = "hf:"
+#: The prefix of models of timm, whose names graticule has, too.
+TIMM = "timm:"
 #: Opens a model of a kind from its config.json and its weights.
 Opener = Callable[[Path, Path], nn.Module]
 Function = TypeVar("Function", bound=Opener)
@@ -146,10 +151,11 @@ def from_pretrained(
 ) -> Any:
     """Load a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
 
-    Only config.json and model.safetensors are read; no code in them is run.
+    A model of transformers is converted, with the preprocessing of its images. Only JSON files and model.safetensors
+    are read; no code in them is run.
 
     Args:
-        source: a folder, or OWNER/NAME on the Hugging Face hub.
+        source: a folder, or OWNER/NAME on the Hugging Face hub, also as hf:OWNER/NAME.
         plugin: a Python file or an installed entry point that registers the classes of the model, or several.
         revision: branch, tag or commit on the hub.
         token: access token of the hub.
@@ -162,8 +168,14 @@ def from_pretrained(
     """
     load_plugins(plugin)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)
-    words = read_typed(config, _Config).graticule
+    described = read_typed(config, _Config)
+    words = described.graticule or _Words("transformers")
+    if described.graticule is None:
+        if described.model_type is None:
+            raise ValueError(f"{config} describes no model of graticule or transformers.")
+        find_preprocessor(source, hub)
     missing, changed = missing_plugins(words.plugins)
     if missing:
         how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"

@@ -158,7 +158,7 @@ def _values(
 
 
 def _copy_settings(
-    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], preprocessing: Mapping[str, Any]
+    model: nn.Module, ours: Backbone, names: Mapping[str, tuple[str, ...]], preprocessing: Mapping[str, Any] | None
 ) -> None:
     """Copy settings other than weights: the modes, `requires_grad` of the parameters, and timm's configuration."""
     ours.train(model.training)
@@ -170,8 +170,8 @@ def _copy_settings(
     for mode in ("grad_checkpointing", "distilled_training"):
         if hasattr(model, mode) and hasattr(ours, mode):
             setattr(ours, mode, getattr(model, mode))
-    configuration = deepcopy(getattr(model, "pretrained_cfg", None)) or dict(preprocessing)
-    if isinstance(configuration, dict) and configuration:
+    configuration = deepcopy(getattr(model, "pretrained_cfg", None) if preprocessing is None else dict(preprocessing))
+    if isinstance(configuration, dict):
         # the size of the converted model, from which timm resolves the transforms
         configuration["input_size"] = (ours.in_chans, *ours.img_size)
         untyped.pretrained_cfg = untyped.default_cfg = configuration

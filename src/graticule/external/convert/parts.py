@@ -32,7 +32,7 @@ class Conversion:
         among several tensors here; none if it has no effect on the tokens of an image, as a mask token.
     reshaped: names of tensors of the model that have another shape here -> the order in which the axes of ours are
         stored there; empty if the values are in the same order.
-    preprocessing: entries of timm's configuration that the model states, such as `label_names`.
+    preprocessing: entries of timm's configuration, such as `label_names`; None if the model has such a configuration.
     """
 
     backbone: type[Backbone]
@@ -41,7 +41,7 @@ class Conversion:
     joining: str = "default"
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] | None = None
 
 
 #: The function that reads the models of a class. A subclass computes something else, so it has its own entry.

@@ -93,5 +93,10 @@ def read_sam(model: Any) -> Conversion:
     encoding = ["learnable"] * config.use_abs_pos + ["decomposed"] * config.use_rel_pos
     reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name == "pos_embed"}
     return Conversion(
-        backbones.SamVisionTransformer, arguments, " + ".join(encoding) or "none", names=names, reshaped=reshaped
+        backbones.SamVisionTransformer,
+        arguments,
+        " + ".join(encoding) or "none",
+        names=names,
+        reshaped=reshaped,
+        preprocessing={},
     )

@@ -35,7 +35,7 @@ class Attention(ScaledFigures, NamedData):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """runs, published folders, files of weights, names of models or timm:NAME"""
+    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
     layers: list[int] = dataclasses.field(default_factory=lambda: [2])
     """layers, counted from 1"""
     heads: list[int] = dataclasses.field(default_factory=list)

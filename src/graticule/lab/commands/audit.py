@@ -49,7 +49,7 @@ class Audit(NamedModels):
     """
 
     model: tyro.conf.Positional[str]
-    """run or published folder, file of weights, name, timm:NAME, or FILE.py:NAME"""
+    """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
     count: int = 64

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from graticule.lab.commands.opening import TIMM, module_of_file
+from graticule.lab.commands.opening import TIMM, is_published, module_of_file
 from graticule.lab.commands.options import Output, parse
 from graticule.registry.checks import known_name, parse_sizes
 
@@ -137,6 +137,10 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
         return target, module_of_file(file, name)
+    if is_published(target):
+        from graticule.hub.kinds import from_pretrained
+
+        return target, from_pretrained(target)
     import timm
 
     from graticule.backbones.registry import create_model, list_models

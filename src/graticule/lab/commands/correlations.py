@@ -26,7 +26,7 @@ class Correlations(ScaledFigures, NamedModels):
     """
 
     model: tyro.conf.Positional[str]
-    """run or published folder, file of weights, name of a model, or timm:NAME"""
+    """run or published folder, file of weights, name of a model, timm:NAME or hf:NAME"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
     checkpoint: str = "best"

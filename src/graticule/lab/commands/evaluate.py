@@ -37,7 +37,7 @@ class Evaluate(Figures, NamedData):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """runs, published folders, files of weights, names or timm:NAME, all of one task; names are of image classifiers"""
+    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task; names are of classifiers"""
     checkpoint: str = "best"
     """best or last"""
     device: str = "auto"

@@ -44,7 +44,7 @@ class Explore(NamedModels):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """one or two: runs, published folders, files of weights, names, timm:NAME, or FILE.py:NAME"""
+    """one or two: runs, published folders, files of weights, names, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: list[str] = dataclasses.field(default_factory=list)
     """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
     sizes: list[str] = dataclasses.field(default_factory=list)

@@ -35,7 +35,7 @@ class Export:
     """
 
     model: tyro.conf.Positional[str]
-    """folder of a run or of a published model, name of a model, or timm:NAME, which is converted"""
+    """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
     format: str | None = None
     """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
     output: Path | None = None

@@ -61,8 +61,8 @@ def check_on_images(runs: Sequence[Any], command: str) -> None:
             )
 
 
-#: The prefix of timm's models, for names that graticule has, too.
-TIMM = "timm:"
+#: The prefixes of names on the hub, and of timm's models; those of `graticule.hub.kinds`, which imports PyTorch.
+HUB, TIMM = "hf:", "timm:"
 #: The value of `weights` for those of the initialization.
 RANDOM = "random"
 #: The ends of the names of files of weights.
@@ -170,13 +170,13 @@ def is_named(target: str) -> bool:
 
 
 def is_folder(target: str) -> bool:
-    """Return whether a model is given by a folder: a path with a separator; a bare name is a model."""
+    """Return whether a model is given by a folder, or by a name on the hub; a bare name is a model."""
     return is_path(target) and not target.rpartition(":")[0].endswith(".py")
 
 
 def is_published(target: str) -> bool:
-    """Return whether a model is given by the folder that `graticule publish` or `save_pretrained` wrote."""
-    return is_folder(target) and (Path(target) / "config.json").is_file()
+    """Return whether a model is given by a folder that was published or saved, or by a name on the hub."""
+    return target.startswith(HUB) or (is_folder(target) and (Path(target) / "config.json").is_file())
 
 
 def check_name(target: str) -> None:
@@ -216,8 +216,8 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     """Open a model.
 
     Args:
-        target: folder of a run or of a published model, file of weights in a run, name of a model of graticule or timm,
-            `timm:NAME`, or FILE.py:NAME.
+        target: folder of a run or of a published model, `hf:OWNER/NAME`, file of weights in a run, name of a model of
+            graticule or timm, `timm:NAME`, or FILE.py:NAME.
         options: options of models that are given by name.
         checkpoint: best or last, of a run.
 

@@ -24,7 +24,7 @@ class Publish:
     """
 
     model: tyro.conf.Positional[str]
-    """folder of a run, file of its weights, name of a model, timm:NAME, which is converted, or FILE.py:NAME"""
+    """folder of a run, file of its weights, name of a model, timm:NAME or hf:NAME (converted), or FILE.py:NAME"""
     folder: tyro.conf.Positional[Path]
     """folder to write to"""
     push: str | None = None

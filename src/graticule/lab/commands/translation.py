@@ -33,7 +33,7 @@ class Translation(Figures, NamedData):
     """
 
     models: tyro.conf.Positional[list[str]]
-    """runs, published folders, files of weights, names of models or timm:NAME"""
+    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
     images: int | None = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])

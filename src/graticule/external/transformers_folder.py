@@ -1,0 +1,152 @@
+"""Opening of models in transformers' layout: the folder of its `save_pretrained`, or a repository on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graticule.external.convert.conversion import convert
+from graticule.external.convert.parts import CONVERSIONS
+from graticule.hub.config import Preparation, prepare
+from graticule.hub.files import PREPROCESSOR
+from graticule.hub.kinds import register_kind
+from graticule.registry.checks import printable
+from graticule.registry.fields import read_typed
+
+#: Classes of checkpoints that have more than an encoder of images -> the class of the encoder.
+_ENCODERS = {
+    "BeitForMaskedImageModeling": "BeitModel",
+    "CLIPModel": "CLIPVisionModelWithProjection",
+    "Dinov2ForImageClassification": "Dinov2Model",
+    "Dinov2WithRegistersForImageClassification": "Dinov2WithRegistersModel",
+    "SamModel": "SamVisionModel",
+    "Siglip2Model": "Siglip2VisionModel",
+    "SiglipModel": "SiglipVisionModel",
+    "SwinForMaskedImageModeling": "SwinModel",
+    "Swinv2ForMaskedImageModeling": "Swinv2Model",
+    "ViTForMaskedImageModeling": "ViTModel",
+    "ViTMAEForPreTraining": "ViTMAEModel",
+}
+#: PIL's numbers of interpolations -> timm's names.
+_INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Entries that are read from transformers' config.json."""
+
+    architectures: list[str] = field(default_factory=list)
+    quantization_config: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Preprocessor:
+    """Entries that are read from preprocessor_config.json."""
+
+    image_mean: list[float] | None = None
+    image_std: list[float] | None = None
+    resample: int | None = None
+    size: dict[str, int | None] | int | None = None
+    crop_size: dict[str, int | None] | int | None = None
+    do_center_crop: bool | None = None
+
+
+@register_kind("transformers")
+def open_transformers(config: Path, weights: Path) -> nn.Module:
+    """Open a model in transformers' layout as a backbone, with the preprocessing of its images.
+
+    The class is one of transformers itself: code of a repository is never run.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f'{config} is a model of transformers, which is not installed: pip install "graticule[transformers]".'
+        ) from error
+    described = read_typed(config, _Described)
+    given = described.architectures[0] if described.architectures else "no architecture"
+    name = _ENCODERS.get(given, given)
+    if f"transformers.{name}" not in CONVERSIONS or not hasattr(transformers, name):
+        known = sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str))
+        raise ValueError(
+            f"{config} must be of one of transformers' classes {', '.join(known)}, got {printable(given)}; code of a "
+            "repository is never run."
+        )
+    if described.quantization_config is not None:
+        raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
+    model = convert(_with_weights(transformers, getattr(transformers, name), weights))
+    if (preprocessor := config.parent / PREPROCESSOR).is_file():
+        prepare(model, _preparation(read_typed(preprocessor, _Preprocessor)))
+    return model
+
+
+def _with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
+    """Return a model of a class with the file of its weights, which must be all there.
+
+    Raises:
+        ValueError: if one is missing or has another shape than by the configuration.
+    """
+    folder, name = weights.parent, kind.__name__
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with _silent(transformers):
+        try:
+            with torch.device("meta"):
+                empty = kind(kind.config_class.from_pretrained(folder))
+            count = sum(parameter.numel() for parameter in empty.parameters())
+            if count > weights.stat().st_size:
+                raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
+            model, found = kind.from_pretrained(folder, **options)
+            if found["missing_keys"] and all("pooler." in key for key in found["missing_keys"]):
+                model, found = kind.from_pretrained(folder, add_pooling_layer=False, **options)
+        except Exception as error:  # it has many kinds for a damaged file
+            reason = printable(" ".join(str(error).split())[:200])
+            raise ValueError(f"{folder} cannot be opened as {name}: {reason}") from error
+    for problem, keys in (("lacks", "missing_keys"), ("has in another shape than by its config", "mismatched_keys")):
+        names = sorted(key if isinstance(key, str) else key[0] for key in found[keys])
+        if names:
+            raise ValueError(f"{folder} must have all weights of {name}, but {problem} {printable(names[0])}.")
+    opened: nn.Module = model
+    return opened
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Suppress progress bars and reports of transformers."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _preparation(given: _Preprocessor) -> Preparation:
+    """Return the preprocessing of images in timm's words; one side is resized and cropped, or both are resized."""
+    resized, cropped = _shortest(given.size), _shortest(given.crop_size)
+    crops = bool(given.do_center_crop and resized and cropped)
+    return Preparation(
+        mean=given.image_mean,
+        std=given.image_std,
+        interpolation=_INTERPOLATIONS.get(given.resample) if given.resample is not None else None,
+        crop_pct=(cropped or 1) / (resized or 1) if crops else 1.0,
+        crop_mode="center" if crops else "squash",
+    )
+
+
+def _shortest(size: dict[str, int | None] | int | None) -> int | None:
+    """Return the side, or the shorter one, of a size."""
+    if not isinstance(size, dict):
+        return size
+    sides = [side for side in (size.get("shortest_edge"), size.get("height"), size.get("width")) if side]
+    return min(sides, default=None)

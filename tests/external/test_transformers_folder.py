@@ -1,0 +1,118 @@
+"""Folders of transformers and names on the hub are opened as backbones, with the preprocessing of their images."""
+
+import json
+
+import pytest
+import timm
+import torch
+
+transformers = pytest.importorskip("transformers")
+from transformers_models import SMALL, build, outputs  # noqa: E402
+
+import graticule  # noqa: E402
+from graticule.lab.commands.opening import open_model  # noqa: E402
+from graticule.lab.commands.sources import open_source  # noqa: E402
+
+PREPROCESSOR = {
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.2, 0.3, 0.4],
+    "resample": 3,
+    "size": {"shortest_edge": 40},
+    "crop_size": {"height": 32, "width": 32},
+    "do_center_crop": True,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "dino"
+    model = build("Dinov2Model", SMALL)
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return model, folder
+
+
+def test_a_folder_is_opened_by_every_opener(saved):
+    theirs, folder = saved
+    x = torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        expected = outputs(theirs, x)[0]
+        for ours in (
+            graticule.load(folder),
+            graticule.load(f"hf:{folder}"),
+            graticule.from_pretrained(folder),
+            open_model(str(folder)).model,
+            open_model(f"hf:{folder}").model,
+            open_source(f"hf:{folder}", "export").model,
+        ):
+            assert not ours.training
+            torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_preprocessing_is_that_of_the_folder(saved):
+    resolved = timm.data.resolve_model_data_config(graticule.load(saved[1]))
+    assert resolved["mean"] == (0.5, 0.4, 0.3) and resolved["std"] == (0.2, 0.3, 0.4)
+    assert resolved["crop_pct"] == 0.8 and resolved["crop_mode"] == "center" and resolved["interpolation"] == "bicubic"
+    opened = open_model(str(saved[1]))
+    assert opened.img_size == (32, 32) and opened.info.mean == (0.5, 0.4, 0.3)
+
+
+def test_the_encoder_of_a_larger_model_is_opened(tmp_path):
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.CLIPConfig(
+        text_config={**text, "vocab_size": 10}, vision_config={**SMALL, "projection_dim": 7}, projection_dim=7
+    )
+    theirs = transformers.CLIPModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        expected = theirs.get_image_features(pixel_values=x).pooler_output
+        torch.testing.assert_close(graticule.load(tmp_path)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pooler_without_weights_is_left_out(tmp_path):
+    build("ViTModel", SMALL, {"add_pooling_layer": False}).save_pretrained(tmp_path)
+    assert graticule.load(tmp_path).global_pool == ""
+
+
+#: Changes of config.json, or of the tensors, and part of the error.
+DAMAGED = [
+    (
+        {"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}},
+        {},
+        "got MyModel; code of a repository is",
+    ),
+    ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "floating-point weights, got a quantized one"),
+    ({"num_hidden_layers": 3}, {}, "must have all weights of Dinov2Model, but lacks "),
+    ({"image_size": 64}, {}, "but has in another shape than by its config embeddings.position_embeddings"),
+    ({"hidden_size": 2**20}, {}, "more than the file has bytes"),
+    ({"hidden_size": "many"}, {}, "cannot be opened as Dinov2Model: "),
+    ({"model_type": None}, {}, "describes no model of graticule or transformers"),
+    ({}, {"layernorm.weight": None}, "must have all weights of Dinov2Model, but lacks layernorm.weight"),
+]
+
+
+def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
+    from safetensors.torch import load_file, save_file
+
+    config, state = json.loads((saved[1] / "config.json").read_text()), load_file(saved[1] / "model.safetensors")
+    for entries, tensors, message in DAMAGED:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **entries}))
+        kept = {name: value for name, value in {**state, **tensors}.items() if value is not None}
+        save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError) as refusal:
+            graticule.load(tmp_path)
+        assert message in str(refusal.value) and "\n" not in str(refusal.value), message
+    assert not capfd.readouterr().err
+
+
+def test_names_that_cannot_be_downloaded_are_refused(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="facebook/none is not a folder, and could not be downloaded"):
+        graticule.load("hf:facebook/none")
+    with pytest.raises(ValueError, match="`source` must be a model of timm with published weights, got 'timm:none'"):
+        graticule.load("timm:none")
+    with pytest.raises(ValueError, match="with published weights, got 'timm:vit_tiny_patch16_224': "):
+        graticule.load("timm:vit_tiny_patch16_224")
+    with pytest.raises(ValueError, match="`checkpoint` must be left out for a published model"):
+        graticule.load("hf:facebook/none", checkpoint="last")
