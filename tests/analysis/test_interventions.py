@@ -11,6 +11,7 @@ import tiny
 from graticule.analysis.effect import Comparison, resampled
 from graticule.external.open_view import view_of
 from graticule.external.placed import Places
+from graticule.external.structure_view import StructureView
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -191,18 +192,18 @@ def test_shuffling_positions_of_a_model_of_timm_is_shuffling_patches(name):
         model.rope.float()  # timm 1.0.26 multiplies its coordinates with frequencies in float32
     height, width = STOCK[name]["img_size"]
     images, side = tiny.images(height, width, dtype=torch.float64), height // 4
-    view = view_of(model)
     order = permutation(24, 3)
-    before, found = view.run(images), view.shuffled(seed=3).run(images)
-    moved = view.run(shuffled_images(images, order.argsort(), side))
-    (x, grid), (y, _) = found.layers[-1], moved.layers[-1]
-    torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(grid.split(x)[1], grid.split(before.layers[-1][0])[1])
-    without = view.without_position()
-    (a, _), (b, _) = without.run(images).layers[-1], without.run(shuffled_images(images, order, side)).layers[-1]
-    torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-9, atol=1e-9)
-    after = view.run(images)
-    assert all(torch.equal(p, q) for (p, _), (q, _) in zip(before.layers, after.layers, strict=True))
+    for view in (view_of(model), StructureView(model)):  # converted, and as it is
+        before, found = view.run(images), view.shuffled(seed=3).run(images)
+        moved = view.run(shuffled_images(images, order.argsort(), side))
+        (x, grid), (y, _) = found.layers[-1], moved.layers[-1]
+        torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(grid.split(x)[1], grid.split(before.layers[-1][0])[1])
+        without = view.without_position()
+        (a, _), (b, _) = without.run(images).layers[-1], without.run(shuffled_images(images, order, side)).layers[-1]
+        torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-9, atol=1e-9)
+        after = view.run(images)
+        assert all(torch.equal(p, q) for (p, _), (q, _) in zip(before.layers, after.layers, strict=True))
 
 
 def test_an_edit_replaces_the_tokens_of_a_model_of_timm_and_of_a_pyramid():
@@ -223,7 +224,7 @@ def test_blocks_and_windows_of_timms_swin_are_found():
     )  # fmt: skip
     view = view_of(swin)
     assert [grid.shape for grid in view.grids((64, 128))] == [(16, 32), (16, 32), (8, 16), (8, 16)]
-    assert view.position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
+    assert StructureView(swin).position_parameters == {"bias of displacements": 49 * (1 + 1 + 2 + 2)}
     first = view.attention(tiny.images(64, 128))[0]
     assert first.weights.shape == (2 * 4 * 8, 1, 16, 16) and first.queries.shape == (4, 4)
     np.testing.assert_allclose(first.weights.sum(-1), 1, atol=1e-6)
@@ -233,6 +234,6 @@ def test_blocks_and_windows_of_timms_swin_are_found():
 
 def test_a_model_without_blocks_is_refused():
     with pytest.raises(ValueError, match="a list named blocks, layers or stages, as in timm, got Sequential"):
-        view_of(nn.Sequential(nn.Conv2d(3, 4, 1)))
+        view_of(nn.Sequential(nn.Conv2d(3, 4, 1)), (8, 8))
     with pytest.raises(ValueError, match="which takes texts"):
         view_of(graticule.create_language_model("lm_nano", vocab_size=5, context=8))

@@ -20,9 +20,10 @@ from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_pictures
-from graticule.external.debiased import Eraser
+from graticule.external.debiased import Debiased, Eraser
 from graticule.external.open_view import view_of
-from graticule.external.timm_view import TimmView
+from graticule.external.structure import find_structure
+from graticule.external.structure_view import StructureView
 from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating
 from graticule.position.grid import Grid
 
@@ -251,8 +252,8 @@ def audit(
         images=len(given),
         grids=tuple(grids),
         parameters=sum(one.numel() for one in model.parameters()),
-        position=view_of(model).position_parameters,
-        unknown=view.unknown_parameters if isinstance(view, TimmView) else [],
+        position=_position_parameters(model),
+        unknown=view.unknown_parameters if isinstance(view, StructureView) else [],
         share=share,
         probe_content=None if content is None else content.probe(),
         probes=probes,
@@ -265,6 +266,14 @@ def audit(
         maps=maps,
         unavailable=unavailable,
     )
+
+
+def _position_parameters(model: nn.Module) -> dict[str, int]:
+    """Return the number of parameters of each part of the position information, as the model itself holds them."""
+    view = view_of(model)
+    ours = isinstance(model, Debiased) or model is view.model
+    found = {} if ours else find_structure(model).position_parameters
+    return found or view.position_parameters
 
 
 def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.analysis.bias import BiasMaps, bias_maps
@@ -18,86 +17,81 @@ from graticule.analysis.similarity import Array, Correlations, cosine_similarity
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.debiased import Debiased
-from graticule.external.open_view import view_of
-from graticule.external.timm_position import Bias, Rotary, Table
-from graticule.external.timm_view import TimmView
+from graticule.external.structure import Site, Structure, find_structure, window_of
 from graticule.external.view import Size
 from graticule.position.grid import Grid
 
 
 @torch.no_grad()
-def timm_correlations(view: TimmView) -> Correlations | None:
+def table_correlations(found: Structure) -> Correlations | None:
     """Return the position correlations of a table that is added before the first block; None if there is none.
 
-    Each layer sees the table through its own first norm, as in `position_correlations`.
+    Each layer sees the table through the norm of its own input, as in `position_correlations`.
     """
-    tables = [part for part in view.parts if isinstance(part, Table) and not part.module]
-    grids = view.grids(view.img_size)
-    if len(tables) != 1 or len({grid.shape for grid in grids}) > 1:
+    tables = [site for site in found.of_kind("absolute table") if site.layer is None]
+    if len(tables) != 1 or len({grid.shape for grid in found.grids}) > 1 or None in found.norms:
         return None
-    (part,), grid = tables, Grid(*grids[0].shape)
-    held: Tensor = getattr(part.at(view.model), part.name).detach().flatten(1, -2)[0]
-    if held.shape[0] < grid.patches:
+    grid, (site,) = Grid(*found.grid.shape), tables
+    rows = site.rows()[-grid.patches :]
+    if len(rows) < grid.patches:
         return None
-    w = held[held.shape[0] - grid.patches :].double().cpu()
-    norms = [getattr(block, "norm1", None) for block in view.blocks]
-    if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
-        return None
-    seen = [copy.deepcopy(norm).cpu().double()(w) for norm in norms if norm is not None]
+    w = rows.double().cpu()
+    norms = [norm for norm in found.norms if norm is not None]
+    seen = [F.layer_norm(w, w.shape[-1:], *(_double(one) for one in (a, b)), eps) for a, b, eps in norms]
     similarity = np.stack([cosine_similarity(one.numpy()) for one in seen])
     return Correlations(grid, similarity, ("stream",) * len(seen), cosine_similarity(w.numpy()))
 
 
 @torch.no_grad()
-def timm_bias_maps(view: TimmView) -> list[BiasMaps]:
+def logit_biases(found: Structure) -> list[BiasMaps]:
     """Return the biases of attention, one entry for each size of window and number of heads."""
-    found: dict[tuple[tuple[int, int], int], list[tuple[int, Array]]] = {}
-    parts = [part for part in view.parts if isinstance(part, Bias)]
-    for layer, block in enumerate(view.blocks):
-        inside = {id(module) for module in block.modules()}
-        for part in parts:
-            holder = part.at(view.model)
-            if id(holder) not in inside:
-                continue
-            values = _bias(holder).squeeze(0).double().cpu().numpy()
-            shape: tuple[int, int] = tuple(holder.window_size)
-            ahead = values.shape[-1] - math.prod(shape)
-            found.setdefault((shape, len(values)), []).append((layer, values[:, ahead:, ahead:]))
+    each: dict[tuple[Size, int], dict[int, Array]] = {}
+    blocks = found.modules()
+    for site in found.of_kind("bias of displacements"):
+        if site.layer is None or site.constant is None:
+            continue
+        values = (
+            site.constant.reshape(-1, *site.constant.shape[-3:])[0] if site.constant.ndim > 2 else site.constant[None]
+        )
+        grid, tokens = found.grids[site.layer], values.shape[-1]
+        ahead = found.ahead(tokens)
+        shape = grid.shape if tokens == grid.tokens else window_of(blocks[site.layer]) or (math.isqrt(tokens),) * 2
+        if math.prod(shape) == tokens - ahead and values.shape[-2] == tokens:
+            maps = each.setdefault((shape, len(values)), {})
+            maps.setdefault(site.layer, values[:, ahead:, ahead:].double().cpu().numpy())
     return [
-        BiasMaps(Grid(*shape), tuple((layer,) for layer, _ in each), np.stack([values for _, values in each]))
-        for (shape, _), each in found.items()
+        BiasMaps(Grid(*shape), tuple((layer,) for layer in maps), np.stack(list(maps.values())))
+        for (shape, _), maps in each.items()
     ]
 
 
 @torch.no_grad()
-def timm_rotary(view: TimmView) -> Correlations | None:
+def rotation_similarity(found: Structure) -> Correlations | None:
     """Return the similarity under rotation of every layer, as `rotary_similarity` does; None without a rotation."""
-    parts = [part for part in view.parts if isinstance(part, Rotary) and "." not in part.module]
-    grids = view.grids(view.img_size)
-    if len(parts) != 1 or len({grid.shape for grid in grids}) > 1:
+    if len({grid.shape for grid in found.grids}) > 1:
         return None
-    holder, grid = parts[0].at(view.model), Grid(*grids[0].shape)
-    table: Tensor = holder.get_embed(shape=list(grid.shape)).double().cpu()
-    if table.shape[-2] != grid.patches:
-        return None
-    per_layer = table if table.ndim == 4 else table.expand(len(grids), -1, -1)[:, None]  # (L, h, N, 2d)
-    sines, cosines = per_layer.chunk(2, -1)
-    both = torch.cat([sines, cosines], -1)
-    layers: list[Array | None] = [(one @ one.mT / sines.shape[-1]).mean(0).numpy() for one in both]
+    grid = Grid(*found.grid.shape)
+    layers: list[Array | None] = []
+    for layer in range(len(found.grids)):
+        sites = [site for site in found.of_kind("rotary") if site.layer == layer and site.constant is not None]
+        factors = [next((site for site in sites if site.sine is sine), None) for sine in (True, False)]
+        rows = [_heads(site, grid) for site in factors if site is not None]
+        if len(rows) != 2 or any(one is None for one in rows):
+            return None
+        both = torch.cat([one for one in rows if one is not None], -1)
+        layers.append((both @ both.mT * 2 / both.shape[-1]).mean(0).numpy())
     return correlations_of(layers, grid)
 
 
-def _bias(holder: Any) -> Tensor:
-    """Return the bias that an attention module of timm adds, (heads, n, n) or (1, heads, n, n)."""
-    for name in ("get_bias", "_get_rel_pos_bias"):
-        if hasattr(holder, name):
-            found: Tensor = getattr(holder, name)()
-            return found
-    # Swin V2: 16 times the sigmoid of an MLP of the displacements
-    values = holder.cpb_mlp(holder.relative_coords_table).flatten(0, -2)
-    side = math.isqrt(holder.relative_position_index.numel())
-    table: Tensor = 16 * values[holder.relative_position_index.flatten()].sigmoid()
-    return table.view(side, side, -1).permute(2, 0, 1)
+def _heads(site: Site, grid: Grid) -> Tensor | None:
+    """Return the factors of a rotation for the patches, (h, H * W, d); None if there are fewer rows."""
+    assert site.constant is not None
+    values = site.constant.movedim(site.axes[0], -2).double().cpu()[..., -grid.patches :, :]
+    return values.reshape(-1, *values.shape[-2:]) if values.shape[-2] == grid.patches else None
+
+
+def _double(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.detach().cpu().double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +127,7 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
             "translation_error measures any model, attention_maps shows attention."
         )
     if not isinstance(model, TokenModel):
-        view = view_of(model)
-        assert isinstance(view, TimmView)
-        found = _of_timm(view if img_size is None else view.sized(img_size))
+        found = _of_structure(find_structure(model, img_size))
     else:
         found = _of_backbone(model, img_size, untrained)
     if not any(one.correlations or one.rotary or one.biases for one in found):
@@ -160,7 +152,7 @@ def _of_backbone(model: TokenModel, img_size: Size | None, untrained: int) -> li
     ]
 
 
-def _of_timm(view: TimmView) -> list[StageMaps]:
-    biases = timm_bias_maps(view)
-    first = StageMaps(timm_correlations(view), timm_rotary(view), biases[0] if biases else None)
+def _of_structure(found: Structure) -> list[StageMaps]:
+    biases = logit_biases(found)
+    first = StageMaps(table_correlations(found), rotation_similarity(found), biases[0] if biases else None)
     return [first, *(StageMaps(biases=one) for one in biases[1:])]

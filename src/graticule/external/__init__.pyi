@@ -7,6 +7,8 @@ from .debiased import Eraser as Eraser
 from .debiased import Subtraction as Subtraction
 from .hub import open_attached as open_attached
 from .open_view import view_of as view_of
-from .timm_view import TimmView as TimmView
+from .structure import Structure as Structure
+from .structure import find_structure as find_structure
+from .structure_view import StructureView as StructureView
 from .view import ModelView as ModelView
 from .view import Unavailable as Unavailable

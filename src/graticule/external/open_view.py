@@ -9,13 +9,18 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
 from graticule.external.backbone_view import BackboneView
+from graticule.external.convert.conversion import convert
 from graticule.external.debiased import Debiased, DebiasedView
-from graticule.external.timm_view import TimmView, own_size
+from graticule.external.structure import image_size
+from graticule.external.structure_view import StructureView
 from graticule.external.view import ModelView, Size
 
 
 def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
-    """Return the view of a backbone of this library, or of another model whose blocks are found by structure.
+    """Return the view of a backbone of this library, or of another model.
+
+    A model that `graticule.convert` takes is converted, so that its view is that of a backbone, with the same outputs;
+    the structure of any other model is found by a recorded pass.
 
     Args:
         model: takes images (B, C, height, width).
@@ -31,5 +36,22 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
         return BackboneView(cast("Backbone", model), img_size)
     if isinstance(model, TokenModel):
         raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
-    view = TimmView(model, own_size(model) or img_size)
+    converted = convert_stock(model)
+    if converted is not None:
+        return BackboneView(converted, img_size)
+    view = StructureView(model, image_size(model) or img_size)
     return view if img_size is None else view.sized(img_size)
+
+
+def convert_stock(model: nn.Module) -> Backbone | None:
+    """Return a model of another library as one of ours; None if it does not convert, or has hooks, which would be lost.
+
+    It is `graticule.convert` for a model of which nothing was changed after it was built.
+    """
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return None
+    try:
+        return convert(model)
+    except ValueError:
+        return None

@@ -44,6 +44,26 @@ class Recording:
         return found[-1]
 
 
+def logits_of(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the logits of `scaled_dot_product_attention`, (..., n, m), without a causal mask."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if attn_mask is None:
+        return logits
+    if attn_mask.dtype == torch.bool:
+        return logits.masked_fill(~attn_mask, -torch.inf)
+    return logits + attn_mask
+
+
 class _Stop(Exception):
     """Stops the forward pass after the attention was seen."""
 
@@ -111,12 +131,7 @@ class _Watcher(TorchFunctionMode):
     ) -> bool:
         if query.shape[-2] != key.shape[-2]:
             raise _Stop  # fewer keys than queries: the logits are not for pairs of patches
-        if enable_gqa:
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        logits = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
-        if attn_mask is not None:
-            zero = torch.zeros((), dtype=logits.dtype)
-            logits = logits + (zero.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask)
+        logits = logits_of(query, key, attn_mask, scale=scale, enable_gqa=enable_gqa)
         return self._keep(query, logits)
 
     def _softmax(self, logits: Tensor) -> bool:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.recorder import Recording, record
+from graticule.external.structure import added_tensors, image_channels, image_size, own_patch_size, pair
 
 Size = tuple[int, int]
-_TABLE = re.compile(r"pos")
-_NO_TABLE = re.compile(r"rel|bias|index|coord|freq|rope|rot|band|period|norm")
 
 
 class NotApplicable(Exception):
@@ -135,7 +134,7 @@ class Subject:
             each = [(stage, index, at) for stage, at in grids for index in range(self.model.depths[stage])]
             return [(at.within.shape, self.model.where(stage, index, at)) for stage, index, at in each]
         sides = [getattr(one, "window_size", None) for one in self.model.modules()]
-        return [side if _pair(side) is not None and _pair(side) != self.grid else None for side in sides]
+        return [side if pair(side) is not None and pair(side) != self.grid else None for side in sides]
 
     def small(self) -> Subject:
         """Return the model at a small grid that is not square, or unchanged if it refuses all of them."""
@@ -227,17 +226,14 @@ class Subject:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Absolute position tables, found by name and shape."""
+        """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches."""
         found = []
-        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        added = added_tensors(self.model, self.constant())
         try:
             extra = self.base.inputs[self.base.tokens].shape[1] - self.patches
         except LookupError:
             extra = 0
-        for name, tensor in tensors:
-            kind = name.lower().removeprefix("position.")  # the prefix of all position parameters of this library
-            if not tensor.is_floating_point() or not _TABLE.search(kind) or _NO_TABLE.search(kind):
-                continue
+        for name, tensor in added.items():
             wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
             sides = [tensor.shape[axis] for axis in wide]
             if len(wide) == 2 and self.patches <= sides[0] <= self.patches + max(extra, 0):
@@ -272,7 +268,7 @@ def set_size(model: Any, image: Size) -> None:
     """Call `set_input_size` of a model, with its current windows if it would change them."""
     windows = {}
     if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
-        sides = [side for one in model.modules() if (side := _pair(getattr(one, "window_size", None))) is not None]
+        sides = [side for one in model.modules() if (side := pair(getattr(one, "window_size", None))) is not None]
         windows = {"window_size": sides[0]} if sides else {}
     model.set_input_size(image, **windows)
 
@@ -298,20 +294,12 @@ def _channels(value: Tensor, table: Table) -> int:
 
 def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
     """Find the image size, the patch size and the number of channels of a model."""
-    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
-    configured = getattr(model, "default_cfg", None) or {}
-    convolution = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
-    image = img_size or _pair(getattr(model, "img_size", None)) or _pair(getattr(stem, "img_size", None))
-    image = image or _pair(tuple(configured.get("input_size", ()))[1:])
+    image = img_size or image_size(model)
     patch = patch_size
-    if (
-        patch is None and image is not None and isinstance(model, Backbone)
-    ):  # a tokenizer may pool after its convolutions
+    if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool after convolutions
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
-    patch = patch or _pair(getattr(stem, "patch_size", None)) or _pair(getattr(model, "patch_size", None))
-    if patch is None and convolution is not None and convolution.stride == convolution.kernel_size:
-        patch = _pair(convolution.stride)
+    patch = patch or own_patch_size(model)
     if image is None:
         raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
     if patch is None:
@@ -320,13 +308,4 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
         raise ValueError(
             f"`img_size` must be a multiple of the patch size, {patch[0]} x {patch[1]}, got {image[0]} x {image[1]}."
         )
-    channels = getattr(model, "in_chans", None) or (convolution.in_channels if convolution is not None else 3)
-    return image, patch, channels
-
-
-def _pair(given: object) -> Size | None:
-    if isinstance(given, int):
-        return given, given
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return int(given[0]), int(given[1])
-    return None
+    return image, patch, image_channels(model)

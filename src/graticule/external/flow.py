@@ -1,0 +1,378 @@
+"""The flow of position through a forward pass: where tensors that are the same for all images meet the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from graticule.external.recorder import logits_of
+
+#: Values of a mask below which a pair of tokens is masked.
+_MASKED = -50.0
+_ADDITIONS = {"add", "add_"}
+_MULTIPLICATIONS = {"mul", "mul_"}
+_PRODUCTS = {"matmul", "bmm", "einsum"}
+#: Functions whose outputs are no logits any more, and no terms of them.
+_CONSUMERS = {*_PRODUCTS, "linear", "layer_norm", "conv2d", "scaled_dot_product_attention"}
+
+
+@dataclass
+class Meeting:
+    """A call in which a constant, the same for all images, meets a tensor that depends on the images.
+
+    kind: 'added' to it, 'logits' or 'weights': added to products of queries and keys before or after the softmax,
+        'multiplied' by it, 'projected': it is projected on the constant, or 'relative': such a projection is added to
+        logits (then there is no constant).
+    constant: its value, without masks.
+    shape: of the tensor that depends on the images.
+    axes: the axes of the constant that have more than one value, counted from the end.
+    origins: names of the parameters and buffers that it is computed from.
+    within: names of the modules of lists that call it, from the outermost.
+    age: number of the tensor that depends on the images, in the order in which they are made.
+    other: index of the multiplication whose product is added to this one.
+    terms: of 'relative', the indices of the projections.
+    """
+
+    kind: Literal["added", "logits", "weights", "multiplied", "projected", "relative"]
+    constant: Tensor | None
+    shape: torch.Size
+    axes: tuple[int, ...]
+    origins: frozenset[str]
+    within: tuple[str, ...]
+    age: int
+    other: int | None = None
+    terms: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call of softmax attention: the modules of lists that call it, and weights (B, h, N, M) if they are kept."""
+
+    within: tuple[str, ...]
+    weights: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Facts of a tensor that depends on the images; `factor` and `terms` are indices of meetings that it is made by."""
+
+    age: int
+    logits: bool = False
+    weights: bool = False
+    terms: frozenset[int] = frozenset()
+    factor: int | None = None
+
+
+#: From the index of a meeting and a tensor of it to the tensor that replaces it.
+Change = Callable[[int, Tensor], Tensor]
+
+
+class Flow(TorchFunctionMode):
+    """Follows the tensors of one forward pass of a model.
+
+    Args:
+        model: the model.
+        change: replaces the constants of meetings, and where a projection is added to logits, that.
+        before: replaces the tensors that depend on the images before they are projected.
+        keep: whether the weights of attention are kept.
+
+    meetings, attentions: in the order of their calls.
+    norms: name of a module of a list -> weight, bias and eps of the LayerNorm of its input, if that is its first call.
+    called: outputs of the modules of lists, the first tensor of each, in the order of their calls.
+    maps: outputs (B, D, H, W) of convolutions, with the names of the modules of lists that call them, and the number
+        of such modules that have returned before.
+    """
+
+    def __init__(
+        self, model: nn.Module, change: Change | None = None, before: Change | None = None, keep: bool = False
+    ) -> None:
+        super().__init__()
+        self.meetings: list[Meeting] = []
+        self.attentions: list[AttentionCall] = []
+        self.norms: dict[str, tuple[Tensor | None, Tensor | None, float]] = {}
+        self.called: dict[str, Tensor] = {}
+        self.maps: list[tuple[tuple[str, ...], Tensor, int]] = []
+        self._model, self._change, self._before, self._keep = model, change, before, keep
+        self._names = {id(value): name for name, value in [*model.named_buffers(), *model.named_parameters()]}
+        self._facts: Any = WeakTensorKeyDictionary()
+        self._origins: Any = WeakTensorKeyDictionary()
+        self._masks: Any = WeakTensorKeyDictionary()
+        self._within: list[str] = []
+        self._entered: dict[str, Any] = {}
+        self._count = 0
+
+    @contextmanager
+    def following(self, *inputs: Tensor) -> Iterator[None]:
+        """Follow what is made of `inputs` within the block."""
+        for one in inputs:
+            self._facts[one] = _Facts(0)
+        lists = [one for one in self._model.named_modules() if isinstance(one[1], nn.ModuleList | nn.Sequential)]
+        with ExitStack() as hooks:
+            for parent, held in lists:
+                for own, module in held.named_children():
+                    name = f"{parent}.{own}" if parent else own
+                    enter, leave = _hooks(self, name)
+                    hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                    hooks.callback(module.register_forward_hook(leave).remove)
+            with self:
+                yield
+
+    def enter(self, name: str, given: Iterable[Any]) -> None:
+        """Note that a module of a list is called."""
+        self._within.append(name)
+        self._entered[name] = next((one for one in given if isinstance(one, Tensor)), None)
+
+    def leave(self, name: str, output: Any) -> None:
+        """Note that a module of a list returns."""
+        self._within.pop()
+        first = next(_tensors(output), None)
+        if first is not None and first in self._facts:
+            self.called[name] = first.detach()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
+        tensors = [*_tensors(args), *_tensors(named)]
+        known = [self._facts[one] for one in tensors if one in self._facts]
+        if not known:
+            return self._constant(name, tensors, func(*args, **named))
+        self._count += 1
+        facts = self._passed_on(name, tensors)
+        if name in _ADDITIONS and len(args) == 2:
+            args, facts = self._added(args, facts)
+        elif name in _MULTIPLICATIONS and len(args) == 2:
+            args, facts = self._multiplied(args, facts)
+        elif name in _PRODUCTS:
+            args, facts = self._projected(name, args, facts)
+        elif name == "layer_norm":
+            self._normalized(args[0], *_norm_of(args, named))
+        elif func is F.scaled_dot_product_attention:
+            named = self._attention(args, named)
+            args = ()
+        elif name == "multi_head_attention_forward":
+            return self._multihead(func, args, named, facts)
+        output = func(*args, **named)
+        if name in ("softmax", "_softmax") and (facts.logits or output.ndim > 3) and not facts.weights:
+            facts = replace(facts, logits=True, weights=True)
+            self.attentions.append(AttentionCall(tuple(self._within), output.detach() if self._keep else None))
+        if name == "conv2d" and output.ndim == 4:
+            self.maps.append((tuple(self._within), output.detach(), len(self.called)))
+        made = [args[0]] if name == "__setitem__" else list(_tensors(output))
+        for one in made:
+            same = facts.logits and one.ndim >= 3 and any(one.shape[-2:] == other.shape[-2:] for other in tensors)
+            keeps = same or (name in _PRODUCTS and facts.logits)
+            self._facts[one] = facts if keeps else replace(facts, logits=False, weights=False)
+        return output
+
+    def _constant(self, name: str, tensors: list[Tensor], output: Any) -> Any:
+        """Note what a tensor that does not depend on the images is computed from."""
+        origins = frozenset[str]().union(*(self._origins_of(one) for one in tensors))
+        made = [tensors[0]] if name == "__setitem__" else list(_tensors(output))
+        for one in made:
+            if origins and id(one) not in self._names:
+                self._origins[one] = origins
+        if name in _ADDITIONS and len(tensors) == 2 and made:
+            for bias, mask in (tensors, tensors[::-1]):
+                if _is_mask(mask) and not _is_mask(bias):
+                    self._masks[made[0]] = (bias, mask)
+        return output
+
+    def _origins_of(self, value: Tensor) -> frozenset[str]:
+        own = self._names.get(id(value))
+        return frozenset((own,)) if own is not None else self._origins.get(value, frozenset())
+
+    def _passed_on(self, name: str, tensors: list[Tensor]) -> _Facts:
+        """Return the facts of what a function makes of some tensors."""
+        known = [self._facts[one] for one in tensors if one in self._facts]
+        if name in _CONSUMERS:
+            return _Facts(self._count, logits=name in _PRODUCTS and len(known) == 2)
+        terms = frozenset[int]().union(*(one.terms for one in known))
+        logits, weights = any(one.logits for one in known), any(one.weights for one in known)
+        return _Facts(self._count, logits, weights, terms)
+
+    def _parts(self, args: tuple[Any, ...]) -> tuple[int, Tensor, Tensor] | None:
+        """Return the index of the constant among two arguments, the other one and the constant; None without one."""
+        if not all(isinstance(one, Tensor) for one in args):
+            return None
+        content = [one in self._facts for one in args]
+        if all(content):
+            return None
+        at = content.index(False)
+        return at, args[1 - at], args[at]
+
+    def _added(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+        if all(isinstance(one, Tensor) and one in self._facts for one in args):
+            return self._added_content(args, facts)
+        parts = self._parts(args)
+        if parts is None:
+            return args, facts
+        at, x, constant = parts
+        kind: Any = "weights" if self._facts[x].weights else "logits" if self._facts[x].logits else "added"
+        return _with(args, at, self._meet(kind, x, constant)), facts
+
+    def _added_content(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+        """Note two products whose sum is a rotation, and a projection that is added to logits."""
+        first, second = (self._facts[one] for one in args)
+        if first.factor is not None and second.factor is not None:
+            self.meetings[first.factor].other = second.factor
+            self.meetings[second.factor].other = first.factor
+        for at, (one, other) in enumerate(((first, second), (second, first))):
+            if one.terms and other.logits:
+                return _with(args, at, self._relative(args[at])), replace(facts, terms=frozenset())
+        return args, facts
+
+    def _relative(self, terms: Tensor) -> Tensor:
+        """Meet a projection that is added to logits, or passed to attention as its mask."""
+        held = self._facts[terms].terms
+        origins = frozenset[str]().union(*(self.meetings[one].origins for one in held))
+        made = Meeting("relative", None, terms.shape, (-2, -1), origins, tuple(self._within), self._count, terms=held)
+        self.meetings.append(made)
+        return terms if self._change is None else self._change(len(self.meetings) - 1, terms)
+
+    def _multiplied(self, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+        parts = self._parts(args)
+        if parts is None:
+            return args, facts
+        at, x, constant = parts
+        before = len(self.meetings)
+        args = _with(args, at, self._meet("multiplied", x, constant))
+        return args, replace(facts, factor=before) if len(self.meetings) > before else facts
+
+    def _projected(self, name: str, args: tuple[Any, ...], facts: _Facts) -> tuple[tuple[Any, ...], _Facts]:
+        first = 1 if name == "einsum" else 0
+        operands = args[first] if len(args) == first + 1 else args[first:]
+        if self._keep and self.attentions and operands[0] in self._facts and self._facts[operands[0]].weights:
+            self.attentions[-1] = replace(self.attentions[-1], weights=operands[0].detach())  # as they are used
+        parts = self._parts(tuple(operands)) if len(operands) == 2 else None
+        if parts is None or parts[2].ndim < 3 or not self._origins_of(parts[2]):
+            return args, facts
+        at, x, constant = parts
+        index = len(self.meetings)
+        changed = self._meet("projected", x, constant)
+        if len(self.meetings) == index:
+            return args, facts
+        x = x if self._before is None else self._before(index, x)
+        both = (changed, x) if at == 0 else (x, changed)
+        return (*args[:first], *both), replace(facts, terms=frozenset((index,)))
+
+    def _normalized(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        for name in self._within:
+            if x is self._entered[name]:
+                self.norms.setdefault(name, (weight, bias, eps))
+
+    def _attention(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        """Meet the mask of PyTorch's attention; returns all of its arguments by name."""
+        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | named
+        query, key, mask = given["query"], given["key"], given.get("attn_mask")
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+            if mask not in self._facts:
+                given["attn_mask"] = self._meet("logits", query, mask, shape)
+            elif self._facts[mask].terms:
+                given["attn_mask"] = self._relative(mask)
+        weights = logits_of(**{k: v for k, v in given.items() if k != "value"}).softmax(-1) if self._keep else None
+        self.attentions.append(AttentionCall(tuple(self._within), weights))
+        return given
+
+    def _multihead(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], facts: _Facts) -> Any:
+        named = {**named, "need_weights": self._keep or named.get("need_weights", True)}
+        if self._keep:
+            named["average_attn_weights"] = False
+        output, weights = func(*args, **named)
+        self._facts[output] = facts
+        self.attentions.append(AttentionCall(tuple(self._within), weights if self._keep else None))
+        return output, weights
+
+    def _meet(self, kind: Any, x: Tensor, constant: Tensor, shape: torch.Size | None = None) -> Tensor:
+        """Note the meeting of a constant with x, if it has a value of its own for each token, and change it."""
+        shape = x.shape if shape is None else shape
+        bias, mask = self._masks.get(constant, (constant, None))
+        origins = self._origins_of(bias)
+        floats = bias.is_floating_point() or bias.is_complex()
+        axes = _axes(bias, len(shape), bool(origins)) if floats and not _is_mask(bias) else ()
+        if not _is_position(kind, axes, len(shape)):
+            return constant
+        within = tuple(self._within)
+        self.meetings.append(Meeting(kind, bias.detach(), shape, axes, origins, within, self._facts[x].age))
+        if self._change is None:
+            return constant
+        changed = self._change(len(self.meetings) - 1, bias)
+        return changed if mask is None else changed + mask
+
+
+def _is_position(kind: str, axes: tuple[int, ...], dims: int) -> bool:
+    """Return whether a constant with values along `axes` can tell tokens apart."""
+    if kind in ("logits", "weights"):
+        return -2 in axes and -1 in axes
+    others = [axis for axis in axes if axis != -1]
+    if kind == "multiplied":
+        return bool(others) and -1 in axes and dims >= 3
+    return len(axes) > 1 if dims > 3 else bool(others) and dims == 3
+
+
+def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:
+    """Return the axes, counted from the end, along which a constant has more than one value.
+
+    The values of parameters may be equal, as those of a table that is zero; so their axes count whatever the values,
+    except the first one of all, which may be the batch.
+    """
+    if constant.ndim > dims:
+        return ()
+    found = []
+    for axis in range(-constant.ndim, 0):
+        if constant.shape[axis] == 1 or constant.stride(axis) == 0:
+            continue
+        if (named and axis > -dims) or not bool((constant == constant.narrow(axis, 0, 1)).all()):
+            found.append(axis)
+    return tuple(found)
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Return whether a tensor has only the values zero and far below zero."""
+    if value.dtype == torch.bool:
+        return True
+    if not value.is_floating_point() or value.ndim < 2:
+        return False
+    low = value <= _MASKED
+    return bool(low.any()) and bool((low | (value == 0)).all())
+
+
+def _norm_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None, float]:
+    given = dict(zip(("input", "normalized_shape", "weight", "bias", "eps"), args, strict=False)) | dict(named)
+    return given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+
+
+def _with(args: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    return (*args[:at], value, *args[at + 1 :])
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested arguments."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        for one in given.values():
+            yield from _tensors(one)
+    elif isinstance(given, tuple | list):
+        for one in given:
+            yield from _tensors(one)
+
+
+def _hooks(flow: Flow, name: str) -> tuple[Any, Any]:
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        flow.enter(name, (*args, *kwargs.values()))
+
+    def leave(module: nn.Module, args: object, output: Any) -> None:
+        flow.leave(name, output)
+
+    return enter, leave

@@ -1,0 +1,510 @@
+"""The structure of any model of images: its blocks, grids, prefix tokens, and the sites of its position information.
+
+`find_structure` finds it by one recorded pass, without knowing the library that the model comes from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from graticule.external.flow import Flow, Meeting
+from graticule.external.view import Size, Unavailable, evaluating, nearest, permutation
+from graticule.position.grid import Grid
+
+#: Names of lists of blocks, for models without attention.
+_LISTS = ("blocks", "layers", "stages", "layer")
+#: Names of the image size among the attributes of a model, its configuration, or a part of it.
+_IMAGE_SIZES = ("img_size", "image_size")
+
+#: One more than the largest number of prefix tokens.
+_PREFIX = 17
+
+Kind = Literal["absolute table", "bias of displacements", "positional attention", "rotary", "relative terms"]
+#: Kinds with one value for each pair of tokens.
+_OF_PAIRS = ("bias of displacements", "positional attention", "relative terms")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site of position information: a constant that is added to tokens or to logits, or that rotates queries or keys.
+
+    index: its number among the meetings of a pass.
+    kind: its form.
+    constant: its value at the size of the pass; None where terms of the queries are added to logits.
+    axes: axes of the tokens, counted from the end: one, rows and columns of a map, or those of queries and keys.
+    sine: whether it is the factor of a rotation that is 0 for angle 0.
+    origins: names of the parameters and buffers that it is computed from.
+    layer: index of the block that it is in, counted from 0; None outside of blocks.
+    """
+
+    index: int
+    kind: Kind
+    constant: Tensor | None
+    shape: torch.Size
+    axes: tuple[int, ...]
+    sine: bool
+    origins: frozenset[str]
+    layer: int | None
+
+    def rows(self) -> Tensor:
+        """Return the rows of a table, (N, D)."""
+        assert self.constant is not None
+        first, last = (axis % self.constant.ndim for axis in (self.axes[0], self.axes[-1]))
+        rows = self.constant.flatten(first, last).movedim(first, 0)
+        table: Tensor = rows.reshape(len(rows), -1, rows.shape[-1])[:, 0]
+        return table
+
+    def moved(self, value: Tensor, source: Callable[[int], Tensor]) -> Tensor:
+        """Return the constant with the rows of other tokens; `source` maps a number of tokens to their indices."""
+        if self.kind in _OF_PAIRS:
+            for axis in self.axes:
+                value = value.index_select(axis, source(value.shape[axis]).to(value.device))
+            return value
+        return _select(value, self.axes, [self.shape[axis] for axis in self.axes], source)
+
+
+def _select(value: Tensor, axes: Sequence[int], sides: Sequence[int], source: Callable[[int], Tensor]) -> Tensor:
+    """Select tokens along one axis, or along the flattened axes of a map."""
+    shape = list(value.shape)
+    for axis, side in zip(axes, sides, strict=True):
+        shape[axis] = side if value.shape[axis] == 1 else value.shape[axis]
+    first, last = axes[0] % value.ndim, axes[-1] % value.ndim
+    flat = value.expand(shape).flatten(first, last)
+    index = source(flat.shape[first]).to(value.device)
+    sides = shape[first : last + 1] if len(index) == flat.shape[first] else [len(index)]
+    return flat.index_select(first, index).unflatten(first, sides)
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The structure of a model at one size of the images.
+
+    model: the model.
+    img_size: (height, width) in pixels.
+    channels: of the images.
+    blocks: names of the blocks in the order of their calls, through all stages.
+    norms: name of the first norm of the input of each block, with weight, bias and eps, if there is one.
+    grids: the grid after each block, with the prefix tokens before it.
+    stem: (H, W) of the map that the images are cut into; None without a convolution before the blocks.
+    sites: of the position information.
+    attention: indices of the blocks with attention.
+    packed: whether the tokens of several images are one sequence.
+    """
+
+    model: nn.Module
+    img_size: Size
+    channels: int
+    blocks: tuple[str, ...]
+    norms: tuple[tuple[Tensor | None, Tensor | None, float] | None, ...]
+    grids: tuple[Grid, ...]
+    stem: Size | None
+    sites: tuple[Site, ...]
+    attention: tuple[int, ...]
+    packed: bool = False
+
+    @property
+    def prefix(self) -> int:
+        """The number of tokens before the patches."""
+        return max((grid.prefix for grid in self.grids), default=0)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The grid after the first block."""
+        return self.grids[0]
+
+    @property
+    def patch_size(self) -> Size:
+        """(height, width) in pixels of a patch of the first block."""
+        return self.img_size[0] // self.grid.height, self.img_size[1] // self.grid.width
+
+    def modules(self) -> list[nn.Module]:
+        """Return the blocks."""
+        return [self.model.get_submodule(name) for name in self.blocks]
+
+    def of_kind(self, kind: Kind) -> list[Site]:
+        """Return the sites of a kind."""
+        return [site for site in self.sites if site.kind == kind]
+
+    def ahead(self, tokens: int) -> int:
+        """Return the number of prefix tokens among `tokens` tokens; 0 if they are those of a window."""
+        exact = [grid.prefix for grid in self.grids if grid.tokens == tokens]
+        some = [tokens - grid.patches for grid in self.grids if 0 <= tokens - grid.patches <= grid.prefix]
+        return next(iter([*exact, *some]), 0)
+
+    def order(self, tokens: int, seed: int) -> Tensor:
+        """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
+        ahead = self.ahead(tokens)
+        return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
+
+    @property
+    def position_parameters(self) -> dict[str, int]:
+        """Map each kind of position information to the number of the parameters that it is computed from."""
+        known = dict(self.model.named_parameters())
+        counts: dict[str, int] = {}
+        taken: set[str] = set()
+        for site in self.sites:
+            own = {name for name in site.origins if name in known} - taken
+            taken |= own
+            counts[site.kind] = counts.get(site.kind, 0) + sum(known[name].numel() for name in own)
+        return counts
+
+    def zero(self, index: int, value: Tensor) -> Tensor:
+        """Replace the position information of a meeting by none."""
+        site = self._at.get(index)
+        if site is None:
+            return value
+        return torch.ones_like(value) if site.kind == "rotary" and not site.sine else torch.zeros_like(value)
+
+    def shuffle(self, seed: int, index: int, value: Tensor) -> Tensor:
+        """Replace the position information of each patch by that of another one; terms of queries get theirs back."""
+        site = self._at.get(index)
+        if site is None or (site.kind == "relative terms" and site.constant is not None):
+            return value
+        return site.moved(value, lambda tokens: self.order(tokens, seed))
+
+    def shuffle_queries(self, seed: int, index: int, queries: Tensor) -> Tensor:
+        """Move queries, (..., D) or (B, H, W, D), to the places whose terms they get."""
+        site = self._at.get(index)
+        if site is None or site.kind != "relative terms":
+            return queries
+        sides = [queries.shape[axis] for axis in site.axes]
+        return _select(queries, site.axes, sides, lambda tokens: self.order(tokens, seed).argsort())
+
+    def take(self, larger: Structure, index: int, value: Tensor) -> Tensor:
+        """Replace the position information of each patch by that of the nearest patch of a larger image."""
+        site, other = self._at.get(index), larger._at.get(index)
+        if site is None:
+            return value
+        if site.kind == "relative terms" and site.constant is None:
+            return value
+        if other is None or other.constant is None or site.constant is None:
+            raise Unavailable(f"its {site.kind} cannot be taken from other sizes")
+        there = other.constant.to(value)
+        if there.shape == site.constant.shape and site.kind in _OF_PAIRS:
+            return there.expand_as(value)
+        if site.kind == "relative terms":
+            raise Unavailable("its relative terms cannot be taken from other sizes")
+        found = other.moved(there, lambda tokens: self._places(larger, tokens))
+        if found.numel() == value.numel():
+            return found.reshape(value.shape)
+        return found[:1].expand_as(value)
+
+    def _places(self, larger: Structure, tokens: int) -> Tensor:
+        """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
+        for own, wide in zip(self.grids, larger.grids, strict=True):
+            ahead = tokens - wide.patches
+            if 0 <= ahead <= wide.prefix:
+                return torch.cat([torch.arange(ahead), nearest(own, wide) + ahead])
+        raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
+
+    @cached_property
+    def _at(self) -> dict[int, Site]:
+        return {site.index: site for site in self.sites}
+
+
+def find_structure(model: nn.Module, img_size: Size | None = None, images: Tensor | None = None) -> Structure:
+    """Find the structure of a model of images by one pass, in evaluation mode; the model is not changed.
+
+    Position information is what is the same for all images and differs between tokens where it meets tensors that
+    depend on the image: tables are added to tokens, biases to logits, and rotations multiply queries and keys. Masks
+    of windows are none. Blocks are the modules of the innermost lists that call attention, and all others in lists of
+    the same name; without attention, the modules of lists named blocks, layers or stages.
+
+    Args:
+        model: takes images (B, C, height, width).
+        img_size: (height, width) in pixels; that of the model by default.
+        images: the images of the pass; two black ones by default.
+
+    Raises:
+        ValueError: if the model takes no single pictures, no size is known, it refuses the size, or no blocks are
+            found.
+    """
+    check_pictures(model)
+    size = img_size or image_size(model)
+    if size is None:
+        raise ValueError(
+            f"`model` must have an attribute img_size, (height, width) in pixels, got {type(model).__name__}, "
+            "which has none."
+        )
+    channels = image_channels(model)
+    if images is None:
+        weight = next(model.parameters())
+        images = torch.zeros(2, channels, *size, device=weight.device, dtype=weight.dtype)
+    flow = Flow(model)
+    with evaluating(model), flow.following(images):
+        try:
+            call(model, images)
+        except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
+            said = f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
+            raise ValueError(said) from error
+    blocks = _blocks(flow)
+    if not blocks:
+        raise ValueError(
+            "`model` must be one of our backbones, or a model with attention in a list of blocks, or with a list named "
+            f"blocks, layers or stages, as in timm, got {type(model).__name__}."
+        )
+    outputs = [flow.called[name] for name in blocks]
+    packed = outputs[0].shape[0] == 1 and len(images) > 1
+    if packed:
+        return replace(find_structure(model, size, images[:1]), packed=True)
+    cut = stem_map(flow, blocks, outputs[0])
+    stem = None if cut is None else (cut.shape[2], cut.shape[3])
+    grids = tuple(_grids(model, blocks, outputs, size, stem))
+    layer_of = {name: layer for layer, name in enumerate(blocks)}
+    return Structure(
+        model,
+        size,
+        channels,
+        blocks,
+        tuple(flow.norms.get(name) for name in blocks),
+        grids,
+        stem,
+        tuple(_sites(flow.meetings, grids, layer_of)),
+        tuple(sorted({layer_of[name] for one in flow.attentions for name in one.within if name in layer_of})),
+    )
+
+
+def _blocks(flow: Flow) -> tuple[str, ...]:
+    """Return the names of the blocks in the order in which they return."""
+    patterns = {_pattern(one.within[-1]) for one in flow.attentions if one.within}
+    if not patterns:
+        named = [_pattern(name) for name in flow.called if _is_listed(name)]
+        patterns = {max(named, key=named.count)} if named else set()
+    called = [name for name in flow.called if _pattern(name) in patterns]
+    return tuple(name for name in called if flow.called[name].ndim != 3 or flow.called[name].shape[1] > 1)
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _is_listed(name: str) -> bool:
+    parts = name.split(".")
+    return len(parts) > 1 and parts[-2] in _LISTS
+
+
+def stem_map(flow: Flow, blocks: Sequence[str], first: Tensor) -> Tensor | None:
+    """Return the last map (B, D, H, W) of a convolution before the blocks with at most as many patches as tokens."""
+    tokens = first.shape[1] if first.ndim == 3 else first[0].numel()
+    start = list(flow.called).index(blocks[0])
+    before = [x for within, x, called in flow.maps if called <= start and not set(within) & set(blocks)]
+    maps = [x for x in before if 1 < x.shape[2] * x.shape[3] <= tokens]
+    return maps[-1] if maps else None
+
+
+def _grids(
+    model: nn.Module, blocks: Sequence[str], outputs: Sequence[Tensor], size: Size, stem: Size | None
+) -> Iterator[Grid]:
+    """Yield the grid after each block."""
+    last: Grid | None = Grid(*stem) if stem is not None else None
+    for name, x in zip(blocks, outputs, strict=True):
+        yield (last := grid_after(x, size, last, tokens_last(x, model.get_submodule(name))))
+
+
+def grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
+    """Return the grid of the output of a block, a sequence (B, N, D) or a map; `before` is that of an earlier one.
+
+    Raises:
+        Unavailable: if there is none.
+    """
+    if x.ndim == 4:
+        height, width = (x.shape[1], x.shape[2]) if last else (x.shape[2], x.shape[3])
+        if abs(width * size[0] / size[1] - height) >= 1:
+            raise Unavailable(f"a block returns {height} x {width} tokens for {size[0]} x {size[1]} pixels, no map")
+        return Grid(height, width)
+    if x.ndim != 3:
+        raise Unavailable(f"a block returns {x.ndim} axes, neither a sequence of tokens nor a map")
+    tokens = x.shape[1]
+    if before is not None and 0 <= tokens - before.patches < min(before.patches, _PREFIX):
+        return Grid(*before.shape, tokens - before.patches)
+    several = range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0))  # prefix tokens may leave
+    for ahead in several:
+        patches = tokens - ahead
+        height = round(math.sqrt(patches * size[0] / size[1])) if patches > 0 else 0
+        if height and patches % height == 0 and abs(patches / height * size[0] / size[1] - height) < 1:
+            return Grid(height, patches // height, ahead)
+    raise Unavailable(f"{tokens} tokens are not a grid of an image of {size[0]} x {size[1]} pixels")
+
+
+def tokens_last(x: Tensor, module: nn.Module) -> bool:
+    """Return whether channels are the last axis: of a sequence, or of a map (B, H, W, D) rather than (B, D, H, W).
+
+    The number of channels is that of a norm or a convolution of `module`, which returned it.
+    """
+    if x.ndim != 4:
+        return True
+    inner: list[Any] = list(module.modules())
+    sizes = [one.weight.shape[0] for one in inner if _has_channels(one)]
+    return not sizes or (x.shape[-1] in sizes and x.shape[1] not in sizes)
+
+
+def _has_channels(module: nn.Module) -> bool:
+    norm = isinstance(module, nn.LayerNorm | nn.BatchNorm2d | nn.GroupNorm | nn.Conv2d)
+    return norm and isinstance(module.weight, Tensor)
+
+
+def _sites(meetings: Sequence[Meeting], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[Site]:
+    """Yield the sites of position information among the meetings of a pass."""
+    counts = {count for grid in grids for count in (grid.patches, grid.tokens)}
+    shapes = {grid.shape for grid in grids}
+    keys = {index: one.shape[-1] for one in meetings for index in one.terms}
+    for index, one in enumerate(meetings):
+        layer = next((layer_of[name] for name in one.within if name in layer_of), None)
+        kind: Kind | None = None
+        axes: tuple[int, ...] = (-2, -1)
+        sine = False
+        if one.kind in ("logits", "weights"):
+            kind = "bias of displacements" if one.kind == "logits" else "positional attention"
+        elif one.kind == "relative":
+            kind = "relative terms"
+        elif one.kind == "projected" and index in keys:
+            kind, axes = "relative terms", (-2,) if one.shape[-2] == keys[index] else (-3, -2)
+        elif one.kind in ("added", "multiplied"):
+            axes = _token_axes(one, counts, shapes)
+            if axes and one.kind == "added":
+                kind = "absolute table"
+            elif axes and one.constant is not None and one.constant.is_complex():
+                kind = "rotary"
+            elif axes and one.other is not None:
+                kind, sine = "rotary", one.age > meetings[one.other].age
+        if kind is not None:
+            yield Site(index, kind, one.constant, one.shape, axes, sine, one.origins, layer)
+
+
+def _token_axes(one: Meeting, counts: set[int], shapes: set[Size]) -> tuple[int, ...]:
+    """Return the axes of the tokens: two of a map, or one of a sequence; () if there are none."""
+    dims = len(one.shape)
+    for axis in range(1 - dims, -1):
+        if (one.shape[axis], one.shape[axis + 1]) in shapes and {axis, axis + 1} & set(one.axes):
+            return axis, axis + 1
+    for axis in one.axes:
+        if axis != -1 and one.shape[axis] in counts:
+            return (axis,)
+    return (-2,) if dims == 3 and one.kind == "added" and -2 in one.axes else ()
+
+
+def call(model: nn.Module, images: Tensor) -> Any:
+    """Call a model with images of any size.
+
+    Models of transformers are asked to interpolate their tables for other sizes than their own, and a masked
+    autoencoder to keep all patches in their order.
+    """
+    known = _arguments(model)
+    given: dict[str, Any] = {}
+    if "interpolate_pos_encoding" in known:
+        own = image_size(model)
+        given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
+    config: Any = getattr(model, "config", None)
+    patch = pair(getattr(config, "patch_size", None))
+    if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
+        return model(images, **given)
+    patches = images.shape[-2] // patch[0] * (images.shape[-1] // patch[1])
+    order = torch.arange(patches, device=images.device, dtype=torch.float32).expand(len(images), -1)
+    ratio, config.mask_ratio = config.mask_ratio, 0.0
+    try:
+        return model(images, noise=order, **given)
+    finally:
+        config.mask_ratio = ratio
+
+
+def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(model.forward).parameters)
+
+
+def check_pictures(model: nn.Module) -> None:
+    """Check that a model takes single pictures, as far as its arguments and its convolutions say.
+
+    Raises:
+        ValueError: if it takes films, or patches that are packed by the caller.
+    """
+    needed = [
+        name
+        for name, one in _arguments(model).items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    kind = type(model).__name__
+    if len(needed) > 1:
+        raise ValueError(
+            f"`model` must take pictures (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}: "
+            "a view of packed patches is not supported."
+        )
+    if any(isinstance(one, nn.Conv3d) for one in model.modules()):
+        raise ValueError(
+            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches: a view of "
+            "films is not supported."
+        )
+
+
+def image_size(model: nn.Module) -> Size | None:
+    """Return the (height, width) in pixels that a model is built for; None if it is not known.
+
+    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part.
+    """
+    stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
+    configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
+    given = [getattr(stem, "img_size", None), getattr(model, "img_size", None), configured and configured[1:]]
+    for holder in (model, getattr(model, "config", None), *model.children(), *model.modules()):
+        given += [getattr(holder, name, None) for name in _IMAGE_SIZES]
+    return next((found for one in given if (found := pair(one)) is not None), None)
+
+
+def own_patch_size(model: nn.Module) -> Size | None:
+    """Return the (height, width) in pixels of a patch, by its stem, the model or its configuration; None if unknown.
+
+    If none of them says it, it is the stride of the first convolution, if its kernels do not overlap.
+    """
+    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+    holders = (stem, model, getattr(model, "config", None))
+    found = next((size for one in holders if (size := pair(getattr(one, "patch_size", None))) is not None), None)
+    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    if found is None and first is not None and first.stride == first.kernel_size:
+        return pair(first.stride)
+    return found
+
+
+def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """Return the floating parameters and buffers whose values are added to tokens, or to logits, by name.
+
+    They are in the order of the model; a value may be resampled or normalized before it is added.
+    """
+    flow = Flow(model)
+    with evaluating(model), flow.following(images):
+        call(model, images)
+    added = {name for one in flow.meetings if one.kind in ("added", "logits") for name in one.origins}
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    return {name: value for name, value in tensors.items() if name in added and value.is_floating_point()}
+
+
+def image_channels(model: nn.Module) -> int:
+    """Return the number of channels of the images of a model; 3 if it is not known."""
+    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    return int(getattr(model, "in_chans", 0) or 0) or (3 if first is None else first.in_channels)
+
+
+def window_of(block: nn.Module, names: Sequence[str] = ("window_size", "ws")) -> Size | None:
+    """Return the first side or two sides, in patches, that a block or a part of it has under one of `names`."""
+    values = (pair(getattr(one, name, None)) for one in block.modules() for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def pair(given: object) -> Size | None:
+    """Return a side or two as (height, width); None for anything else."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given, given
+    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(side, int) for side in given):
+        return int(given[0]), int(given[1])
+    return None
+
+
+def error_line(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

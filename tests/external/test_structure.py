@@ -1,0 +1,132 @@
+"""The finder of structure: blocks, grids, prefix tokens, tables, biases and rotations of models of any library."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import graticule
+import tiny
+from graticule.external.flow import Flow
+from graticule.external.structure import find_structure
+from graticule.external.structure_view import StructureView
+from graticule.external.view import Unavailable
+from graticule.surgery.resize import resampled_modules
+
+
+class Own(nn.Module):
+    """Two blocks of one head over 2 x 3 patches, with a table, a bias, a rotation of pairs (i, i + 1) and a mask."""
+
+    def __init__(self, shape=(2, 3)):
+        super().__init__()
+        self.img_size = (4 * shape[0], 4 * shape[1])
+        self.cut = nn.Conv2d(3, 4, 4, 4)
+        self.register_buffer("where", torch.randn(shape[0] * shape[1], 4))
+        self.parts = nn.ModuleList([OwnBlock(shape[0] * shape[1]) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.cut(x).flatten(2).mT + self.where
+        for part in self.parts:
+            x = part(x)
+        return x.mean(1)
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, tokens):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+        self.gain = nn.Parameter(torch.ones(4))
+        self.far = nn.Parameter(torch.randn(tokens, tokens))
+        self.angles = nn.Parameter(torch.randn(tokens, 2))
+        self.register_buffer("mask", torch.zeros(tokens, tokens).index_fill(1, torch.tensor([0]), -100.0))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        cosines, sines = (f(self.angles).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+        q, k = (a * cosines + torch.stack([-a[..., 1::2], a[..., ::2]], -1).flatten(-2) * sines for a in (q, k))
+        return x + self.gain * ((q @ k.mT + (self.far + self.mask)).softmax(-1) @ v)
+
+
+def test_all_forms_of_position_of_an_unknown_model_are_found():
+    model = Own()
+    found = find_structure(model)
+    assert found.blocks == ("parts.0", "parts.1") and found.attention == (0, 1)
+    assert [grid.shape for grid in found.grids] == [(2, 3)] * 2 and found.prefix == 0 and found.patch_size == (4, 4)
+    kinds = [(site.kind, site.layer, site.sine) for site in found.sites]
+    of_block = [("rotary", False), ("rotary", True)] * 2 + [("bias of displacements", False)]
+    expected = [(kind, layer, sine) for layer in range(2) for kind, sine in of_block]
+    assert kinds == [("absolute table", None, False), *expected]
+    assert found.sites[0].origins == {"where"} and torch.equal(found.sites[0].rows(), model.where)
+    assert found.sites[5].origins == {"parts.0.far"} and torch.equal(found.sites[5].constant, model.parts[0].far)
+    assert found.position_parameters == {"absolute table": 0, "rotary": 24, "bias of displacements": 72}
+
+
+def test_zeroing_leaves_masks_and_gains_and_rotates_by_angle_zero():
+    model = tiny.draw(Own()).double()
+    bare = Own().double()
+    bare.load_state_dict(model.state_dict())
+    bare.where.zero_()
+    for part in bare.parts:
+        nn.init.zeros_(part.far)
+        nn.init.zeros_(part.angles)
+    x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    view = StructureView(model)
+    (a, _), (b, _) = view.without_position().run(x).layers[-1], StructureView(bare).run(x).layers[-1]
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    (c, _), (d, _) = StructureView(bare).shuffled(1).run(x).layers[-1], view.shuffled(1).run(x).layers[-1]
+    torch.testing.assert_close(c, b, rtol=0, atol=0)
+    assert not torch.allclose(d, a)
+    assert view.attention(x)[0].weights[..., 0].max() < 1e-9  # the mask stays
+
+
+def test_the_position_of_a_larger_image_is_taken_from_the_nearest_patches():
+    small, large = Own(), Own((4, 6))
+    found = find_structure(small).take
+    site = next(site for site in find_structure(small).sites if site.kind == "absolute table")
+    taken = found(find_structure(large), site.index, small.where)
+    assert torch.equal(taken, large.where[[7, 9, 11, 19, 21, 23]])
+
+
+def test_a_flow_changes_nothing_without_a_change():
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, window_size=7, depths=(2,), num_heads=(2,),
+                              embed_dim=8).eval()  # fmt: skip
+    x = torch.randn(2, 3, 56, 56)
+    with torch.no_grad():
+        expected = model(x)
+        with Flow(model).following(x):
+            found = model(x)
+    assert torch.equal(found, expected) and not model._forward_hooks
+
+
+def test_prefix_tokens_and_sizes_of_models_of_timm_are_found():
+    for name, prefix in (("deit_tiny_distilled_patch16_224", 2), ("vit_base_patch16_siglip_224", 0)):
+        model = timm.create_model(name, img_size=(32, 64), depth=1, embed_dim=12, num_heads=2)
+        found = find_structure(model)
+        assert (found.prefix, found.grid.shape, found.patch_size) == (prefix, (2, 4), (16, 16))
+
+
+def test_the_table_of_dinov2_is_found_by_conversion():
+    model = timm.create_model("vit_small_patch14_dinov2", depth=1, embed_dim=12, num_heads=2)
+    (table,) = resampled_modules(graticule.convert(model))
+    assert table.grid.shape == (37, 37)
+    assert [site.rows().shape for site in find_structure(model).sites] == [(1370, 12)]
+
+
+def test_models_that_take_no_single_pictures_are_refused():
+    class Packed(Own):
+        def forward(self, patches, shapes):
+            return patches
+
+    class Film(Own):
+        def __init__(self):
+            super().__init__()
+            self.cut = nn.Conv3d(3, 4, 4, 4)
+
+    with pytest.raises(ValueError, match="got Packed, which needs patches and shapes: a view of packed patches"):
+        find_structure(Packed())
+    with pytest.raises(ValueError, match="got Film, which cuts films into patches: a view of films is not supported"):
+        find_structure(Film())
+    with pytest.raises(ValueError, match="`img_size` 9 x 9 is refused by Own: RuntimeError"):
+        find_structure(Own(), (9, 9))
+    with pytest.raises(Unavailable, match="smaller"):
+        find_structure(Own()).take(find_structure(Own((1, 3))), find_structure(Own()).sites[0].index, torch.zeros(6, 4))
