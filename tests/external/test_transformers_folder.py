@@ -10,8 +10,7 @@ transformers = pytest.importorskip("transformers")
 from transformers_models import SMALL, build, outputs  # noqa: E402
 
 import graticule  # noqa: E402
-from graticule.lab.commands.opening import open_model  # noqa: E402
-from graticule.lab.commands.sources import open_source  # noqa: E402
+from graticule.lab.commands.opening import NamedModels, open_model, open_source  # noqa: E402
 
 PREPROCESSOR = {
     "image_mean": [0.5, 0.4, 0.3],
@@ -43,7 +42,7 @@ def test_a_folder_is_opened_by_every_opener(saved):
             graticule.from_pretrained(folder),
             open_model(str(folder)).model,
             open_model(f"hf:{folder}").model,
-            open_source(f"hf:{folder}", "export").model,
+            open_source(f"hf:{folder}", "export", NamedModels()).model,
         ):
             assert not ours.training
             torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-5)

@@ -38,7 +38,7 @@ def test_export_writes_a_program_of_a_run_and_says_what_it_is(trained, tmp_path,
 def test_export_takes_the_name_of_a_model_and_says_that_it_is_not_trained(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, "export", "vit_nano_patch4_28", "--format", "safetensors", "--joining", "lape")
-    assert code == 0 and "wrote model.safetensors" in out and "those of the model's initialization" in err
+    assert code == 0 and "wrote model.safetensors" in out and "the weights of its initialization" in err
     assert "blocks.0.pe_norm.weight" in load_file("model.safetensors")
 
 
@@ -146,21 +146,21 @@ def test_mistakes_are_one_line(trained, tmp_path, capsys):
         (("export", run, "--output", new / "model.bin"), "`format` must be given where `path` does not end in"),
         (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be any of batch, height, width, got 'depth'"),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
-        (("export", run, "--encoding", "rope"), "`encoding` must be left out with a folder"),
+        (("export", run, "--encoding", "rope"), "`encoding` must be left out with '"),
         (("export", "vit_nano_patch4_28", "--data", "cats"), "`data` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be new"),
         (("publish", tmp_path / "nothing", new), "`run` must be the folder of a run"),
         (("publish", "vit_nano_patch4_82", new), "did you mean 'vit_nano_patch4_28'"),
-        (("publish", new / "x.pth", new), "does not say what model it is for"),
-        (("publish", run, new, "--joining", "lape"), "`joining` must be left out with a folder"),
+        (("publish", new / "x.pth", new), "`model` must be a file of weights, got"),
+        (("publish", run, new, "--joining", "lape"), "`joining` must be left out with '"),
         (("publish", run, new, "--push", "a b"), "`repo_id` must be OWNER/NAME"),
         (("publish", run, new, "--private"), "`private` must be left out without --push"),
     ]
     for arguments, message in cases:
         code, out, err = run_command(capsys, *arguments)
-        lines = [line for line in err.splitlines() if not line.startswith("the weights are those")]
+        lines = [line for line in err.splitlines() if "weights of its initialization" not in line]
         assert code == 1 and len(lines) == 1 and lines[0].startswith("graticule: error: "), (arguments, out, err)
         assert message in lines[0], (arguments, lines[0])
     assert not new.exists()

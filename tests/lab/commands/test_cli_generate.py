@@ -339,7 +339,6 @@ def test_without_a_table_a_text_may_be_longer_than_in_training(capsys, computed)
         (["--seed", -1], "`seed` must be at least 0"),
         (["--seed", 2**63], "`seed`"),
         (["--context", 0], "`context`"),
-        (["--checkpoint", "newest"], "`checkpoint` must be best or last"),
         (["--device", "gpu9"], "`device` must be one that PyTorch has here"),
         (["--device", "cuda:7"], "`device` must be one that PyTorch has here"),
         (["--prompt", "a", "--prompt-file", "FILE"], "`prompt` must be left out with `prompt_file`"),

@@ -110,7 +110,6 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
         (["TEXT", "--lengths", 0], "`lengths` must be whole numbers of at least 1, got 0"),
         (["TEXT", "--lengths", 8, 8], "`lengths` must be different lengths, at least one, got [8, 8]"),
         (["TEXT", "--length", 8], "did you mean --lengths"),
-        (["TEXT", "--checkpoint", "worst"], "`checkpoint` must be best or last, got 'worst'"),
     ],
 )
 def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, on_images, arguments, said):

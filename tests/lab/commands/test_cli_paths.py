@@ -12,8 +12,7 @@ import pytest
 import graticule
 from commands import run_command
 from graticule.lab.commands.export import Export, _batches
-from graticule.lab.commands.opening import NamedModels, open_model
-from graticule.lab.commands.sources import open_source
+from graticule.lab.commands.opening import NamedModels, open_model, open_source
 from graticule.lab.locks import locked
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, Recipe
@@ -62,9 +61,10 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
     run.folder.rename(tmp_path / "vit_micro_patch4_28")
     (tmp_path / "vit_nano_patch4_28").write_bytes(b"")
     for name in ("vit_micro_patch4_28", "vit_nano_patch4_28"):
-        assert open_model(name, NamedModels(weights="random")).run is None and open_source(name, "export").run is None
+        assert open_model(name, NamedModels(weights="random")).run is None
+        assert open_source(name, "export", NamedModels()).run is None
     for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
-        assert Run(open_model(path).folder).finished and open_source(path, "export").run is not None
+        assert Run(open_model(path).folder).finished and open_source(path, "export", NamedModels()).run is not None
     (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
     for command in (["correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
         code, _, err = run_command(capsys, *command)

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING
 import tyro
 
 from graticule.lab.commands.figures import ScaledFigures, limits_of
-from graticule.lab.commands.mixing import parse_query
-from graticule.lab.commands.opening import (
-    NamedData,
-    check_inputs,
-    check_targets,
-    labels_of,
-    open_model,
-    size_of,
-    test_data,
-)
-from graticule.lab.commands.options import Output, output_folder, parse, parse_checkpoint, parse_size
+from graticule.lab.commands.opening import NamedData, labels_of, open_models, size_of, test_data
+from graticule.lab.commands.options import Output, output_folder, parse, parse_query, parse_size
 
 if TYPE_CHECKING:
     from graticule.external.attention_map import AttentionMap
@@ -48,8 +39,6 @@ class Attention(ScaledFigures, NamedData):
     """also draw each model with its position information removed"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    checkpoint: str = "best"
-    """best or last"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the first run's, or this one)"""
     json: bool = False
@@ -60,9 +49,11 @@ def run(arguments: list[str]) -> int:
     """Draw the attention maps of models."""
     options = parse(Attention, "attention", arguments)
     output = Output(options.json)
-    check_targets(options.models, options, "attention")
     limits = limits_of(options.scale)
     query = parse_query(options.query) if options.query else None
+    if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
+        raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")
+    opened = open_models(options.models, options, "attention")
     from graticule.analysis.attention import attention_maps
     from graticule.external.attention_map import save_attention
     from graticule.external.open_view import view_of
@@ -70,11 +61,6 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.figures.save import save_figure
     from graticule.lab.pages.explorer import pixels_of
 
-    checkpoint = parse_checkpoint(options.checkpoint)
-    check_inputs(options.models, "attention")
-    opened = [open_model(target, options, checkpoint) for target in options.models]
-    if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
-        raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")
     layers = [layer - 1 for layer in options.layers]
     heads = [head - 1 for head in options.heads] or None
     maps: dict[str, list[AttentionMap]] = {}

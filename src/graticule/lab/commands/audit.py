@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from graticule.lab.commands.opening import (
-    NamedModels,
-    Opened,
-    check_inputs,
-    check_targets,
-    open_model,
-    size_of,
-    with_images,
-)
+from graticule.lab.commands.opening import NamedModels, Opened, open_models, size_of, with_images
 from graticule.lab.commands.options import (
     Output,
     choose_device,
     command_line,
     output_folder,
     parse,
-    parse_checkpoint,
     parse_size,
 )
 from graticule.registry.checks import parse_sizes, printable
@@ -62,8 +53,6 @@ class Audit(NamedModels):
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     batch_size: int = 16
     """images per forward pass"""
-    checkpoint: str = "best"
-    """best or last, of a run"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
@@ -76,18 +65,15 @@ def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
     options = parse(Audit, "audit", arguments)
     output = Output(options.json)
-    check_targets([options.model], options, "audit")
-    checkpoint = parse_checkpoint(options.checkpoint)
     others = parse_sizes(options.sizes)
     if options.count < 5:
         raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
     if options.batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
-    check_inputs([options.model], "audit")
     from graticule.lab.data.pictures import Pictures, find_pictures
 
     find_pictures(options.images)  # before the model is built
-    opened = with_images(open_model(options.model, options, checkpoint))
+    opened = with_images(*open_models([options.model], options, "audit"))
     import torch
 
     from graticule.analysis.audit import audit, audit_json

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 from graticule.lab.commands.figures import ScaledFigures, limits_of
-from graticule.lab.commands.opening import NamedModels, check_targets, open_model
-from graticule.lab.commands.options import Output, output_folder, parse, parse_checkpoint, parse_size
+from graticule.lab.commands.opening import NamedModels, open_models
+from graticule.lab.commands.options import Output, output_folder, parse, parse_size
 from graticule.registry.checks import printable
 
 
@@ -29,8 +29,6 @@ class Correlations(ScaledFigures, NamedModels):
     """run or published folder, file of weights, name of a model, timm:NAME or hf:NAME"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
-    checkpoint: str = "best"
-    """best or last"""
     untrained: int = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
@@ -43,8 +41,7 @@ def run(arguments: list[str]) -> int:
     """Draw the position maps of a model: correlations of every layer, rotations, and the bias of every head."""
     options = parse(Correlations, "correlations", arguments)
     output = Output(options.json)
-    check_targets([options.model], options, "correlations")
-    opened = open_model(options.model, options, parse_checkpoint(options.checkpoint))
+    (opened,) = open_models([options.model], options, "correlations", images=False)
     from graticule.analysis.position_maps import position_maps
     from graticule.lab.figures.bias_map_sheet import bias_map_sheet
     from graticule.lab.figures.plots import correlation_sheet

@@ -14,14 +14,13 @@ from graticule.lab.commands.opening import (
     NamedData,
     Opened,
     check_labels,
-    check_targets,
     check_task_options,
     labels_of,
-    open_model,
+    open_models,
     test_data,
     test_task,
 )
-from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint
+from graticule.lab.commands.options import Output, choose_device, output_folder, parse
 from graticule.registry.checks import printable
 
 
@@ -38,8 +37,6 @@ class Evaluate(Figures, NamedData):
 
     models: tyro.conf.Positional[list[str]]
     """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task; names are of classifiers"""
-    checkpoint: str = "best"
-    """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None = None
@@ -54,15 +51,13 @@ def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, by their task."""
     options: Any = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
-    check_targets(options.models, options, "evaluate")
+    opened = open_models(options.models, options, "evaluate", images=False)
     from graticule.lab.training.evaluation import Evaluated
     from graticule.lab.training.task import list_tasks
     from graticule.lab.training.validation import in_precision
     from graticule.system.files import write_json
 
-    checkpoint = parse_checkpoint(options.checkpoint)
     device = choose_device(options.device)
-    opened = [open_model(target, options, checkpoint) for target in options.models]
     tasks = [test_task(one) for one in opened]
     name = tasks[0].recipe.task
     for one, task in zip(opened, tasks, strict=True):
@@ -90,7 +85,7 @@ def run(arguments: list[str]) -> int:
         precision = options.precision or task.recipe.precision
         precisions.setdefault(precision, []).append(one.target)
         scores = evaluation.scores(task, in_precision(one.model, precision, device), data, device=device)
-        evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, checkpoint)))
+        evaluated.append(Evaluated(label, one.target, task.recipe, scores, _measured(one, task, options.checkpoint)))
     table, records = evaluation.table(tasks[0].metric, evaluated), evaluation.records(evaluated)
     output.table(table.columns, table.rows)
     output.say(*table.notes)

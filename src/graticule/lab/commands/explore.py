@@ -13,17 +13,14 @@ import tyro
 from graticule.lab.commands.opening import (
     NamedModels,
     Opened,
-    check_inputs,
     check_name,
-    check_targets,
     is_named,
     labels_of,
-    open_model,
+    open_models,
     size_of,
     with_images,
 )
-from graticule.lab.commands.options import command_line, parse, parse_checkpoint, print_written
-from graticule.lab.commands.predict import read_picture
+from graticule.lab.commands.options import command_line, parse, print_written, read_picture
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
@@ -51,8 +48,6 @@ class Explore(NamedModels):
     """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
     img_size: str | None = None
     """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
-    checkpoint: str = "best"
-    """best or last, of a run"""
     output: Path | None = None
     """file NAME.html (default: explorer.html in the first run, or in this folder)"""
     open: bool = True
@@ -62,16 +57,14 @@ class Explore(NamedModels):
 def run(arguments: list[str]) -> int:
     """Write the page of the explorer."""
     options = parse(Explore, "explore", arguments)
-    check_targets(options.models, options, "explore")
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
-    checkpoint, first = parse_checkpoint(options.checkpoint), options.img_size
+    first = options.img_size
     sizes = list(dict.fromkeys(parse_sizes([*([] if first is None else [first]), *options.sizes])))
     given = _images(options.images, options.models)
     if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
         raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
-    check_inputs(options.models, "explore")
-    opened = [open_model(target, options, checkpoint) for target in options.models]
+    opened = open_models(options.models, options, "explore")
     from graticule.lab.pages.explorer import explored, write_explorer
 
     found = []

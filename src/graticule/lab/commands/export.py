@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from graticule.lab.commands.opening import NamedModels, open_source
 from graticule.lab.commands.options import Output, parse
-from graticule.lab.commands.sources import open_source
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SHOWN = 8
 
 
 @dataclass
-class Export:
+class Export(NamedModels):
     """Export a model as a program for ONNX Runtime or torch.export, run it, and compare it with PyTorch.
 
         graticule export RUN --dynamic batch
@@ -52,14 +52,6 @@ class Export:
     """quantize the weights of linear layers to 8 bits"""
     data: str | None = None
     """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
-    weights: Path | None = None
-    """checkpoint for a model given by name; for timm:NAME also random (default: its published weights)"""
-    encoding: str | None = None
-    """encoding of a model given by name (default: its own)"""
-    joining: str | None = None
-    """joining of a model given by name"""
-    checkpoint: str = "best"
-    """best or last, of a run"""
     json: bool = False
     """print the report as JSON, and nothing else, on stdout"""
 
@@ -71,10 +63,8 @@ def run(arguments: list[str]) -> int:
     size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
     free = [name for text in options.dynamic for name in text.split(",") if name]
     chosen = options.format or ("onnx" if options.output is None else None)
-    source = open_source(
-        options.model, "export", options.weights, options.encoding, options.joining, options.checkpoint
-    )
-    model = source.model
+    source = open_source(options.model, "export", options)
+    model: Any = source.model
     output = options.output or source.folder / f"model{SUFFIXES.get(chosen or '', '')}"
     if options.maps:
         model = _maps(model)
@@ -144,12 +134,9 @@ def _batches(options: Export, model: Any, run: Any, size: tuple[int, int]) -> An
         raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
     if options.data is None:
         return run.data().eval_dataloader(size)
-    from graticule.lab.commands.opening import check_labels, describe_model, named_data
-    from graticule.lab.tasks.classification import images_of
+    from graticule.lab.commands.opening import check_labels, describe_model, named_data, with_images
 
-    opened = describe_model(options.model, model, options.model)
-    if run is not None:
-        opened = dataclasses.replace(opened, info=images_of(run), augmentation=run.recipe().augmentation)
+    opened = with_images(dataclasses.replace(describe_model(options.model, model, options.model), run=run))
     data = named_data(dataclasses.replace(opened, img_size=size), options.data)
     check_labels(opened, data, options.data)
     return data.eval_dataloader(size)

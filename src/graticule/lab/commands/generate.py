@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from graticule.lab.commands.options import choose_device, parse, parse_checkpoint
+from graticule.lab.commands.options import choose_device, parse
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Generate:
     """seed of the text"""
     context: int | None = None
     """resample a learned table to this number of tokens; the run is unchanged"""
-    checkpoint: str = "best"
-    """best or last"""
+    checkpoint: Literal["best", "last"] = "best"
+    """checkpoint of the run"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
@@ -62,7 +62,6 @@ class Generate:
 def run(arguments: list[str]) -> int:
     """Continue a text with a language model."""
     options = parse(Generate, "generate", arguments)
-    checkpoint = parse_checkpoint(options.checkpoint)
     _check(options)
     prompt = _prompt(options)
     device = choose_device(options.device)
@@ -75,7 +74,7 @@ def run(arguments: list[str]) -> int:
 
     trained = Run.open(options.run)
     tokenizer = tokenizer_of(trained)
-    model = trained.model(checkpoint=checkpoint)
+    model = trained.model(checkpoint=options.checkpoint)
     assert isinstance(model, LanguageModel)  # it has a tokenizer
     with _within_memory():
         if options.context is not None:

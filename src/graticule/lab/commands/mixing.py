@@ -16,7 +16,7 @@ from graticule.lab.commands.options import (
     open_runs,
     output_folder,
     parse,
-    parse_checkpoint,
+    parse_query,
     parse_size,
     run_labels,
 )
@@ -44,8 +44,8 @@ class Mixing(ScaledFigures):
     """weights, or the logits before their softmax"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
-    checkpoint: str = "best"
-    """best or last"""
+    checkpoint: Literal["best", "last"] = "best"
+    """checkpoint of the run"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the first run's)"""
     json: bool = False
@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> int:
     parts = {}
     figures: dict[str, Any] = {}
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True), start=1):
-        model: Any = run.model(checkpoint=parse_checkpoint(options.checkpoint))
+        model: Any = run.model(checkpoint=options.checkpoint)
         if size:
             check_sizes(model, [size])
         depth = sum(model.depths) if hasattr(model, "depths") else 0
@@ -125,15 +125,3 @@ def run(arguments: list[str]) -> int:
     output.give(tables)
     output.wrote(*written)
     return 0
-
-
-def parse_query(text: str) -> tuple[int, int]:
-    """Parse ROWxCOLUMN, the position of a token.
-
-    Raises:
-        ValueError: for another format.
-    """
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
-        raise ValueError(f"`query` must be ROWxCOLUMN, such as 0x3, got {text!r}.")
-    return int(sides[0]), int(sides[1])

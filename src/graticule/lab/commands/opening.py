@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import is_path, known_name, printable
@@ -79,6 +79,8 @@ class NamedModels:
     """for a model of graticule given by name: encoding (default: its own)"""
     joining: str | None = None
     """for a model of graticule given by name: joining (default: its own)"""
+    checkpoint: Literal["best", "last"] = "best"
+    """checkpoint of a run"""
 
 
 @dataclass(kw_only=True)
@@ -139,11 +141,13 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
                 raise ValueError(
                     f"`{name}` must be left out with {targets[0]!r}, which has its own, got {str(given)!r}."
                 )
+    if not isinstance(options, NamedData):
+        return
     if not any(is_named(target) for target in targets):
         for name in ("data", "data_root"):
-            if (given := getattr(options, name, None)) is not None:
+            if (given := getattr(options, name)) is not None:
                 raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(given)!r}.")
-    elif getattr(options, "data", "") is None:
+    elif options.data is None:
         named = next(target for target in targets if is_named(target))
         check_name(named)
         raise ValueError(
@@ -212,14 +216,31 @@ def check_name(target: str) -> None:
     )
 
 
-def open_model(target: str, options: NamedModels | None = None, checkpoint: str = "best") -> Opened:
+def open_models(targets: Sequence[str], options: NamedModels, command: str, images: bool = True) -> list[Opened]:
+    """Check the sources of models, before PyTorch is imported, and open them.
+
+    Args:
+        targets: sources, as in `open_model`.
+        options: options of the command.
+        command: its name, for messages.
+        images: whether runs must be on images.
+
+    Raises:
+        ValueError, FileNotFoundError: if one cannot be opened.
+    """
+    check_targets(targets, options, command)
+    if images:
+        check_inputs(targets, command)
+    return [open_model(target, options) for target in targets]
+
+
+def open_model(target: str, options: NamedModels | None = None) -> Opened:
     """Open a model.
 
     Args:
         target: folder of a run or of a published model, `hf:OWNER/NAME`, file of weights in a run, name of a model of
             graticule or timm, `timm:NAME`, or FILE.py:NAME.
-        options: options of models that are given by name.
-        checkpoint: best or last, of a run.
+        options: checkpoint of a run, and options of models that are given by name.
 
     Raises:
         ValueError, FileNotFoundError: if it cannot be opened.
@@ -247,17 +268,50 @@ def open_model(target: str, options: NamedModels | None = None, checkpoint: str 
     recipe = opened.recipe()
     title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
     in_folder = opened.folder != path
-    model = load(path) if in_folder else opened.model(checkpoint="last" if checkpoint == "last" else "best")
+    model = load(path) if in_folder else opened.model(checkpoint=options.checkpoint)
     size = getattr(recipe, "img_size", None)
     augmentation = getattr(recipe, "augmentation", None)
     return Opened(target, title, model, size, None, augmentation, opened.folder, opened)
 
 
+def open_source(target: str, command: str, options: NamedModels) -> Opened:
+    """Open a model that is exported or published: one of timm is converted, and a new one needs no weights.
+
+    Raises:
+        ValueError, FileNotFoundError: if it cannot be opened, or is on text.
+    """
+    check_targets([target], options, command)
+    file, _, name = target.rpartition(":")
+    if file.endswith(".py"):
+        return Opened(target, target, module_of_file(file, name).eval(), None, None, None)
+    if is_published(target):
+        from graticule.hub.kinds import from_pretrained
+
+        return Opened(target, target, from_pretrained(target), None, None, None)
+    from graticule.backbones.registry import list_models
+
+    if not is_named(target) or target in list_models():
+        opened = open_model(target, replace(options, weights=options.weights or RANDOM))
+    else:
+        from graticule.external.convert.conversion import convert
+
+        opened = open_model(target, replace(options, encoding=None, joining=None))
+        opened = replace(opened, model=convert(opened.model, options.encoding, options.joining))
+    if opened.run is not None and not opened.run.task().inputs.startswith("images"):
+        raise ValueError(
+            f"`model` must be on images for graticule {command}, got {str(opened.folder)!r}, which is on "
+            f"{opened.run.task().inputs}."
+        )
+    return opened
+
+
 def with_images(opened: Opened) -> Opened:
-    """Return an opened run with the recorded facts of its images; a model without a run is unchanged."""
+    """Return an opened run with the facts of its images; a model without a run is unchanged."""
     from graticule.lab.tasks.classification import images_of
 
-    return opened if opened.run is None else replace(opened, info=images_of(opened.run))
+    if opened.run is None:
+        return opened
+    return replace(opened, info=images_of(opened.run), augmentation=opened.run.recipe().augmentation)
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:

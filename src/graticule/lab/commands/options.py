@@ -225,6 +225,29 @@ def parse_size(given: str | None) -> tuple[int, int] | None:
     return parse_sizes([given], "img_size")[0] if given else None
 
 
+def parse_query(text: str) -> tuple[int, int]:
+    """Parse ROWxCOLUMN, the position of a token.
+
+    Raises:
+        ValueError: for another format.
+    """
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
+        raise ValueError(f"`query` must be ROWxCOLUMN, such as 0x3, got {text!r}.")
+    return int(sides[0]), int(sides[1])
+
+
+def read_picture(path: Path, read: Any) -> Any:
+    """Read an image; one that cannot be read is a ValueError."""
+    from PIL import Image
+
+    try:
+        return read(path)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
+
+
 def choose_device(given: str) -> str:
     """Resolve auto to cuda if there is a GPU, otherwise to cpu.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from graticule.lab.commands.figures import Figures
-from graticule.lab.commands.options import Output, choose_device, open_runs, output_folder, parse, parse_checkpoint
+from graticule.lab.commands.options import Output, choose_device, open_runs, output_folder, parse, read_picture
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Predict(Figures):
     """detections with a lower score are not drawn; JSON has all"""
     count: int = 8
     """without images: number of held-out images that are drawn"""
-    checkpoint: str = "best"
-    """best or last"""
+    checkpoint: Literal["best", "last"] = "best"
+    """checkpoint of the run"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
@@ -60,14 +60,14 @@ def run(arguments: list[str]) -> int:
     stems = [path.stem for path in options.images]
     if twice := [path for path in options.images if stems.count(path.stem) > 1]:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
-    checkpoint, device = parse_checkpoint(options.checkpoint), choose_device(options.device)
+    device = choose_device(options.device)
     folder = output_folder(options.output, run.folder / "predictions")
     if not options.images:
-        return _report(run, options, checkpoint, device, folder)
-    return _predict(run, options, checkpoint, device, folder)
+        return _report(run, options, device, folder)
+    return _predict(run, options, device, folder)
 
 
-def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
+def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
     """Write a picture of each image, and the predictions as JSON."""
     import torch
 
@@ -80,7 +80,7 @@ def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], de
 
     images = [read_picture(path, read_image) for path in options.images]  # all errors come before a prediction
     task, described = run.task(), run.described()
-    model = run.model(checkpoint=checkpoint).to(device)
+    model = run.model(checkpoint=options.checkpoint).to(device)
     numbers = image_ids(options.images)
     entries: dict[str, list[dict[str, Any]]] = {}
     written = []
@@ -105,7 +105,7 @@ def _predict(run: Run, options: Predict, checkpoint: Literal["best", "last"], de
     return 0
 
 
-def _report(run: Run, options: Predict, checkpoint: Literal["best", "last"], device: str, folder: Path) -> int:
+def _report(run: Run, options: Predict, device: str, folder: Path) -> int:
     """Write report.html on held-out images."""
     from graticule.lab.pages.dense_report import dense_report
 
@@ -115,7 +115,7 @@ def _report(run: Run, options: Predict, checkpoint: Literal["best", "last"], dev
             f"`images` must be given: a report on held-out images is for detectors and segmentation models, and "
             f"{run.folder} is of {task.recipe.task}."
         )
-    report = dense_report(run, options.count, options.threshold, checkpoint=checkpoint, device=device)
+    report = dense_report(run, options.count, options.threshold, checkpoint=options.checkpoint, device=device)
     output = Output(options.json)
     path = report.write(folder / "report.html")
     output.give({"report": path})
@@ -130,17 +130,6 @@ def _summary(shown: Any) -> list[str]:
     counts = shown.classes.flatten().bincount(minlength=len(shown.class_names))
     order = counts.argsort(descending=True)[:5].tolist()
     return [f"{shown.class_names[n]} {100 * int(counts[n]) / shown.classes.numel():.1f} %" for n in order if counts[n]]
-
-
-def read_picture(path: Path, read: Any) -> Any:
-    """Read an image; one that cannot be read is a ValueError."""
-    from PIL import Image
-
-    try:
-        return read(path)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise ValueError(f"`images` must be images, got {path}, which cannot be read as one ({reason}).") from None
 
 
 def _save_classes(classes: Any, path: Path) -> Path:

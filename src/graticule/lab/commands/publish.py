@@ -8,12 +8,12 @@ from typing import Literal
 
 import tyro
 
-from graticule.lab.commands.options import parse, parse_checkpoint, print_written
-from graticule.lab.commands.sources import open_source
+from graticule.lab.commands.opening import NamedModels, open_source
+from graticule.lab.commands.options import parse, print_written
 
 
 @dataclass
-class Publish:
+class Publish(NamedModels):
     """Write a model as a folder for the Hugging Face hub: config.json, model.safetensors and a model card.
 
         graticule publish RUN FOLDER
@@ -31,16 +31,8 @@ class Publish:
     """upload the folder to this repository of the hub, OWNER/NAME"""
     private: bool = False
     """make a new repository private"""
-    weights: Path | None = None
-    """checkpoint for a model given by name; for timm:NAME also random (default: its published weights)"""
-    encoding: str | None = None
-    """encoding of a model given by name (default: its own)"""
-    joining: str | None = None
-    """joining of a model given by name"""
     host: str | None = None
     """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""
-    checkpoint: str = "best"
-    """best or last, of a run"""
     format: Literal["png", "pdf", "svg"] = "png"
     """format of the figure: pdf and svg, for papers, are written beside the png of the model card"""
 
@@ -50,14 +42,11 @@ def run(arguments: list[str]) -> int:
     options = parse(Publish, "publish", arguments)
     if options.private and options.push is None:
         raise ValueError("`private` must be left out without --push, which creates the repository.")
-    parse_checkpoint(options.checkpoint)
     from graticule.hub.files import check_repo_id, push_folder
 
     if options.push is not None:
         check_repo_id(options.push)
-    source = open_source(
-        options.model, "publish", options.weights, options.encoding, options.joining, options.checkpoint
-    )
+    source = open_source(options.model, "publish", options)
     from graticule.lab.pages.publishing import publish, publish_run
 
     if source.run is None:

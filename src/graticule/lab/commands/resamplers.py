@@ -9,8 +9,8 @@ from typing import Any
 
 import tyro
 
-from graticule.lab.commands.opening import NamedModels, check_inputs, check_targets, open_model, size_of, with_images
-from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint
+from graticule.lab.commands.opening import NamedModels, open_models, size_of, with_images
+from graticule.lab.commands.options import Output, choose_device, output_folder, parse
 from graticule.registry.checks import parse_sizes, printable
 
 
@@ -32,8 +32,6 @@ class Resamplers(NamedModels):
     """sides in pixels, or HEIGHTxWIDTH"""
     count: int = 256
     """largest number of images, evenly spaced"""
-    checkpoint: str = "best"
-    """best or last, of a run"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
@@ -51,13 +49,10 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
     if options.count < 2:
         raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
-    checkpoint = parse_checkpoint(options.checkpoint)
-    check_targets([options.model], options, "resamplers")
-    check_inputs([options.model], "resamplers")
     from graticule.lab.data.pictures import Pictures, find_pictures
 
     find_pictures(options.images)  # before the model is built
-    opened = with_images(open_model(options.model, options, checkpoint))
+    opened = with_images(*open_models([options.model], options, "resamplers"))
     assert opened.info is not None
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.conversion import convert

@@ -9,16 +9,8 @@ from pathlib import Path
 import tyro
 
 from graticule.lab.commands.figures import Figures
-from graticule.lab.commands.opening import (
-    NamedData,
-    check_inputs,
-    check_targets,
-    labels_of,
-    open_model,
-    size_of,
-    test_data,
-)
-from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_checkpoint, parse_size
+from graticule.lab.commands.opening import NamedData, labels_of, open_models, size_of, test_data
+from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_size
 from graticule.registry.checks import printable
 
 
@@ -42,8 +34,6 @@ class Translation(Figures, NamedData):
     """tokens closer to an edge than this many patches are reported separately"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: that of the model)"""
-    checkpoint: str = "best"
-    """best or last"""
     device: str = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
@@ -56,18 +46,15 @@ def run(arguments: list[str]) -> int:
     """Measure the distance of every layer of models from translation equivariance."""
     options = parse(Translation, "translation", arguments)
     output = Output(options.json)
-    check_targets(options.models, options, "translation")
+    shifts = [_shift(text) for text in options.shifts]
+    if options.images is not None and options.images < 2:
+        raise ValueError(f"`images` must be at least 2, got {options.images}.")
+    opened = open_models(options.models, options, "translation")
     from graticule.analysis.equivariance import translation_error, whole_patches
     from graticule.external.open_view import view_of
     from graticule.lab.figures.plots import translation_plot
     from graticule.lab.figures.save import save_figure
 
-    shifts = [_shift(text) for text in options.shifts]
-    if options.images is not None and options.images < 2:
-        raise ValueError(f"`images` must be at least 2, got {options.images}.")
-    checkpoint = parse_checkpoint(options.checkpoint)
-    check_inputs(options.models, "translation")
-    opened = [open_model(target, options, checkpoint) for target in options.models]
     models = []
     for one in opened:
         data = test_data(one, options)

@@ -113,7 +113,6 @@ def test_an_impossible_prediction_is_explained_in_a_line(runs, photos, tmp_path,
         ([run, photos[1], twin], "`images` must differ in their names"),
         ([run, photos[0], "--threshold", "2"], "`threshold` must be from 0 to 1"),
         ([run, "--count", "0"], "`count` must be at least 1"),
-        ([run, photos[0], "--checkpoint", "first"], "`checkpoint` must be best or last"),
         ([tmp_path / "no_run", photos[0]], "no_run"),
         ([runs["classification"].folder], "`images` must be given"),
     ]
