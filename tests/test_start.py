@@ -1,9 +1,12 @@
 """Importing the package and printing help do not import PyTorch, so they are fast."""
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import pytest
 
@@ -19,7 +22,7 @@ def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env=inherited | given,
     )
@@ -64,40 +67,80 @@ def test_commands_that_need_no_model_import_no_pytorch(tmp_path):
 
 
 ALONE = """
-import sys, tempfile, timm, torch
-
-LAB = {"lightning", "torchmetrics", "bokeh", "matplotlib", "pyarrow", "pycocotools", "tensorboard", "tyro", "shtab"}
-
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in LAB:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+import contextlib, importlib, io, pkgutil, sys, tempfile
+from importlib.machinery import PathFinder
 
 
-sys.meta_path.insert(0, Missing())
-import graticule, graticule.dense, graticule.testing
-from graticule.analysis import attention_maps, bias_maps, position_correlations, translation_error
+class Library(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in LAB else super().find_spec(name, path, target)
 
-model = graticule.create_model("vit_nano_patch4_28", joining="lape")
-graticule.resize(graticule.unfold(graticule.fold(model)), 36)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Library
+import timm, torch
+import graticule
+from graticule import analysis, testing
+
+for name in graticule.__all__:
+    try:
+        getattr(graticule, name)
+    except ModuleNotFoundError as error:  # of names of the lab
+        assert error.name in LAB and "graticule[lab]" in error.__notes__[0], name
+for module in pkgutil.walk_packages(graticule.__path__, "graticule."):
+    if not module.name.startswith("graticule.lab") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for name in [name for name in sys.modules if name.startswith("graticule.lab")]:
+    del sys.modules[name]
+
+model, images = graticule.create_model("vit_nano_patch4_28", joining="lape"), torch.randn(8, 1, 28, 28)
+graticule.resize(graticule.unfold(graticule.fold(model)), 28)
 graticule.create_segmenter("vit_nano_patch4_28", 3)
+analysis.position_correlations(model), analysis.attention_maps(model, images)
+analysis.translation_error(model, images), analysis.audit(model, {(28, 28): images}, timed=False)
+analysis.bias_maps(graticule.create_model("vit_nano_patch4_28", encoding="relative_bias"))
+analysis.mixing_maps(graticule.create_model("gmlp_ti16_224", num_blocks=1))
+testing.check_encoding("peg", compiled=False)
 host = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=(32, 48))
-ours, images = graticule.convert(host), torch.randn(2, 3, 32, 48)
-graticule.to_timm(ours)
-position_correlations(ours), attention_maps(ours, images), translation_error(ours, images)
-graticule.testing.check_model(host, skip=["export"])
-graticule.attach(host, "peg", remove=())
-with tempfile.TemporaryDirectory() as folder:
-    ours.save_pretrained(folder)
-    graticule.from_pretrained(folder)
-print([name for name in sys.modules if name.startswith("graticule.lab")], LAB & sys.modules.keys())
+testing.check_model(host, skip=["export"])
+for host in (host, timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1), img_size=56)):
+    graticule.to_timm(ours := graticule.convert(host))
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        graticule.from_pretrained(folder)
+graticule.attach(timm.create_model("vit_tiny_patch16_224", depth=2), "peg", remove=())
+tops = {name.partition(".")[0] for name in sys.modules}
+print([name for name in sys.modules if name.startswith("graticule.lab")], LAB & tops)
+
+from graticule.lab.cli import COMMANDS, main
+
+for command in COMMANDS:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert main([command]) == 1, command
+    assert said.getvalue().count("\\n") == 1 and 'pip install "graticule[lab]"' in said.getvalue(), command
 """
 
 
+def outside_the_library() -> set[str]:
+    """Return the modules of all installed packages but those that the library needs, directly or indirectly."""
+    needed, left = set(), ["graticule"]
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name not in needed:
+            needed.add(name)
+            with contextlib.suppress(PackageNotFoundError):
+                left += [re.match(r"[\w.-]+", one)[0] for one in requires(name) or () if "extra ==" not in one]
+    normal = {
+        module: {re.sub(r"[-_.]+", "-", one).lower() for one in of} for module, of in packages_distributions().items()
+    }
+    return {module for module, of in normal.items() if not of & needed and module not in sys.stdlib_module_names}
+
+
 @pytest.mark.slow
-def test_the_library_runs_without_the_packages_of_the_lab():
-    done = run(ALONE)
+def test_the_library_runs_without_the_packages_of_the_lab_and_a_command_says_what_to_install():
+    lab = outside_the_library()
+    assert {"lightning", "pyarrow", "tyro", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
+    done = run(f"LAB = {lab}\n{ALONE}")
     assert (done.returncode, done.stdout) == (0, "[] set()\n"), done.stderr
 
 

@@ -4,7 +4,17 @@ A name is imported when it is first used, so that `import graticule` costs milli
 registers the models with timm, as `graticule_...`.
 """
 
+from typing import Any
+
 import lazy_loader
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _import(name)
+    except ModuleNotFoundError as error:
+        error.add_note(f'graticule.{name} needs more packages: pip install "graticule[lab]".')
+        raise

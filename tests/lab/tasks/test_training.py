@@ -136,16 +136,25 @@ def test_a_given_value_without_effect_is_refused(choice, needs):
         build_data(parse_choices(load_recipe("digits_quick"), [choice], "train")[choice])
 
 
-def test_a_given_value_that_is_used_and_values_of_the_recipe_that_are_not_are_accepted():
-    recipe = replace(load_recipe("digits_quick"), mixing=Mixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
-    for choice in (
-        "schedule=step,decay_epochs=5",
-        "mixing.mixup=0.5,mixing.prob=0.2",
-        "train_share=0.5,share_seed=1",
-        "augmentation.scale=0.5 1,augmentation.ratio=0.9 1.1",
-        "schedule=poly,min_lr=1e-4",
-    ):
-        build_data(parse_choices(recipe, [choice], "train")[choice])
+SCALED = Augmentation(scale=(0.5, 1.0), ratio=(0.9, 1.1))
+
+
+@in_turn(
+    ("choice", "values"),
+    [
+        ("schedule=step,decay_epochs=5", {"schedule": "step", "decay_epochs": (5,)}),
+        ("mixing.mixup=0.5,mixing.prob=0.2", {"mixing": Mixing(mixup=0.5, prob=0.2)}),
+        ("train_share=0.5,share_seed=1", {"train_share": 0.5, "share_seed": 1}),
+        ("augmentation.scale=0.5 1,augmentation.ratio=0.9 1.1", {"augmentation": SCALED}),
+        ("schedule=poly,min_lr=1e-4", {"schedule": "poly", "min_lr": 1e-4}),
+    ],
+)
+def test_a_given_value_that_is_used_is_set_and_unused_ones_of_the_recipe_stay(choice, values):
+    base = replace(load_recipe("digits_quick"), mixing=Mixing(prob=0.5), min_lr=1e-3, share_seed=3, limit_train=50)
+    recipe = parse_choices(base, [choice], "train")[choice]
+    assert recipe == replace(base, **values)
+    data = build_data(recipe)
+    assert (data.train_share, data.limits["train"]) == (recipe.train_share, 50)
 
 
 def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_shortened():
