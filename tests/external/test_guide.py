@@ -63,10 +63,10 @@ def test_positions_are_attached_to_models_of_transformers_and_torchvision(small_
 
 def test_models_are_resized_and_folded_for_every_size():
     names, count = run("resize")
-    assert count == 2
+    assert count == 3
     assert names["model"].grid.shape == (10, 16) and names["model"].training is False
-    assert names["swin"].grid.windows == ((8, 8),) * 4
-    assert names["theirs"].pos_embed.shape[1] == 18 * 18 + 1 and names["logits"].shape == (1, 1000)
+    assert names["swin"].grid.windows == ((8, 8),) * 4 and names["swin"].in_chans == 1
+    assert names["theirs"].pos_embed.shape[1] == 20 * 20 + 1 and names["logits"].shape == (1, 1000)
 
 
 def test_a_run_is_opened_as_the_page_says():

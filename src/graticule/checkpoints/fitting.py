@@ -114,7 +114,7 @@ class Fitting:
             if own.shape[1] != self.model.in_chans:
                 return None
             status, details = "adapted", [f"{value.shape[1]} -> {own.shape[1]} channels"]
-            value = _with_channels(value, own.shape[1])
+            value = with_channels(value, own.shape[1])
         old, new = tuple(value.shape[2:]), tuple(own.shape[2:])
         if old != new:
             if layer.kernel_size != layer.stride or layer.padding not in ((0, 0), "valid"):
@@ -144,11 +144,11 @@ def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
     return rows
 
 
-def _with_channels(weight: Tensor, channels: int) -> Tensor:
+def with_channels(weight: Tensor, channels: int) -> Tensor:
     """Adapt a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled.
 
-    So the output is unchanged for an image whose channels are all equal. timm's `adapt_input_conv` computes the same,
-    but only from three channels.
+    So the output is unchanged for an image whose channels are all equal if there is one, or a multiple of C. timm's
+    `adapt_input_conv` computes the same, but only from three channels.
     """
     wide, before = weight.to(torch.promote_types(weight.dtype, torch.float32)), weight.shape[1]
     if channels == 1:

@@ -1,22 +1,25 @@
-"""Change the image size that a model's position is stored for; on errors the model is unchanged."""
+"""Change the image, patch or channels that a model is stored for; on errors the model is unchanged."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from timm.layers.helpers import to_2tuple
 from torch import nn
 
 from graticule.backbones.base import Backbone
+from graticule.checkpoints.fitting import with_channels
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS, Position
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
+from graticule.registry.registry import Table
 from graticule.registry.specs import Spec
 from graticule.surgery.attach_attention import put_back, take_out
 from graticule.surgery.attach_hooks import AttachedPosition
@@ -67,14 +70,18 @@ def table_of(module: Any) -> Any:
 
 
 Model = TypeVar("Model", bound=nn.Module)
+#: The functions that resize models of another library in place, from the arguments of `resize`, by its name.
+LIBRARIES: Table[str, Callable[..., None]] = Table("library", "graticule.external.convert")
 
 
 @checked
 def resize(
     model: Model,
-    img_size: int | tuple[int, int],
+    img_size: int | tuple[int, int] | None = None,
     resampler: str | Spec | None = None,
     *,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
     windows: int | tuple[int, ...] | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
@@ -83,40 +90,96 @@ def resize(
     are computed for the new grid from then on. The forward pass at that size gives the same as before, without
     resampling. At its own size a model is unchanged, bit by bit. A folded model is folded for the new size.
 
-    A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way.
+    The patch embedding is resampled for another size of patches by the pseudo-inverse of the resizing of an image, so
+    that a patch that was enlarged has the same token (FlexiViT, Beyer et al., 2023). For other channels it is summed to
+    one, else repeated and scaled, as in timm: images of equal channels have the same tokens with one, or a multiple.
+
+    A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
+    is resized as its conversion, and its configuration is adapted.
 
     Args:
-        model: one of our backbones, a module that contains some, a model of timm, or one of these with an attached
-            position.
-        img_size: in pixels, one side or (height, width).
+        model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
+            an attached position.
+        img_size: in pixels, one side or (height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
             default, that of each encoding.
+        patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default.
+        channels: number of channels of the images; unchanged by default.
         windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
 
     Raises:
         ValueError: if the model cannot have that size, or an argument has no effect on it. It is then unchanged.
     """
-    size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
+    if img_size is None and patch_size is None and channels is None and windows is None and resampler is None:
+        raise ValueError("`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none.")
+    if channels is not None and channels < 1:
+        raise ValueError(f"`channels` must be at least 1, got {channels}.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
+    library = type(model).__module__.partition(".")[0]
+    if not backbones and not attached and library in LIBRARIES:
+        LIBRARIES[library](
+            model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
+        )
+        return model
+    size, patch = (None if value is None else to_2tuple(value) for value in (img_size, patch_size))
     if not backbones:
-        _check_stock(model, size, windows, resampler if not attached else None)
+        if patch is not None and attached:
+            raise ValueError(f"`patch_size` must be left out with an attached position, got {patch[0]} x {patch[1]}.")
+        size = _check_stock(model, size, patch, windows, resampler if not attached else None)
     with _whole_or_not_at_all(model):
         if resampler is not None:
             _set_resampler([*backbones, *attached], resampler)
         for backbone in backbones:
-            _resize_ours(backbone, size, windows)
-        if not backbones:
-            _resize_stock(model, size, attached)
+            _resize_ours(backbone, size or backbone.img_size, patch, windows)
+        if not backbones and size is not None:
+            _resize_stock(model, size, patch, attached)
+        if channels is not None:
+            for one in backbones or [model]:
+                _set_channels(one, channels)
     return model
 
 
-def _resize_ours(backbone: Backbone, size: tuple[int, int], windows: int | tuple[int, ...] | None) -> None:
-    grid = backbone.grid_at(size)
-    given = {}
+def _set_channels(model: Any, channels: int) -> None:
+    """Adapt the first convolution of a backbone of this library or of timm.
+
+    Raises:
+        ValueError: if it has several, or none.
+    """
+    name = getattr(model, "first_conv", None) or (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
+    old = model.get_submodule(name) if isinstance(name, str) and name else None
+    if not isinstance(old, nn.Conv2d) or old.groups != 1:
+        raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
+    if old.in_channels == channels:
+        return
+    options: dict[str, Any] = {"padding": old.padding, "dilation": old.dilation, "bias": old.bias is not None}
+    new = nn.Conv2d(channels, old.out_channels, old.kernel_size, old.stride, **options)  # type: ignore[arg-type]
+    new.weight = nn.Parameter(with_channels(old.weight.detach(), channels), old.weight.requires_grad)
+    new.bias = old.bias
+    model.set_submodule(name, new.train(old.training))
+    if hasattr(model, "in_chans"):
+        model.in_chans = channels
+
+
+def _resize_ours(
+    backbone: Backbone,
+    size: tuple[int, int],
+    patch: tuple[int, int] | None,
+    windows: int | tuple[int, ...] | None,
+) -> None:
+    given: dict[str, Any] = {}
+    if patch is not None and patch != backbone.patch_size:
+        if "patch_size" not in inspect.signature(backbone.set_input_size).parameters:
+            raise ValueError(
+                f"`patch_size` must be left out with {type(backbone).__name__}, got {patch[0]} x {patch[1]}."
+            )
+        Grid.of_image(size, patch)  # refuses other sizes with its own message
+        given["patch_size"] = patch
+    else:
+        backbone.grid_at(size)  # refuses other sizes
     if windows is not None:
-        given = _windows_argument(backbone, windows)
+        given |= _windows_argument(backbone, windows)
     if size != backbone.img_size or given:
         backbone.set_input_size(size, **given)
         grid = backbone.grid
@@ -139,15 +202,21 @@ def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dic
 
 
 def _check_stock(
-    model: nn.Module, size: tuple[int, int], windows: int | tuple[int, ...] | None, resampler: str | Spec | None
-) -> None:
-    """Check that a model of another library can be resized.
+    model: nn.Module,
+    size: tuple[int, int] | None,
+    patch: tuple[int, int] | None,
+    windows: int | tuple[int, ...] | None,
+    resampler: str | Spec | None,
+) -> tuple[int, int] | None:
+    """Check that a model of another library can be resized; return its new image size, None if that does not change.
 
     Raises:
         ValueError: if it cannot.
     """
     kind = type(model).__name__
     parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
+    if size is None and patch is None:
+        return None
     if "img_size" not in parameters:
         raise ValueError(
             f"`model` must be of this library or have timm's `set_input_size`, got {kind}. A model that accepts "
@@ -160,17 +229,25 @@ def _check_stock(
         )
     if windows is not None:
         raise ValueError(f"`windows` must be left out with {kind}, got {windows}; call its set_input_size for windows.")
-    embed = getattr(model, "patch_embed", None)
-    patch = getattr(embed, "patch_size", None)
-    if isinstance(patch, tuple) and not getattr(embed, "dynamic_img_pad", False):
-        Grid.of_image(size, (patch[0], patch[1]))  # refuses other sizes with its own message
+    if patch is not None and "patch_size" not in parameters:
+        raise ValueError(
+            f"`patch_size` must be left out with {kind}, which keeps its patches, got {patch[0]} x {patch[1]}."
+        )
+    embed: Any = getattr(model, "patch_embed", None)
+    held = patch or getattr(embed, "patch_size", None)
+    size = size or embed.img_size
+    if isinstance(held, tuple) and not getattr(embed, "dynamic_img_pad", False):
+        Grid.of_image(size, (held[0], held[1]))  # refuses other sizes with its own message
+    return size
 
 
-def _resize_stock(model: Any, size: tuple[int, int], attached: list[AttachedPosition]) -> None:
+def _resize_stock(
+    model: Any, size: tuple[int, int], patch: tuple[int, int] | None, attached: list[AttachedPosition]
+) -> None:
     for each in attached:
         for removed in each.removed:
             put_back(model, removed)
-    model.set_input_size(img_size=size)
+    model.set_input_size(img_size=size, **({} if patch is None else {"patch_size": patch}))
     for each in attached:
         each.removed = [take_out(model, removed.name) for removed in each.removed]
         grid = each.grid_at(size)

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from graticule.backbones.base import Backbone
+from graticule.external.convert.conversion import convert
 from graticule.external.convert.source import Source, fill, source_of
 from graticule.registry.checks import checked
+from graticule.surgery.resize import LIBRARIES, resize
 
 
 @checked
@@ -30,6 +32,14 @@ def to_transformers(model: Backbone) -> nn.Module:
     source = source_of(model, "transformers")
     device = next(model.parameters()).device
     return fill(_sized(source, model, device), source, model).to(device)
+
+
+@LIBRARIES.register("transformers")
+def resize_in_place(model: nn.Module, **sizes: Any) -> None:
+    """Resize a model of transformers as its conversion is, and adapt its configuration."""
+    there = to_transformers(resize(convert(model), **sizes))
+    vars(model).clear()
+    vars(model).update(vars(there))
 
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
