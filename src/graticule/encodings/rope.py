@@ -26,6 +26,8 @@ class Frequencies:
     periods: the shortest and the longest period, for 2 pi / p_k with p_k geometric between these.
     pixels: R, for pi times geometric steps from 1 to R / 2.
     linear: whether those steps are linear.
+    alternate: whether the axes take turns in one series of 2 n frequencies, as in Pixtral: the first axis has those of
+        even k, the second those of odd k.
     """
 
     base: Positive | None = None
@@ -33,6 +35,7 @@ class Frequencies:
     periods: tuple[Positive, Positive] | None = None
     pixels: Positive | None = None
     linear: Flag = False
+    alternate: Flag = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,7 +70,9 @@ class Rope(FixedRotary):
     coordinates change them.
 
     Presets are the variants of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
-    models without class token have no offset, which changes nothing without prefix tokens) and 'dinov3'.
+    models without class token have no offset, which changes nothing without prefix tokens), 'dinov3', and the image
+    encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks) and
+    'llama4'.
 
     Reference: RoFormer (Su et al., 2021), Eq. 34; per axis as in Rotary Position Embedding for Vision Transformer (Heo
     et al., 2024), section 3.1, whose T = 100 is the default; EVA-02 (Fang et al., 2023); Perception Encoder (Bolya et
@@ -89,6 +94,9 @@ class Rope(FixedRotary):
         "eva02": {"base": 10_000.0, "scaling": "interpolation", "reference": (16, 16)},
         "pe": {"base": 10_000.0, "order": "xy", "offset": 1.0, "scaling": "interpolation"},
         "dinov3": {"base": 100.0, "turns": True, "coordinates": "separate", "layout": "half", "rescale": 2.0},
+        "pixtral": {"base": 10_000.0, "alternate": True, "layout": "half"},
+        "qwen2_vl": {"base": 10_000.0, "layout": "half"},
+        "llama4": {"base": 10_000.0, "order": "xy", "offset": 1.0},
     }
 
     @checked
@@ -111,6 +119,10 @@ class Rope(FixedRotary):
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
         """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64."""
-        each = self.frequencies(self.head_dim // 4, device)
-        found = axial(each, each)
+        if self.frequencies.alternate:
+            series = self.frequencies(self.head_dim // 2, device)
+            found = axial(series[0::2], series[1::2])
+        else:
+            each = self.frequencies(self.head_dim // 4, device)
+            found = axial(each, each)
         return found if self.order == "yx" else found.flip(1)
