@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 import graticule
+from graticule.backbones.registry import FAMILIES
 from graticule.encodings.forms.mixing import TokenMixing
-from graticule.lab.studies.matrix import SMALL, build
+from graticule.lab.studies.matrix import build
 from graticule.position.position import ENCODINGS
 
 #: Families whose windows make tracing with free sides take minutes.
@@ -31,7 +32,7 @@ FREE = ("batch", "height", "width")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="onnx", choices=["onnx", "torch-export"])
-    parser.add_argument("--families", nargs="*", default=list(SMALL), choices=list(SMALL))
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--encodings", nargs="*", help="encodings of a ViT, with free sides, instead; default: all")
     parser.add_argument("--windowed", action="store_true", help="also export families with windows with free sides")
     parser.add_argument("--output", type=Path)

@@ -31,11 +31,10 @@ from graticule.backbones.registry import list_arguments
 from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
-from graticule.lab.studies.matrix import SMALL
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry.specs import Spec, parse_sum
-from tiny import draw, tiny
+from tiny import SMALL, draw, tiny
 
 REFUSED = (ValueError, TypeError)
 NUMBERS = st.one_of(SCALARS, st.floats(), st.integers(), st.lists(st.integers(-2, 9), max_size=4))

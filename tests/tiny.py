@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import graticule
-from graticule.backbones.registry import MODELS
+from graticule.backbones.registry import MODELS, list_small_models
 from graticule.encodings.forms.mixing import TokenMixing
-from graticule.lab.studies.matrix import SMALL
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry.specs import Spec
@@ -26,6 +26,17 @@ SIZE: dict[str, Any] = {
     "num_classes": 5,
 }
 TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
+
+#: Family -> name and arguments of its small model.
+SMALL = list_small_models()
+#: Families whose layers mix tokens without attention, and those with several stages.
+GATED = tuple(family for family, (name, _) in SMALL.items() if "mixing" in MODELS[name].kind.needs)
+PYRAMIDS = tuple(family for family, (name, _) in SMALL.items() if len(MODELS[name].depths) > 1)
+every_family = pytest.mark.parametrize("family", SMALL)
+#: For code that does not depend on the family: one plain backbone and one pyramid; the others in `make test-slow`.
+two_families = pytest.mark.parametrize(
+    "family", [one if one in ("ViT, DeiT", "Swin") else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
+)
 
 #: The name of the smallest model of every class.
 SMALLEST = list(

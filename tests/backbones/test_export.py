@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import graticule
-from graticule.lab.studies.matrix import SMALL, build
-from tiny import shallow
+from graticule.lab.studies.matrix import build
+from tiny import SMALL, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")

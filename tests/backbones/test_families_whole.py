@@ -19,27 +19,20 @@ from graticule.checkpoints.load import load_own
 from graticule.checkpoints.read import save_weights
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
-from graticule.lab.studies.matrix import SMALL, build
+from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.image_causes import size_causes
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.surgery.change import change_position
-from tiny import draw, shallow
+from tiny import GATED, PYRAMIDS, SMALL, draw, every_family, shallow, two_families
 
-MIXERS = ("MLP-Mixer", "ResMLP", "GFNet", "Swin-MLP")
-GATED = ("gMLP", "PosMLP", *MIXERS)
-PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "MViTv2", "Swin-MLP", "PosMLP")
+MIXERS = tuple(family for family in GATED if family not in ("gMLP", "PosMLP"))
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
 WITHOUT_PAIRS = ("PVT", "Twins-SVT", *GATED)
 #: Measurements that an audit cannot make.
 UNAVAILABLE: dict[str, set[str]] = {family: {"attention", "position zeroed"} for family in GATED}
 UNAVAILABLE["MViTv2"] = {"position shuffled"}  # of pooled queries and keys
-every_family = pytest.mark.parametrize("family", SMALL)
-#: For code that does not depend on the family: one plain backbone and one pyramid; the others in `make test-slow`.
-two_families = pytest.mark.parametrize(
-    "family", [one if one in ("ViT, DeiT", "Swin") else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
-)
 pytestmark = pytest.mark.usefixtures("_without_gradients")
 
 

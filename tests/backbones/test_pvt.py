@@ -14,9 +14,8 @@ import graticule
 from graticule import Grid, fold
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.encodings.build import build_position
-from graticule.lab.studies.matrix import SMALL
 from in_turn import in_turn
-from tiny import draw, gradients, images
+from tiny import SMALL, draw, gradients, images
 
 SIZE = {
     "img_size": 64,

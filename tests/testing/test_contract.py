@@ -8,14 +8,13 @@ import graticule
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.lab.studies.matrix import SMALL
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
 from in_turn import in_turn
-from tiny import shallow
+from tiny import SMALL, every_family, shallow
 
 #: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
 WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",)}
@@ -36,7 +35,7 @@ def test_every_joining_passes_the_contract(joining):
 ALTERNATING = ("Swin", "Swin V2", "Twins-SVT", "SAM", "Swin-MLP", "PosMLP")
 
 
-@pytest.mark.parametrize("family", SMALL)
+@every_family
 def test_every_family_passes_the_contract(family):
     name, sizes = SMALL[family]
     kwargs = {**sizes, **({} if family in ALTERNATING else shallow(family))}

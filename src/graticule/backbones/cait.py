@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers import LayerScale, Mlp
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.attention import Attention
 from graticule.layers.parts import act_layer_of, norm_layer_of
@@ -305,3 +305,4 @@ register_sizes(
         for name, (count, sizes) in _SIZES.items()
     },
 )
+register_small("CaiT", "cait_xxs24_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.layers.attention import Attention
@@ -267,3 +267,4 @@ register_sizes(
         "ceit_small_patch16_384": Size(24_350_760, {"img_size": 384, **SMALL}),
     },
 )
+register_small("CeiT", "ceit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

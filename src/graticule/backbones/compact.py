@@ -11,7 +11,7 @@ import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.block import Block
 from graticule.layers.tokenizers import Patches, Tokenizer
@@ -264,3 +264,6 @@ register_sizes(
         ),
     },
 )
+register_small("ViT-Lite", "vit_lite_2_4_32", img_size=8, embed_dim=24, num_heads=3)
+register_small("CVT", "cvt_2_4_32", img_size=8, embed_dim=24, num_heads=3)
+register_small("CCT", "cct_2_3x2_32", img_size=8, embed_dim=24, num_heads=3)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.cait import LateTokenTransformer
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
@@ -168,4 +168,7 @@ register_sizes(
         ),
         "convit_base": Size(86_540_040, {"embed_dim": 768, "num_heads": 16}, hub="timm/convit_base.fb_in1k", cfg=_CROP),
     },
+)
+register_small(
+    "ConViT", "convit_tiny", img_size=32, embed_dim=24, depth=2, num_heads=3, encoding="learnable + gpsa(layers=1)"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graticule.backbones.pvt import check_class_token
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked
@@ -58,3 +58,4 @@ register_sizes(
         "cpvt_base_gap_patch16_224": Size(86_423_272, {"global_pool": "avg"}, cfg=_CROP),
     },
 )
+register_small("CPVT, GAP", "cpvt_tiny_gap_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import init_linear
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.position.position import PositionBuilder
@@ -95,3 +95,4 @@ register_sizes(
         ),
     },
 )
+register_small("DeiT, distilled", "deit_tiny_distilled_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

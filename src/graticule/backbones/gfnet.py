@@ -8,7 +8,7 @@ from timm.models import register_notrace_module
 from torch import Tensor
 
 from graticule.backbones.mixer import Mixer, MixerBlock
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.layers.gating import mix_tokens
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -95,3 +95,4 @@ register_sizes(
         "gfnet_b_224": Size(43_120_616, {"embed_dim": 512, "num_blocks": 19}),
     },
 )
+register_small("GFNet", "gfnet_ti_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.single_stage import SingleStage
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
@@ -137,3 +137,4 @@ register_sizes(
         "gmlp_b16_224": Size(73_075_392, {"embed_dim": 512}, cfg=_CFG),
     },
 )
+register_small("gMLP", "gmlp_s16_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)

@@ -11,7 +11,7 @@ from timm.layers import DropPath, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.single_stage import SingleStage
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
@@ -270,3 +270,5 @@ register_sizes(
         ),
     },
 )
+register_small("MLP-Mixer", "mixer_s16_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)
+register_small("ResMLP", "resmlp_12_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)

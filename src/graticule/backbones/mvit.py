@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.mvit_block import PoolingBlock
 from graticule.backbones.pyramid import Pyramid, padded_grid
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pooling
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Crop, Grid
@@ -345,3 +345,4 @@ register_sizes(
         ),
     },
 )
+register_small("MViTv2", "mvitv2_tiny", img_size=32, embed_dim=8, depths=(2, 3), class_token=True)

@@ -19,7 +19,7 @@ from graticule.backbones.posmlp_sampling import (
     LinearPatchMerging,
 )
 from graticule.backbones.pyramid import Pyramid
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
@@ -303,4 +303,14 @@ register_sizes(
             20_932_360, {"img_size": 384, "windows": (12, 12, 24, 12)}, cfg={"pool_size": (12, 12), "crop_pct": 1.0}
         ),
     },
+)
+register_small(
+    "PosMLP",
+    "posmlp_tiny_224",
+    img_size=16,
+    embed_dim=8,
+    depths=(2, 2),
+    windows=(2, 2),
+    groups=(2, 2),
+    mlp_ratios=(2, 2),
 )

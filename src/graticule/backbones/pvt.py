@@ -13,7 +13,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid
@@ -293,4 +293,14 @@ register_sizes(
             cfg=_POOL,
         ),
     },
+)
+register_small(
+    "PVT",
+    "pvt_tiny",
+    img_size=16,
+    embed_dims=(8, 16),
+    depths=(2, 2),
+    num_heads=(1, 2),
+    sr_ratios=(2, 1),
+    mlp_ratios=(2, 2),
 )

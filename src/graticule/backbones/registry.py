@@ -125,6 +125,8 @@ MODELS: Table[str, Size] = Table("backbone", "graticule.backbones", definition=l
 #: The classes of the models by name. timm also builds them, as `graticule_` and the name of the class, from all their
 #: arguments: published models that no name describes, such as converted ones, are opened in this way.
 CLASSES: dict[str, type[Backbone]] = {}
+#: Family -> one of its models, and arguments that make it as small as possible with all that is particular to it.
+FAMILIES: Table[str, tuple[str, dict[str, Any]]] = Table("family", "graticule.backbones")
 #: timm's configurations of the models, by their names there; timm reads them from this module.
 default_cfgs: dict[str, Any] = {}
 
@@ -134,6 +136,22 @@ def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
     for name, size in sizes.items():
         MODELS[name] = replace(size, backbone=size.backbone or backbone)
         _enter_timm(name, MODELS[name])
+
+
+def register_small(family: str, name: str, **arguments: Any) -> None:
+    """Declare the small model of a family: a name, and arguments of its backbone."""
+    FAMILIES[family] = name, arguments
+
+
+def list_small_models() -> dict[str, tuple[str, dict[str, Any]]]:
+    """List the small models of all families, and the first model of each class of which no small one is declared."""
+    found = dict(sorted(FAMILIES.items(), key=lambda item: item[0].lower()))
+    kinds = {MODELS[name].kind for name, _ in found.values()}
+    for name, size in MODELS.items():
+        if size.kind not in kinds:
+            kinds.add(size.kind)
+            found[name] = name, {}
+    return found
 
 
 def register_backbone(name: str, *, encoding: str | None = None, **sizes: Any) -> Callable[[Class], Class]:

@@ -8,7 +8,7 @@ from typing import Any
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
@@ -191,4 +191,15 @@ register_sizes(
         "samvit_huge_patch16": _size(637_026_048, "huge", _HUGE),
         "samvit_base_patch16_224": Size(86_457_064, {"neck_dim": None}, encoding="decomposed"),
     },
+)
+register_small(
+    "SAM",
+    "samvit_base_patch16",
+    img_size=64,
+    embed_dim=24,
+    depth=2,
+    num_heads=3,
+    window_size=2,
+    global_layers=(1,),
+    neck_dim=16,
 )

@@ -11,7 +11,7 @@ from timm.models.swin_transformer import PatchMerging
 from torch import nn
 
 from graticule.backbones.pyramid import MergingPyramid
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
@@ -217,4 +217,7 @@ register_sizes(
             cfg=_POOL,
         ),
     },
+)
+register_small(
+    "Swin", "swin_tiny_patch4_window7_224", img_size=32, embed_dim=12, depths=(2, 2), num_heads=(1, 2), window_size=4
 )

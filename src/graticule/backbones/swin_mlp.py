@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.mixer import MixerBlock
 from graticule.backbones.pyramid import MergingPyramid
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.checkpoints.names import renamed_state_dict
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid, Windows
@@ -188,4 +188,13 @@ register_sizes(
         "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}, cfg=_POOL_8),
         "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE, cfg=_POOL_7),
     },
+)
+register_small(
+    "Swin-MLP",
+    "swin_mlp_tiny_c24_patch4_window8_256",
+    img_size=32,
+    embed_dim=8,
+    depths=(2, 2),
+    groups=(2, 4),
+    window_size=4,
 )

@@ -12,7 +12,7 @@ from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer_v2 import PatchMerging
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.names import renamed_state_dict
@@ -201,3 +201,6 @@ for _name, _count, _sizes in (("base", 87_918_816, _BASE), ("large", 196_739_932
         _crop = {"crop_pct": 1.0} if _side == 384 else None
         _MODELS[_known] = _size(_count, _known, "ms_in22k_ft_in1k", _side, {**_sizes, **_windows}, _crop)
 register_sizes(SwinTransformerV2, _MODELS)
+register_small(
+    "Swin V2", "swinv2_tiny_window8_256", img_size=32, embed_dim=12, depths=(2, 2), num_heads=(1, 2), window_size=4
+)

@@ -14,7 +14,7 @@ from timm.layers import Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.tokenizers import Tokenizer
 from graticule.position.position import PositionBuilder
@@ -212,3 +212,4 @@ register_sizes(
         ),
     },
 )
+register_small("T2T-ViT", "t2t_vit_7", img_size=32, embed_dim=24, depth=2, num_heads=3, token_dim=8)

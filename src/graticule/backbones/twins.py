@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from graticule.backbones.pvt import PyramidVisionTransformer
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.position.grid import Grid, Windows
 from graticule.position.position import PositionBuilder
@@ -91,4 +91,15 @@ register_sizes(
             cfg=_POOL,
         ),
     },
+)
+register_small(
+    "Twins-SVT",
+    "twins_svt_small",
+    img_size=16,
+    embed_dims=(8, 16),
+    depths=(2, 2),
+    num_heads=(1, 2),
+    sr_ratios=(2, 1),
+    mlp_ratios=(2, 2),
+    window_size=2,
 )

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.registry import Size, register_sizes
+from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.token_model import init_linear
 from graticule.layers.attention import Attention
 from graticule.layers.block import Block, block_layer_of
@@ -369,3 +369,4 @@ register_sizes(
         ),
     },
 )
+register_small("ViT, DeiT", "vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import graticule
-from graticule.lab.studies.matrix import SMALL, build, choices_table, combinations, encodings_table, initials, table
+from graticule.lab.studies.matrix import build, choices_table, combinations, encodings_table, initials, table
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
-from tiny import fields, goes_with, takes
+from tiny import PYRAMIDS, SMALL, fields, goes_with, takes
 
 BETWEEN = {"pre", "before", "after"}
 ATTENTION = {"bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
@@ -52,7 +52,7 @@ def allowed(family, encoding, joining):
 
 
 #: The contract runs every encoding in a ViT or gMLP; these families use encodings differently.
-PYRAMIDS = ("PVT", "Swin", "Swin V2", "Twins-SVT", "SAM", "MViTv2", "Swin-MLP", "PosMLP")
+OTHERS = (*PYRAMIDS, "SAM")
 
 
 def sums(family, most=4):
@@ -69,7 +69,7 @@ def sums(family, most=4):
     return found
 
 
-@pytest.mark.parametrize("family", PYRAMIDS)
+@pytest.mark.parametrize("family", OTHERS)
 @in_turn("encoding", sums)
 def test_pyramids_run_whole_with_every_encoding_that_they_take(family, encoding):
     runs_whole(family, encoding, "default")

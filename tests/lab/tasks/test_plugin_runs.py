@@ -11,10 +11,11 @@ from short_runs import stopped
 
 import graticule
 from commands import run_command
+from graticule.backbones.registry import list_small_models
 from graticule.hub.config import classes_within
 from graticule.lab.cli import main
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.studies.matrix import combinations, families
+from graticule.lab.studies.matrix import combinations
 from graticule.lab.studies.study import recipe_hash
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
@@ -109,9 +110,7 @@ def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):
     models = {"convolutional_vit": graticule.create_model("convolutional_vit")}
     found = combinations(models, ["distance(scale=2.0)"])
     assert [case[2] for case, reason in found.items() if not reason] == ["default", "lape"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graticule.lab.studies.matrix.SMALL", {})
-        assert list(families()) == ["convolutional_vit"]
+    assert list_small_models()["convolutional_vit"] == ("convolutional_vit", {})
 
 
 def test_all_missing_plugins_of_a_run_are_named(run, tmp_path):

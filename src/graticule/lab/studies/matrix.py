@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from graticule.backbones.language import list_language_models
-from graticule.backbones.registry import backbone_of, create_model, list_models
+from graticule.backbones.registry import FAMILIES, create_model, list_models, list_small_models
 from graticule.encodings.build import build_position, list_encodings, list_joinings
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
@@ -23,63 +23,6 @@ from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.hub.config import take_position
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS, Encoding
-from graticule.registry.plugins import source_of
-
-#: A model of every family, as small as possible with all parts that are particular to the family.
-SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "ViT, DeiT": ("vit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
-    "DeiT, distilled": (
-        "deit_tiny_distilled_patch16_224",
-        {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3},
-    ),
-    "CPVT, GAP": ("cpvt_tiny_gap_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
-    "ViT-Lite": ("vit_lite_2_4_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
-    "CVT": ("cvt_2_4_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
-    "CCT": ("cct_2_3x2_32", {"img_size": 8, "embed_dim": 24, "num_heads": 3}),
-    "T2T-ViT": ("t2t_vit_7", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "token_dim": 8}),
-    "CeiT": ("ceit_tiny_patch16_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
-    "CaiT": ("cait_xxs24_224", {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}),
-    "ConViT": (
-        "convit_tiny",
-        {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3, "encoding": "learnable + gpsa(layers=1)"},
-    ),
-    "PVT": (
-        "pvt_tiny",
-        {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
-        | {"mlp_ratios": (2, 2)},
-    ),
-    "Swin": (
-        "swin_tiny_patch4_window7_224",
-        {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
-    ),
-    "Swin V2": (
-        "swinv2_tiny_window8_256",
-        {"img_size": 32, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2), "window_size": 4},
-    ),
-    "Twins-SVT": (
-        "twins_svt_small",
-        {"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2), "sr_ratios": (2, 1)}
-        | {"mlp_ratios": (2, 2), "window_size": 2},
-    ),
-    "SAM": (
-        "samvit_base_patch16",
-        {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "window_size": 2, "global_layers": (1,)}
-        | {"neck_dim": 16},
-    ),
-    "MViTv2": ("mvitv2_tiny", {"img_size": 32, "embed_dim": 8, "depths": (2, 3), "class_token": True}),
-    "gMLP": ("gmlp_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
-    "MLP-Mixer": ("mixer_s16_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
-    "ResMLP": ("resmlp_12_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
-    "GFNet": ("gfnet_ti_224", {"img_size": 32, "embed_dim": 16, "num_blocks": 2, "groups": 2}),
-    "Swin-MLP": (
-        "swin_mlp_tiny_c24_patch4_window8_256",
-        {"img_size": 32, "embed_dim": 8, "depths": (2, 2), "groups": (2, 4), "window_size": 4},
-    ),
-    "PosMLP": (
-        "posmlp_tiny_224",
-        {"img_size": 16, "embed_dim": 8, "depths": (2, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)},
-    ),
-}
 
 
 def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
@@ -88,15 +31,14 @@ def build(family: str, encoding: str | None = None, joining: str = "default", **
     Raises:
         ValueError: if the family does not take the encoding, or the encoding does not take the joining.
     """
-    name, sizes = SMALL[family]
+    name, sizes = FAMILIES[family]
     chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     return create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})
 
 
 def families() -> dict[str, Any]:
-    """Build the small model of each family, and each model that a plugin registered."""
-    own = [name for name in list_models() if (kind := backbone_of(name)) is not None and source_of(kind) is not None]
-    return {**{family: build(family) for family in SMALL}, **{name: create_model(name) for name in own}}
+    """Build the small model of each family, and a model of each class of a plugin."""
+    return {family: create_model(name, **sizes) for family, (name, sizes) in list_small_models().items()}
 
 
 def combinations(
@@ -105,11 +47,11 @@ def combinations(
     """Build the position of all combinations: (family, encoding, joining) -> '' or the reason why it is refused.
 
     Args:
-        models: models by name, whose positions are replaced; by default the small ones of all families of the package.
+        models: models by name, whose positions are replaced; by default `families()`.
         encodings: names with options; by default every name.
     """
     found = {}
-    models = {family: build(family) for family in SMALL} if models is None else models
+    models = families() if models is None else models
     for encoding, joining in product(_ordered() if encodings is None else encodings, list_joinings()):
         alone = _refusal(build_position, Grid(2, 2), dim=24, depth=2, num_heads=2, encoding=encoding, joining=joining)
         for family, model in models.items():
@@ -129,7 +71,7 @@ def _refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 def table(found: dict[tuple[str, str, str], str]) -> str:
     """Write `combinations()` as Markdown: one row per encoding, one column per family, the joinings in each cell."""
-    short = initials()
+    short, named = initials(), dict.fromkeys(case[0] for case in found)
     legend = ", ".join(f"{letters} = {name}" for name, letters in short.items())
     lines = [
         "# Compatibility",
@@ -139,8 +81,8 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
         "allowed where each is, with at most one absolute, one rotary and one mixing encoding. Written by",
         "`python -m graticule.lab.studies.matrix`; `tests/lab/studies/test_matrix.py` compares.",
         "",
-        f"| encoding | {' | '.join(SMALL)} |",
-        f"| --- |{' --- |' * len(SMALL)}",
+        f"| encoding | {' | '.join(named)} |",
+        f"| --- |{' --- |' * len(named)}",
     ]
     lines += [f"| `{encoding}` | {' | '.join(cells)} |" for encoding, *cells in rows(found)]
     return "\n".join(lines) + "\n"
@@ -191,7 +133,7 @@ def choices_table() -> str:
         names = [name for name in _ordered() if group_of(name) == group]
         lines.append(f"| `encoding`: {group} | {about} | {_code(names)} |")
     lines.append(f"| `joining` | how an absolute encoding reaches each layer | {_code(list_joinings())} |")
-    families = ", ".join(dict.fromkeys(family.partition(", ")[0] for family in SMALL))
+    families = ", ".join(dict.fromkeys(family.partition(", ")[0] for family in list_small_models()))
     about = f"{len(list_models())} models in these families, and {len(list_language_models())} language models"
     lines.append(f"| `model` | {about} | {families} |")
     return "\n".join(lines) + "\n"
