@@ -57,8 +57,10 @@ def test_gradients_and_frozen_weights_are_those_of_transformers():
             *frozen,
             "position.encodings.0.pos_embed",
         }
-        attention = theirs.encoder.layer[1].attention
-        expected = torch.cat([layer.weight.grad for layer in (attention.q_proj, attention.k_proj, attention.v_proj)])
+        there = dict(theirs.named_parameters())
+        names = [one for one, split in ours.converted_from.names.items() if split == ("blocks.1.attn.qkv.weight",)]
+        assert [one.split(".")[-2][0] for one in names] == ["q", "k", "v"]
+        expected = torch.cat([there[one].grad for one in names])
         torch.testing.assert_close(own["blocks.1.attn.qkv.weight"].grad, expected, rtol=1e-10, atol=1e-10)
         back = dict(graticule.to_transformers(ours).named_parameters())
         assert all(back[one].requires_grad == parameter.requires_grad for one, parameter in theirs.named_parameters())

@@ -49,6 +49,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("BeitModel", {**SMALL, "use_relative_position_bias": True}, {}),
     ("BeitModel", {**SMALL, "use_shared_relative_position_bias": True, "use_mean_pooling": False}, {}),
     ("BeitForImageClassification", {**SMALL, "use_absolute_position_embeddings": True, "use_mask_token": True}, {}),
+    ("PixtralVisionModel", {**SMALL, "hidden_act": "silu", "image_size": 64}, {}),
     ("SwinModel", WINDOWS, {}),
     ("SwinForImageClassification", {**WINDOWS, "use_absolute_embeddings": True, "qkv_bias": False}, {}),
     ("Swinv2Model", WINDOWS, {}),
@@ -57,7 +58,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SamVisionModel", {**SAM, "window_size": 3, "use_abs_pos": False}, {}),
 ]
 #: Classes that resample without being asked.
-_ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2")
+_ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral")
 
 
 def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None) -> Any:
@@ -81,7 +82,11 @@ def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
         given["pixel_values"] = patches.reshape(len(x), rows * columns, -1)
         given["pixel_attention_mask"] = torch.ones(len(x), rows * columns, dtype=torch.long)
         given["spatial_shapes"] = torch.tensor([[rows, columns]] * len(x))
+    if name.startswith("Pixtral"):  # all images in one row
+        given["image_sizes"] = [tuple(x.shape[-2:])] * len(x)
     found = model(**given)
+    if name.startswith("Pixtral"):
+        return found.last_hidden_state.unflatten(1, (len(x), -1))[0], None
     if name.startswith("Sam"):
         return found.last_hidden_state.flatten(2).mT, None
     names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in found]

@@ -1,4 +1,4 @@
-"""Conversion of transformers' ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, I-JEPA, MAE and BEiT."""
+"""Conversion of transformers' ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, I-JEPA, MAE, BEiT and Pixtral."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", 
     *("transformers.CLIPVisionModel", "transformers.CLIPVisionModelWithProjection"),
     *("transformers.SiglipVisionModel", "transformers.Siglip2VisionModel"),
     *("transformers.IJepaModel", "transformers.IJepaForImageClassification", "transformers.ViTMAEModel"),
-    *("transformers.BeitModel", "transformers.BeitForImageClassification"),
+    *("transformers.BeitModel", "transformers.BeitForImageClassification", "transformers.PixtralVisionModel"),
 )
 def read_vit(model: Any) -> Conversion:
     """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration."""
@@ -54,7 +54,8 @@ def read_vit(model: Any) -> Conversion:
     dim = config.hidden_size
     patch = pair(config.patch_size)
     image = pair(config.image_size) if hasattr(config, "image_size") else _square(config.num_patches, patch)
-    norm = f"layernorm(eps={config.layer_norm_eps})"
+    pixtral = config.model_type == "pixtral"
+    norm = "rmsnorm(eps=1e-05)" if pixtral else f"layernorm(eps={config.layer_norm_eps})"
     arguments: dict[str, Any] = {
         "img_size": image,
         "patch_size": patch,
@@ -202,6 +203,9 @@ def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix:
         noise = {name: getattr(config, f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
         options = {"base": float(config.rope_theta), "turns": True, "coordinates": "separate", "layout": "half"}
         specs.append(Spec("rope", options | {name: value for name, value in noise.items() if value is not None}))
+    if config.model_type == "pixtral":
+        theta = (getattr(config, "rope_parameters", None) or vars(config))["rope_theta"]
+        specs.append(Spec("rope", {"preset": "pixtral", "base": float(theta)}))
     options = {"prefix_rows": True, "resampler": "bilinear(antialias=False)"}
     for tensor, name in (("blocks.0.attn", "relative_bias"), ("rel_pos_bias", "shared_relative_bias")):
         if f"{tensor}.relative_position_bias_table" in tensors:
