@@ -22,6 +22,8 @@ from .encodings.forms.absolute import ComputedEncoding as ComputedEncoding
 from .encodings.forms.bias import BiasEncoding as BiasEncoding
 from .encodings.forms.bias import PatchBias as PatchBias
 from .encodings.forms.rotary import RotaryEncoding as RotaryEncoding
+from .external.attach import attach as attach
+from .external.attach import detach as detach
 from .external.convert.conversion import convert as convert
 from .external.convert.into_timm import to_timm as to_timm
 from .external.convert.into_transformers import to_transformers as to_transformers
@@ -56,8 +58,6 @@ from .position.resampling import Resampler as Resampler
 from .position.resampling import register_resampler as register_resampler
 from .registry.plugins import load_plugin as load_plugin
 from .registry.specs import Spec as Spec
-from .surgery.attach import attach as attach
-from .surgery.attach import detach as detach
 from .surgery.export import export as export
 from .surgery.fold import fold as fold
 from .surgery.fold import unfold as unfold

@@ -10,8 +10,8 @@ from torchvision.models import VisionTransformer
 
 import graticule
 from graticule import attach, detach
+from graticule.external.attach_survey import find_blocks, survey
 from graticule.surgery.attach_attention import find_ways
-from graticule.surgery.attach_survey import find_blocks, survey
 from graticule.surgery.change import change_position
 from tiny import DIM, draw, images, tiny
 
@@ -349,14 +349,32 @@ def test_modules_of_ones_own_that_do_not_fit_are_refused_with_the_reason():
         attach(taken, **OWN)
 
 
-def test_several_embeddings_have_to_be_named():
-    module = own()
-    module.pos_embed, module.decoder = nn.Parameter(torch.ones(1, 16, DIM)), nn.Module()
-    module.decoder.pos_embed = nn.Parameter(torch.ones(1, 16, DIM))
-    with pytest.raises(ValueError, match=r"`remove` must name .* of pos_embed, decoder.pos_embed; \(\) keeps all"):
+class Twice(Own):
+    """Adds two tables to its tokens."""
+
+    def __init__(self, parallel: bool = False) -> None:
+        super().__init__(parallel)
+        self.places, self.more = (nn.Parameter(torch.ones(1, 16, DIM)) for _ in range(2))
+
+    def embed(self, x):
+        return super().embed(x) + self.places + self.more
+
+
+def test_several_tables_have_to_be_named():
+    module = own(kind=Twice)
+    with pytest.raises(ValueError, match=r"`remove` must name .* of places, more; \(\) keeps all"):
         attach(module, **OWN)
-    attach(module, **OWN, remove="decoder.pos_embed")
-    assert module.pos_embed.any() and not module.decoder.pos_embed.any()
+    attach(module, **OWN, remove="more")
+    assert module.places.any() and not module.more.any()
+
+
+def test_blocks_norm_and_table_are_found_by_default(models):
+    for name, (stock, how) in models.items():
+        model = attach(copy.deepcopy(stock), "learnable", "lape")
+        named = attach(copy.deepcopy(stock), "learnable", "lape", **how)
+        assert {key: model.graticule.created[key] for key in ("blocks", "norm", "remove")} == {
+            key: named.graticule.created[key] for key in ("blocks", "norm", "remove")
+        }, name
 
 
 def test_a_mask_that_attention_already_has_is_kept():

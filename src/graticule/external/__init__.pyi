@@ -1,3 +1,5 @@
+from .attach import attach as attach
+from .attach import detach as detach
 from .attention_map import AttentionMap as AttentionMap
 from .attention_map import save_attention as save_attention
 from .backbone_view import BackboneView as BackboneView

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import load_own, misfits
+from graticule.external.attach import NAME, attach
+from graticule.external.view import evaluating
 from graticule.hub.card import Card
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
 from graticule.hub.files import check_folder, write_model
@@ -20,9 +22,7 @@ from graticule.hub.kinds import HubModel, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name
 from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
-from graticule.surgery.attach import NAME, attach
 from graticule.surgery.attach_hooks import AttachedPosition
-from graticule.surgery.attach_survey import quiet
 from graticule.system.memory import build_within_memory
 
 #: Options of torchvision's models that name weights.
@@ -180,7 +180,7 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
             + "."
         )
     again.load_state_dict(module.state_dict())
-    with quiet(module), quiet(again):
+    with evaluating(module), evaluating(again):
         expected, found = module(images), again(images)
     if not _same(found, expected):
         raise ValueError(

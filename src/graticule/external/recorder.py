@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from graticule.external.images import by_image, call
+
 
 @dataclass
 class Recording:
@@ -80,7 +82,7 @@ def record(model: nn.Module, images: Tensor, earlier: int = 0) -> Recording:
     watcher = _Watcher(len(images), earlier)
     try:
         with watcher:
-            model(images)
+            call(model, images)
     except _Stop:
         pass
     return watcher.recording
@@ -115,6 +117,7 @@ class _Watcher(TorchFunctionMode):
         return func(*args, **named)
 
     def _sequence(self, x: Tensor) -> None:
+        x = by_image(x, self._batch)
         if x.ndim >= 3 and x.shape[0] % self._batch == 0:
             self.recording.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
 
@@ -149,6 +152,9 @@ class _Watcher(TorchFunctionMode):
         if self._earlier:
             self._earlier -= 1
             return True
+        if len(logits) == 1 and logits.shape[-1] % self._batch == 0:  # packed images, which do not see each other
+            logits = _of_each(logits, (-2, -1), self._batch)
+            queries = None if queries is None else _of_each(queries, (-2,), self._batch)
         if logits.ndim >= 3 and logits.shape[0] % self._batch == 0:
             self.recording.logits = self._by_image(logits)
             self.recording.queries = None if queries is None else self._by_image(queries)
@@ -159,6 +165,15 @@ class _Watcher(TorchFunctionMode):
         heads = x.detach() if x.ndim > 3 else x.detach()[:, None]
         found: Tensor = heads.flatten(0, -4).unflatten(0, (self._batch, -1)).clone()
         return found
+
+
+def _of_each(x: Tensor, axes: tuple[int, ...], batch: int) -> Tensor:
+    """Return the parts of each packed image along all of `axes`, (B, ...)."""
+    parts = [x] * batch
+    for axis in axes:
+        side = x.shape[axis] // batch
+        parts = [part.narrow(axis, index * side, side) for index, part in enumerate(parts)]
+    return torch.cat(parts)
 
 
 def _mean_of_queries(x: Tensor) -> Tensor:

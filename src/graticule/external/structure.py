@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow, Meeting
+from graticule.external.images import call, check_pictures, error_line, image_channels, image_size
 from graticule.external.view import Size, Unavailable, evaluating, nearest, permutation
 from graticule.position.grid import Grid
 
 #: Names of lists of blocks, for models without attention.
 _LISTS = ("blocks", "layers", "stages", "layer")
-#: Names of the image size among the attributes of a model, its configuration, or a part of it.
-_IMAGE_SIZES = ("img_size", "image_size")
 
 #: One more than the largest number of prefix tokens.
 _PREFIX = 17
@@ -392,83 +391,49 @@ def _token_axes(one: Meeting, counts: set[int], shapes: set[Size]) -> tuple[int,
     return (-2,) if dims == 3 and one.kind == "added" and -2 in one.axes else ()
 
 
-def call(model: nn.Module, images: Tensor) -> Any:
-    """Call a model with images of any size.
+def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], blocks: str | None) -> tuple[str, str]:
+    """Return a pattern of the names of the blocks of any module, and the name in a block of the norm of its input.
 
-    Models of transformers are asked to interpolate their tables for other sizes than their own, and a masked
-    autoencoder to keep all patches in their order.
+    Args:
+        module: called with `example`, a tensor or a mapping of keyword arguments.
+        example: the input.
+        blocks: the pattern if it is known.
+
+    Returns:
+        'blocks.*' and 'norm1', as in timm, for what is not found.
     """
-    known = _arguments(model)
-    given: dict[str, Any] = {}
-    if "interpolate_pos_encoding" in known:
-        own = image_size(model)
-        given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
-    config: Any = getattr(model, "config", None)
-    patch = pair(getattr(config, "patch_size", None))
-    if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
-        return model(images, **given)
-    patches = images.shape[-2] // patch[0] * (images.shape[-1] // patch[1])
-    order = torch.arange(patches, device=images.device, dtype=torch.float32).expand(len(images), -1)
-    ratio, config.mask_ratio = config.mask_ratio, 0.0
-    try:
-        return model(images, noise=order, **given)
-    finally:
-        config.mask_ratio = ratio
+    flow = _flow_of(module, example)
+    names = _blocks(flow)
+    if blocks is not None:
+        pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
+        names = tuple(name for name in flow.called if pattern.fullmatch(name))
+    if not names or len({_pattern(name) for name in names}) > 1:
+        return "blocks.*", "norm1"
+    weight = flow.norms.get(names[0], (None,))[0]
+    inside = module.get_submodule(names[0]).named_modules()
+    norm = next((own for own, one in inside if weight is not None and getattr(one, "weight", None) is weight), "norm1")
+    parent = names[0].rpartition(".")[0]
+    return f"{_pattern(parent)}.*" if parent else "*", norm
 
 
-def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(model.forward).parameters)
+def added_tables(
+    module: nn.Module, example: Tensor | Mapping[str, Any], blocks: Sequence[str], dim: int
+) -> tuple[str, ...]:
+    """Return the names of the parameters and buffers with rows (..., `dim`) that are added to tokens before blocks."""
+    tensors = dict([*module.named_buffers(), *module.named_parameters()])
+    outside = [one for one in _flow_of(module, example).meetings if not set(one.within) & set(blocks)]
+    added = {name for one in outside if one.kind == "added" for name in one.origins}
+    tables = (name for name in tensors if name in added and tensors[name].numel() > dim)
+    return tuple(name for name in tables if tensors[name].shape[-1:] == (dim,))
 
 
-def check_pictures(model: nn.Module) -> None:
-    """Check that a model takes single pictures, as far as its arguments and its convolutions say.
-
-    Raises:
-        ValueError: if it takes films, or patches that are packed by the caller.
-    """
-    needed = [
-        name
-        for name, one in _arguments(model).items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
-    kind = type(model).__name__
-    if len(needed) > 1:
-        raise ValueError(
-            f"`model` must take pictures (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}: "
-            "a view of packed patches is not supported."
-        )
-    if any(isinstance(one, nn.Conv3d) for one in model.modules()):
-        raise ValueError(
-            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches: a view of "
-            "films is not supported."
-        )
-
-
-def image_size(model: nn.Module) -> Size | None:
-    """Return the (height, width) in pixels that a model is built for; None if it is not known.
-
-    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part.
-    """
-    stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
-    configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
-    given = [getattr(stem, "img_size", None), getattr(model, "img_size", None), configured and configured[1:]]
-    for holder in (model, getattr(model, "config", None), *model.children(), *model.modules()):
-        given += [getattr(holder, name, None) for name in _IMAGE_SIZES]
-    return next((found for one in given if (found := pair(one)) is not None), None)
-
-
-def own_patch_size(model: nn.Module) -> Size | None:
-    """Return the (height, width) in pixels of a patch, by its stem, the model or its configuration; None if unknown.
-
-    If none of them says it, it is the stride of the first convolution, if its kernels do not overlap.
-    """
-    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
-    holders = (stem, model, getattr(model, "config", None))
-    found = next((size for one in holders if (size := pair(getattr(one, "patch_size", None))) is not None), None)
-    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
-    if found is None and first is not None and first.stride == first.kernel_size:
-        return pair(first.stride)
-    return found
+def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
+    """Return the flow of a call with any input; where the module refuses it, up to that."""
+    given = example.values() if isinstance(example, Mapping) else (example,)
+    flow = Flow(module)
+    with evaluating(module), flow.following(*(one for one in given if isinstance(one, Tensor))), suppress(Exception):
+        call(module, example)
+    return flow
 
 
 def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -482,29 +447,3 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     added = {name for one in flow.meetings if one.kind in ("added", "logits") for name in one.origins}
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     return {name: value for name, value in tensors.items() if name in added and value.is_floating_point()}
-
-
-def image_channels(model: nn.Module) -> int:
-    """Return the number of channels of the images of a model; 3 if it is not known."""
-    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
-    return int(getattr(model, "in_chans", 0) or 0) or (3 if first is None else first.in_channels)
-
-
-def window_of(block: nn.Module, names: Sequence[str] = ("window_size", "ws")) -> Size | None:
-    """Return the first side or two sides, in patches, that a block or a part of it has under one of `names`."""
-    values = (pair(getattr(one, name, None)) for one in block.modules() for name in names)
-    return next((value for value in values if value is not None), None)
-
-
-def pair(given: object) -> Size | None:
-    """Return a side or two as (height, width); None for anything else."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given, given
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(side, int) for side in given):
-        return int(given[0]), int(given[1])
-    return None
-
-
-def error_line(error: Exception) -> str:
-    """Return the kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

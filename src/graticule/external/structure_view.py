@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +19,8 @@ from torch import Tensor, nn
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.flow import Change, Flow
-from graticule.external.structure import (
-    call,
-    error_line,
-    find_structure,
-    grid_after,
-    image_size,
-    stem_map,
-    tokens_last,
-    window_of,
-)
+from graticule.external.images import call, error_line, image_size, set_input_size, window_of
+from graticule.external.structure import find_structure, grid_after, stem_map, tokens_last
 from graticule.external.view import Edit, ModelView, Pass, Size, Unavailable, chosen_layers, evaluating
 from graticule.position.grid import Grid, Windows
 
@@ -112,12 +103,8 @@ class StructureView(ModelView):
             return self
         model = shared_copy(self.model)
         if hasattr(model, "set_input_size"):
-            windows = {}
-            if "window_size" in inspect.signature(model.set_input_size).parameters:
-                sides = [one.window_size for one in model.modules() if hasattr(one, "window_size")]
-                windows = {"window_size": sides[0]} if sides else {}
             try:
-                model.set_input_size(img_size, **windows)
+                set_input_size(model, img_size)
             except (AssertionError, ValueError, RuntimeError, TypeError) as error:
                 raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
         return StructureView(model, img_size)

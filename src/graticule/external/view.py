@@ -139,11 +139,11 @@ class ModelView(ABC):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set `model` to evaluation mode, without gradients, within the block."""
+    """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
     finally:
         for module, training in modes:

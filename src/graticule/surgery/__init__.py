@@ -3,7 +3,6 @@
 A file is one operation; `fits` keeps the outputs of a model when its position changes.
 """
 
-from graticule.surgery.attach import attach, detach
 from graticule.surgery.change import Certificate, Drift, change_position
 from graticule.surgery.export import Exported, export
 from graticule.surgery.fold import fold, unfold
@@ -13,9 +12,7 @@ __all__ = [
     "Certificate",
     "Drift",
     "Exported",
-    "attach",
     "change_position",
-    "detach",
     "export",
     "fold",
     "resize",

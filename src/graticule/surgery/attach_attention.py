@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from graticule.surgery.attach_survey import Survey
+
+@dataclass(frozen=True)
+class Survey:
+    """Tokens and blocks of a module, found by one forward pass.
+
+    blocks: names of the blocks, in order.
+    norm: name, in a block, of the norm before attention.
+    image: (height, width) of the input images, in pixels; None for other inputs.
+    tokens: N.
+    dim: D.
+    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
+    patches: name of the convolution that cuts images into patches; None if there is none.
+    shape: (H, W) of its output.
+    receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
+    called: names, in the first block, of all modules that are called.
+    """
+
+    blocks: tuple[str, ...]
+    norm: str
+    image: tuple[int, int] | None
+    tokens: int
+    dim: int
+    sequence_first: bool
+    patches: str | None
+    shape: tuple[int, int] | None
+    receivers: tuple[str, ...]
+    called: frozenset[str]
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor among the arguments of a call."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
 
 
 @dataclass

@@ -15,8 +15,7 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
-from graticule.surgery.attach_attention import Queries, Removed, Ways
-from graticule.surgery.attach_survey import Survey, first_tensor
+from graticule.surgery.attach_attention import Queries, Removed, Survey, Ways, first_tensor
 from graticule.surgery.change import Certificate
 
 #: The arguments of PyTorch's attention, in order.

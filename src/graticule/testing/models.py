@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from graticule.external.images import check_pictures
 from graticule.registry.checks import known_name
 from graticule.testing import order, sizes
 from graticule.testing import order as pairs
@@ -71,10 +72,12 @@ def inspect_model(
         One finding per check, in the order of `CHECKS`.
 
     Raises:
-        ValueError: for a size that is not given and cannot be inferred, or an unknown name in `skip`.
+        ValueError: for a model of films or packed patches, a size that is not given and cannot be inferred, or an
+            unknown name in `skip`.
     """
     for name in skip:
         known_name("skip", name, CHECKS)
+    check_pictures(model)
     found = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -132,8 +132,9 @@ def _resampled_axes(subject: Subject) -> str:
 def _resampled(subject: Subject) -> tuple[str, float, Size]:
     """Write the coordinates of patches into the table, and read them at another grid."""
     if not subject.tables:
-        raise NotApplicable("no absolute position table (a parameter or buffer named pos...)")
-    if subject.grid[0] == subject.grid[1]:
+        raise NotApplicable("no absolute position table (a parameter or buffer that is added to tokens)")
+    subject = subject.at(subject.home)
+    if subject.grid[0] == subject.grid[1] and hasattr(subject.model, "set_input_size"):
         raise NotApplicable("the table is of a square grid and refuses others")
     plain = subject.without_tables
     width = subject.grid[1]
@@ -173,7 +174,7 @@ def prefix(subject: Subject, original: Subject) -> str:
         outside = subject.base.inputs[subject.base.tokens].shape[1] - len(rows)
     except NotApplicable:
         outside = 0
-    tables = [len(value) - subject.patches for value in subject.values().values()]
+    tables = [len(value) - subject.home[0] * subject.home[1] for value in subject.values().values()]
     if outside <= 0 and not any(tables):
         raise NotApplicable("no tokens besides the patches")
     return any_of(lambda: _relative_prefix(subject), lambda: _resampled_prefix(subject))

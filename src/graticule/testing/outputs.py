@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from graticule.external.images import by_image, call
 from graticule.external.recorder import record
 from graticule.testing.readings import RIGHT, relative
 from graticule.testing.subject import Failed, NotApplicable, Size, Subject
@@ -22,14 +23,14 @@ EXACT = 1e-9
 @torch.no_grad()
 def run(model: nn.Module, images: Tensor) -> Tensor:
     """Return the outputs of a model as one tensor, (B, ...)."""
-    found = model(images)
+    found = call(model, images)
     if isinstance(found, dict):
         found = list(found.values())
     if isinstance(found, tuple | list):
-        found = torch.cat([one.flatten(1) for one in found if isinstance(one, Tensor)], 1)
+        found = torch.cat([by_image(one, len(images)).flatten(1) for one in found if isinstance(one, Tensor)], 1)
     if not isinstance(found, Tensor):
         raise TypeError(f"`model` must return tensors, got {type(found).__name__}.")
-    return found
+    return by_image(found, len(images))
 
 
 def check_same(found: Tensor, expected: Tensor, law: str, tolerance: float = EXACT) -> None:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
+from graticule.external.images import set_input_size
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.testing.outputs import SAME, by, check_same, other_grid, run
 from graticule.testing.readings import RIGHT, relative
-from graticule.testing.subject import Failed, NotApplicable, Size, Subject, from_rows, set_size, to_rows
+from graticule.testing.subject import Failed, NotApplicable, Size, Subject, from_rows, to_rows
 
 
 def sizes(subject: Subject, original: Subject) -> str:
@@ -43,8 +44,8 @@ def sizes(subject: Subject, original: Subject) -> str:
             law = f"set_input_size must give the same as a forward pass on {by(new)} patches"
             check_same(run(reached.model, other), dynamic, law)
     if hasattr(model, "set_input_size"):
-        set_size(model, pixels)
-        set_size(model, subject.image)
+        set_input_size(model, pixels)
+        set_input_size(model, subject.image)
         old, now = subject.model.state_dict(), model.state_dict()
         changed = [name for name, value in old.items() if name not in now or now[name].shape != value.shape]
         changed += [name for name in now if name not in old]
@@ -168,10 +169,12 @@ def _transposed(subject: Subject, other: Subject) -> nn.Module:
             turned = value[:count].view(height, width, -1).transpose(0, 1).reshape(count, -1)
             table.copy_(torch.cat([turned, value[count:]]))
     before = dict([*subject.model.named_parameters(), *subject.model.named_buffers()])
+    if subject.tables and other.home != subject.home[::-1]:
+        raise NotApplicable("its tables are stored for one grid")
     for one, another in zip(subject.tables, other.tables, strict=True):
         rows = to_rows(before[one.name].detach(), one)
-        ahead = len(rows) - subject.patches
-        turned = rows[ahead:].view(*subject.grid, -1).transpose(0, 1).flatten(0, 1)
+        ahead = len(rows) - subject.home[0] * subject.home[1]
+        turned = rows[ahead:].view(*subject.home, -1).transpose(0, 1).flatten(0, 1)
         held[another.name].copy_(from_rows(held[another.name], another, torch.cat([rows[:ahead], turned])))
     return model
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
+from graticule.external.images import call, image_channels, image_size, own_patch_size, pair, set_input_size
 from graticule.external.recorder import Recording, record
-from graticule.external.structure import added_tensors, image_channels, image_size, own_patch_size, pair
+from graticule.external.structure import added_tensors, find_structure
 
 Size = tuple[int, int]
 
@@ -44,12 +44,14 @@ class Subject:
 
     model: a copy in float64 and evaluation mode; it is not changed.
     image, patch: (height, width) in pixels.
+    home: (H, W) of the grid that its tables are stored for.
     """
 
     model: nn.Module
     image: Size
     patch: Size
     channels: int
+    home: Size
 
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
@@ -59,7 +61,8 @@ class Subject:
             ValueError: if its image or patch size is not given and cannot be inferred.
         """
         image, patch, channels = _sizes(model, img_size, patch_size)
-        return cls(copy.deepcopy(model).double().eval(), image, patch, channels)
+        home = image[0] // patch[0], image[1] // patch[1]
+        return cls(copy.deepcopy(model).double().eval(), image, patch, channels, home)
 
     @property
     def grid(self) -> Size:
@@ -108,12 +111,13 @@ class Subject:
         if image == self.image:
             return self
         model = copy.deepcopy(self.model)
-        other = replace(self, model=model, image=image)
+        resized = hasattr(model, "set_input_size")
+        other = replace(self, model=model, image=image, home=grid if resized else self.home)
         try:
-            if hasattr(model, "set_input_size"):
-                set_size(model, image)
+            if resized:
+                set_input_size(model, image)
             with torch.no_grad():
-                model(other.images(1))
+                call(model, other.images(1))
             if self._windows(image) != other._windows(image):
                 raise ValueError("the model changes its windows")
         except Exception as error:  # any error of another library means that it refuses the size
@@ -227,7 +231,7 @@ class Subject:
     @cached_property
     def tables(self) -> list[Table]:
         """Absolute position tables: parameters and buffers that are added to tokens or logits, with rows of patches."""
-        found = []
+        found, rows = [], self.home[0] * self.home[1]
         added = added_tensors(self.model, self.constant())
         try:
             extra = self.base.inputs[self.base.tokens].shape[1] - self.patches
@@ -236,11 +240,11 @@ class Subject:
         for name, tensor in added.items():
             wide = [axis for axis, side in enumerate(tensor.shape) if side > 1]
             sides = [tensor.shape[axis] for axis in wide]
-            if len(wide) == 2 and self.patches <= sides[0] <= self.patches + max(extra, 0):
+            if len(wide) == 2 and rows <= sides[0] <= rows + max(extra, 0):
                 found.append(Table(name, (wide[0],)))
-            elif len(wide) == 3 and tuple(sides[:2]) == self.grid:
+            elif len(wide) == 3 and tuple(sides[:2]) == self.home:
                 found.append(Table(name, (wide[0], wide[1])))
-            elif len(wide) == 3 and tuple(sides[1:]) == self.grid:
+            elif len(wide) == 3 and tuple(sides[1:]) == self.home:
                 found.append(Table(name, (wide[1], wide[2])))
         return found
 
@@ -262,15 +266,6 @@ class Subject:
     def without_tables(self) -> Subject:
         """A subject whose tables are zero."""
         return self.with_tables({name: torch.zeros_like(value) for name, value in self.values().items()})
-
-
-def set_size(model: Any, image: Size) -> None:
-    """Call `set_input_size` of a model, with its current windows if it would change them."""
-    windows = {}
-    if not isinstance(model, Backbone) and "window_size" in inspect.signature(model.set_input_size).parameters:
-        sides = [side for one in model.modules() if (side := pair(getattr(one, "window_size", None))) is not None]
-        windows = {"window_size": sides[0]} if sides else {}
-    model.set_input_size(image, **windows)
 
 
 def to_rows(value: Tensor, table: Table) -> Tensor:
@@ -300,6 +295,8 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
     patch = patch or own_patch_size(model)
+    if img_size is None and patch_size is None and patch and image and (image[0] % patch[0] or image[1] % patch[1]):
+        patch = find_structure(model, image).patch_size  # its patches overlap
     if image is None:
         raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
     if patch is None:

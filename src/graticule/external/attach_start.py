@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
+from graticule.external.images import call
+from graticule.external.view import evaluating
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.position import NoPosition, Position
-from graticule.surgery.attach_attention import Ways, put_back, take_out
-from graticule.surgery.attach_survey import Survey, call, first_tensor, quiet
+from graticule.surgery.attach_attention import Survey, Ways, first_tensor, put_back, take_out
 from graticule.surgery.change import Certificate
 from graticule.surgery.fits.contributions import record_contributions
 from graticule.surgery.fits.measure import measure
@@ -45,7 +46,7 @@ def start_position(
         example: input on which the contributions of w to the layers are measured.
     """
     tokens: list[Tensor] = []
-    with quiet(module):
+    with evaluating(module):
         table, constant = _own_table(module, own, found, grid, example) if own else (None, 1.0)
         old: Position = NoPosition(len(found.blocks))
         layers: list[Any] = [None] * len(found.blocks)

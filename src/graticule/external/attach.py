@@ -11,24 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.build import build_position
+from graticule.external.attach_start import start_position, tokens_after
+from graticule.external.attach_survey import find_blocks, make_example, survey
+from graticule.external.images import call
+from graticule.external.structure import added_tables, names_of_blocks
+from graticule.external.view import evaluating
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
-from graticule.surgery.attach_attention import Ways, find_ways, put_back, take_out
+from graticule.surgery.attach_attention import Survey, Ways, find_ways, put_back, take_out
 from graticule.surgery.attach_hooks import AttachedPosition
-from graticule.surgery.attach_start import start_position, tokens_after
-from graticule.surgery.attach_survey import Survey, call, find_blocks, make_example, quiet, survey
 from graticule.surgery.change import drift_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
 #: The name of the attached position in the module.
 NAME = "graticule"
-#: Names of the position embedding in public models: a parameter, or the weight of an embedding.
-_EMBEDDINGS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings", "positional_embedding")
 
 
 @checked
@@ -37,8 +38,8 @@ def attach(
     encoding: str | Spec | tuple[Spec, ...] = "learnable",
     joining: str | Spec = "default",
     *,
-    blocks: str = "blocks.*",
-    norm: str = "norm1",
+    blocks: str | None = None,
+    norm: str | None = None,
     patch_grid: tuple[int, int] | None = None,
     prefix: int | None = None,
     remove: str | tuple[str, ...] | None = None,
@@ -70,12 +71,13 @@ def attach(
         module: a transformer, or a model that contains one.
         encoding: as in `create_model`.
         joining: as in `create_model`; 'default' adds the table to the input of the first block.
-        blocks: the names of the blocks, where * stands for one part of a name, such as 'vit.layers.*'.
-        norm: the name, in a block, of the norm before attention. Only attention may use its output.
+        blocks: the names of the blocks, where * stands for one part of a name, such as 'vit.layers.*'; found by
+            default, as the lists whose modules call attention.
+        norm: the name, in a block, of the norm before attention, found by default. Only attention may use its output.
         patch_grid: (H, W) of the patches; found by default.
         prefix: number of tokens before the patches; found by default.
         remove: the module's own position embedding, one parameter or several, which zeros replace; () keeps all. By
-            default, the one with a usual name (`pos_embed`, `position_embeddings`, ...), if there is one.
+            default, the table that is added to the tokens before the blocks, if there is one.
         example: input of the module, a tensor or a mapping of keyword arguments; two black images by default. The
             position is fitted on it, and for a given one the certificate has the drift of the tokens after each block,
             so some preprocessed images are best.
@@ -95,10 +97,14 @@ def attach(
         )
     if hasattr(module, NAME):
         raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
-    names = find_blocks(module, blocks, norm)
+    names = find_blocks(module, blocks, norm) if blocks is not None and norm is not None else []
     seen = make_example(module, patch_grid) if example is None else example
+    if blocks is None or norm is None:
+        given_blocks, given_norm = names_of_blocks(module, seen, blocks)
+        blocks, norm = blocks or given_blocks, norm or given_norm
+        names = find_blocks(module, blocks, norm)
     found = survey(module, names, norm, seen)
-    removed = _own_embeddings(module, remove, found.dim)
+    removed = _own_embeddings(module, remove, found, seen)
     grid = _grid(found, patch_grid, prefix)
     ways = find_ways(module.get_submodule(names[0]), found)
     position = build_position(
@@ -119,7 +125,7 @@ def attach(
     }
     module.add_module(NAME, attached.train(module.training))
     if attached.certificate is not None and example is not None:
-        with quiet(module), tokens_after(module, found) as after:
+        with evaluating(module), tokens_after(module, found) as after:
             call(module, example)
         attached.certificate = replace(attached.certificate, drift=drift_of(before, after))
     if remove is None and attached.certificate is not None and attached.certificate.lost:
@@ -151,18 +157,16 @@ def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
     return " + ".join(map(str, spec)) if isinstance(spec, tuple) else str(spec)
 
 
-def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, dim: int) -> tuple[str, ...]:
+def _own_embeddings(
+    module: nn.Module, remove: str | tuple[str, ...] | None, found: Survey, example: Tensor | Mapping[str, Any]
+) -> tuple[str, ...]:
     """Return the names of the position embeddings to replace by zeros.
 
     Raises:
-        ValueError: if there is no such parameter or buffer, or several have a usual name.
+        ValueError: if there is no such parameter or buffer, or several tables are added to the tokens.
     """
     tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-    usual = [
-        name
-        for name, value in tensors.items()
-        if value.shape[-1:] == (dim,) and name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS
-    ]
+    usual = added_tables(module, example, found.blocks, found.dim)
     if remove is None:
         if len(usual) > 1:
             raise ValueError(

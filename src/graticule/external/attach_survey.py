@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-#: Attributes of public models with the size of their images, in pixels.
-_IMAGE_SIZES = ("img_size", "image_size")
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Tokens and blocks of a module, found by one forward pass.
-
-    blocks: names of the blocks, in order.
-    norm: name, in a block, of the norm before attention.
-    image: (height, width) of the input images, in pixels; None for other inputs.
-    tokens: N.
-    dim: D.
-    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
-    patches: name of the convolution that cuts images into patches; None if there is none.
-    shape: (H, W) of its output.
-    receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
-    called: names, in the first block, of all modules that are called.
-    """
-
-    blocks: tuple[str, ...]
-    norm: str
-    image: tuple[int, int] | None
-    tokens: int
-    dim: int
-    sequence_first: bool
-    patches: str | None
-    shape: tuple[int, int] | None
-    receivers: tuple[str, ...]
-    called: frozenset[str]
+from graticule.external.images import call, image_size
+from graticule.external.view import evaluating
+from graticule.surgery.attach_attention import Survey, first_tensor
 
 
 def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
@@ -79,7 +52,7 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
         ValueError: if the size or the number of channels cannot be found.
     """
     convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    size = _image_size(module)
+    size = image_size(module)
     if size is None and grid is not None and convolution is not None:
         rows, columns = (int(step) for step in convolution.stride)
         size = grid[0] * rows, grid[1] * columns
@@ -107,7 +80,7 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
     """
     seen = _Seen()
     with ExitStack() as stack:
-        stack.enter_context(quiet(module))
+        stack.enter_context(evaluating(module))
         for handle in seen.watch(module, blocks, norm):
             stack.callback(handle.remove)
         try:
@@ -119,24 +92,6 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
                 f"{type(error).__name__}: {str(error).rstrip('.')}."
             ) from error
     return seen.survey(blocks, norm, example)
-
-
-def call(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Any:
-    """Call a module with a tensor, or with a mapping of keyword arguments."""
-    return module(**example) if isinstance(example, Mapping) else module(example)
-
-
-@contextmanager
-def quiet(module: nn.Module) -> Iterator[None]:
-    """Use evaluation mode without gradients, and leave the caller's random state unchanged."""
-    training = [(each, each.training) for each in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for each, was in training:
-            each.training = was
 
 
 @dataclass
@@ -239,23 +194,6 @@ class _Seen:
             receivers=tuple(self.receivers.get(blocks[0], ())),
             called=frozenset(self.called.get(blocks[0], ())),
         )
-
-
-def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the first tensor among the arguments of a call."""
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-
-
-def _image_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return the image size, (height, width) in pixels, recorded in a module, its configuration or one of its parts."""
-    for holder in (module, getattr(module, "config", None), *module.children(), *module.modules()):
-        for name in _IMAGE_SIZES:
-            size = getattr(holder, name, None)
-            if isinstance(size, int) and not isinstance(size, bool):
-                return size, size
-            if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
-                return size[0], size[1]
-    return None
 
 
 def _candidates(module: nn.Module) -> list[str]:

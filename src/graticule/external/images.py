@@ -1,0 +1,138 @@
+"""Images of a model of any library: their size, channels and patches, as the model states them, and its call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.external.view import Size
+
+#: Names of the image size among the attributes of a model, its configuration, or a part of it.
+_IMAGE_SIZES = ("img_size", "image_size")
+
+
+def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
+    """Call a model with images of any size, or with a mapping of its keyword arguments.
+
+    Models of transformers are asked to interpolate their tables for other sizes than their own, and a masked
+    autoencoder to keep all patches in their order.
+    """
+    if isinstance(images, Mapping):
+        return model(**images)
+    known = _arguments(model)
+    given: dict[str, Any] = {}
+    if "interpolate_pos_encoding" in known:
+        own = image_size(model)
+        given["interpolate_pos_encoding"] = own is not None and tuple(images.shape[-2:]) != own
+    config: Any = getattr(model, "config", None)
+    patch = pair(getattr(config, "patch_size", None))
+    if "noise" not in known or patch is None or not hasattr(config, "mask_ratio"):
+        return model(images, **given)
+    patches = images.shape[-2] // patch[0] * (images.shape[-1] // patch[1])
+    order = torch.arange(patches, device=images.device, dtype=torch.float32).expand(len(images), -1)
+    ratio, config.mask_ratio = config.mask_ratio, 0.0
+    try:
+        return model(images, noise=order, **given)
+    finally:
+        config.mask_ratio = ratio
+
+
+def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(model.forward).parameters)
+
+
+def check_pictures(model: nn.Module) -> None:
+    """Check that a model takes single pictures, as far as its arguments and its convolutions say.
+
+    Raises:
+        ValueError: if it takes films, or patches that are packed by the caller.
+    """
+    needed = [
+        name
+        for name, one in _arguments(model).items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    kind = type(model).__name__
+    if len(needed) > 1:
+        raise ValueError(
+            f"`model` must take pictures (B, C, height, width) alone, got {kind}, which needs {' and '.join(needed)}: "
+            "a view of packed patches is not supported."
+        )
+    if any(isinstance(one, nn.Conv3d) for one in model.modules()):
+        raise ValueError(
+            f"`model` must take pictures (B, C, height, width), got {kind}, which cuts films into patches: a view of "
+            "films is not supported."
+        )
+
+
+def image_size(model: nn.Module) -> Size | None:
+    """Return the (height, width) in pixels that a model is built for; None if it is not known.
+
+    It is that of its stem, of the model, of timm's or transformers' configuration, or of any part.
+    """
+    stem = getattr(model, "patch_embed", None) or next(iter(getattr(model, "patch_embeds", [])), None)
+    configured = (getattr(model, "default_cfg", None) or {}).get("input_size")
+    given = [getattr(one, "img_size", None) for one in (stem, getattr(model, "stem", None), model)]
+    given.append(configured and configured[1:])
+    for holder in (model, getattr(model, "config", None), *model.children(), *model.modules()):
+        given += [getattr(holder, name, None) for name in _IMAGE_SIZES]
+    return next((found for one in given if (found := pair(one)) is not None), None)
+
+
+def own_patch_size(model: nn.Module) -> Size | None:
+    """Return the (height, width) in pixels of a patch, by its stem, the model or its configuration; None if unknown.
+
+    If none of them says it, it is the stride of the first convolution, if its kernels do not overlap.
+    """
+    stem = getattr(model, "patch_embed", getattr(model, "stem", None))
+    holders = (stem, model, getattr(model, "config", None))
+    found = next((size for one in holders if (size := pair(getattr(one, "patch_size", None))) is not None), None)
+    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    if found is None and first is not None and first.stride == first.kernel_size:
+        return pair(first.stride)
+    return found
+
+
+def image_channels(model: nn.Module) -> int:
+    """Return the number of channels of the images of a model; 3 if it is not known."""
+    first = next((one for one in model.modules() if isinstance(one, nn.Conv2d)), None)
+    return int(getattr(model, "in_chans", 0) or 0) or (3 if first is None else first.in_channels)
+
+
+def window_of(block: nn.Module, names: Sequence[str] = ("window_size", "ws")) -> Size | None:
+    """Return the first side or two sides, in patches, that a block or a part of it has under one of `names`."""
+    values = (pair(getattr(one, name, None)) for one in block.modules() for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def pair(given: object) -> Size | None:
+    """Return a side or two as (height, width); None for anything else."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given, given
+    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(side, int) for side in given):
+        return int(given[0]), int(given[1])
+    return None
+
+
+def error_line(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def set_input_size(model: Any, size: Size) -> None:
+    """Call `set_input_size` of a model, with its current windows if it would change them."""
+    windows = {}
+    if "window_size" in inspect.signature(model.set_input_size).parameters and not hasattr(model, "each_layer"):
+        sides = [side for one in model.modules() if (side := pair(getattr(one, "window_size", None))) is not None]
+        windows = {"window_size": sides[0]} if sides else {}
+    model.set_input_size(size, **windows)
+
+
+def by_image(x: Tensor, batch: int) -> Tensor:
+    """Return a tensor (B, ...) as it is, and tokens (1, B * N, D) of packed images as (B, N, D)."""
+    packed = batch > 1 and x.ndim == 3 and len(x) == 1 and x.shape[1] % batch == 0
+    return x.reshape(batch, -1, x.shape[-1]) if packed else x
