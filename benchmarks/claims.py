@@ -23,13 +23,13 @@ from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, Outcome, PairedTest, format_p, holm, paired_test, uncorrected
 from graticule.lab.studies.study import TRAINED, load_study, read_table
 from graticule.lab.studies.tables import markdown
-from graticule.lab.training.metric import METRICS
+from graticule.lab.training.task import list_tasks
 from graticule.system.files import write_text
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUDIES = DOCS.parent / "evidence" / "studies"
 #: Metrics that a claim need not name: the metrics of tasks; a study has one task.
-SCORES = {metric.key for metric in METRICS}
+SCORES = {task.recipe_class.metric.key for task in list_tasks().values()}
 #: (choice, variant, at) -> seed -> score.
 Scores = dict[tuple[str, str, str], dict[int, float]]
 

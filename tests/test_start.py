@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +157,10 @@ def test_a_command_says_what_to_install(monkeypatch, capsys):
 def test_every_public_name_is_there_and_listed():
     assert set(graticule.__all__) <= set(dir(graticule))
     assert all(getattr(graticule, name) is not None for name in graticule.__all__)
+    root = Path(graticule.__file__).parent
+    for stub in root.rglob("__init__.pyi"):  # each name of each room
+        room = import_module(".".join(("graticule", *stub.parent.relative_to(root).parts)))
+        assert all(getattr(room, name) is not None for name in room.__all__), room
     with pytest.raises(AttributeError, match="No graticule attribute creat_model"):
         graticule.creat_model  # noqa: B018
 

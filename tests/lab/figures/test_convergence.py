@@ -7,7 +7,8 @@ import pytest
 
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import convergence_plot, score_plot
-from graticule.lab.training.metric import METRICS, Metric
+from graticule.lab.training.metric import Metric
+from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
 
 
@@ -31,6 +32,9 @@ def test_a_line_goes_through_its_points_and_is_named():
     np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[1, 20], [2, 50]])
     assert legend(figure) == ["default", "lape"] and not ax.collections
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "top-1 on validation (%)", "DeiT-Ti")
+
+
+METRICS = [task.recipe_class.metric for task in list_tasks().values()]
 
 
 @pytest.mark.parametrize("metric", [*METRICS, Metric("cost", "cost $x^$", "$", highest=False)], ids=lambda one: one.key)

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from graticule.lab.figures.plots import PALETTE, add_legend, check_lines, curves, decorate, line_style, new_axes
-from graticule.lab.training.metric import METRICS, Metric
+from graticule.lab.training.metric import Metric
+from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
 
 Size = tuple[int, int]
@@ -279,7 +280,7 @@ def convergence_plot(
 def axis_label(metric: Metric | str) -> str:
     """Return the label of the axis of a metric, or of a column of metrics.csv."""
     if isinstance(metric, str):
-        known = next((one for one in METRICS if one.column == metric), None)
+        known = metric_of(metric)
         if known is None:
             return LOSSES.get(metric, "learning rate" if metric == "lr" else metric)
         metric = known

@@ -10,7 +10,7 @@ from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import LEVEL, Outcome, format_p, holm, paired_outcomes, spread
 from graticule.lab.studies.study import TRAINED, Row, Study
 from graticule.lab.studies.tables import Rows, latex_table, markdown
-from graticule.lab.training.metric import METRICS, Metric
+from graticule.lab.training.task import metric_of
 
 #: A choice in a variant -> seed -> value.
 Values = dict[tuple[str, str], dict[int, float]]
@@ -60,7 +60,7 @@ class StudyReport:
     @property
     def endpoint(self) -> str:
         """The name of the endpoint."""
-        end, metric = self.study.endpoint, _metric(self.metric)
+        end, metric = self.study.endpoint, metric_of(self.metric)
         if end.label:
             return end.label
         if end.minus is None:
@@ -289,10 +289,6 @@ def _place(at: str) -> str:
     return "after the last epoch" if at == TRAINED else f"at {at}"
 
 
-def _metric(key: str) -> Metric | None:
-    return next((metric for metric in METRICS if metric.key == key), None)
-
-
 def _title(key: str) -> str:
-    metric = _metric(key)
+    metric = metric_of(key)
     return key if metric is None else metric.title

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from graticule.lab.training.metric import METRICS, Metric
+from graticule.lab.training.metric import Metric
 from graticule.lab.training.run_folder import RunFolder
+from graticule.lab.training.task import metric_of
 from graticule.registry.fields import Epochs, Flag, read_typed
 from graticule.system.files import read_bytes
 
@@ -145,7 +146,7 @@ def summarise(folder: Path) -> Summary:
             metrics = read_metrics(run.metrics_file)
         except (ValueError, OSError) as error:
             damage.append(_reason(error))
-    metric = metric or next((one for one in METRICS if one.column in metrics), None)
+    metric = metric or next(filter(None, map(metric_of, metrics)), None)
     state: State = "stopped" if metrics.get("epoch") else "no epoch yet"
     if damage:
         state = "damaged"

@@ -66,5 +66,3 @@ TOP1 = Metric("top1", "top-1", "%", highest=True)
 BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
 BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
 MIOU = Metric("miou", "mIoU", "%", highest=True)
-#: The metrics of the tasks in the package.
-METRICS = (TOP1, BITS_PER_BYTE, BOX_MAP, MIOU)

@@ -246,6 +246,12 @@ def list_tasks() -> Registry[type[Task[Any, Any]]]:
     return _TASKS
 
 
+def metric_of(name: str) -> Metric | None:
+    """Return the metric of a registered task by its key or its column in metrics.csv; None for another name."""
+    metrics: Iterable[Metric] = (task.recipe_class.metric for task in list_tasks().values())
+    return next((one for one in metrics if name in (one.key, one.column)), None)
+
+
 def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
     """Return the task of a recipe.
 
