@@ -11,7 +11,7 @@ from torch import Tensor
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.rotation import Rotation
-from graticule.position.tokens import Axes, Function, Tokens
+from graticule.position.tokens import Axes, Function, Part, Prefix, Tokens
 
 
 class Kind(NamedTuple):
@@ -22,8 +22,7 @@ class Kind(NamedTuple):
     of: the shape of a function's input; '' if there is no function of this kind.
     combine: combines the values of two encodings; None if only one of them may give the field.
     pairs: whether it is for pairs of tokens, those that attend to each other.
-    part: whether there is a part of it for the last tokens of a text.
-    prefix: whether there can be tokens without a position before the others.
+    refuses: the changes of the tokens that it cannot follow.
     """
 
     take: Callable[[Any, Any, Tokens], Any]
@@ -31,8 +30,7 @@ class Kind(NamedTuple):
     of: str = ""
     combine: Callable[[Any, Any], Any] | None = None
     pairs: bool = False
-    part: bool = True
-    prefix: bool = True
+    refuses: tuple[type[Tokens], ...] = ()
 
 
 def _rows(value: Tensor, own: Tensor, tokens: Tokens) -> Tensor:
@@ -48,7 +46,8 @@ def _function(into: Axes, out: Axes, value: Function, own: Function, tokens: Tok
 
 
 def _bias(value: Any, own: Any, tokens: Tokens) -> Any:
-    return Bias.of(value).take(tokens, Bias.of(own)).held
+    bias = Bias.of(value)
+    return bias.take(tokens, bias if own is value else Bias.of(own)).held
 
 
 def _rotation(value: Rotation, own: Rotation, tokens: Tokens) -> Rotation:
@@ -82,16 +81,17 @@ def _composed(first: Function, second: Function, x: Tensor) -> Any:
 
 
 _of_tokens = partial(_function, (-2,), (-2,))
+_of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
 ADDED = Kind(_rows, ("N D",), combine=_plus)
-RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, part=False)
-INPUTS = Kind(_of_tokens, of="B N D", part=False)
+RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part,))
+INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part,))
 BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
-TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, prefix=False)
-KEY_BIAS = Kind(partial(_function, (-2,), (-2, -1)), ("B h N N",), "B h N d", _plus, True, False, False)
-VALUE_BIAS = Kind(partial(_function, (-2, -1), (-2,)), ("B h N d",), "B h N N", _plus, True, False, False)
-POSITIONAL = Kind(_attention, pairs=True, part=False)
+TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, refuses=(Prefix,))
+KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
+VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
+POSITIONAL = Kind(_attention, pairs=True, refuses=(Part,))
 ROTARY = Kind(_rotation, pairs=True)
 SCALE = Kind(_numbers, ("N", "h N"), combine=_product, pairs=True)
-MIXING = Kind(_mixing, part=False, prefix=False)
-SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, part=False, prefix=False)
+MIXING = Kind(_mixing, refuses=(Part, Prefix))
+SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix))

@@ -112,9 +112,6 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field is a function of all tokens and cannot be sliced.
         """
-        for (field, kind), value in zip(KINDS.items(), self, strict=True):
-            if value is not None and not kind.part:
-                raise ValueError(f"`{field}` must be None for a part of the tokens: it takes all of them at once.")
         return self.take(Part(start, stop))
 
     def with_prefix(self, count: int) -> LayerPosition:
@@ -126,9 +123,6 @@ class LayerPosition(NamedTuple):
         Raises:
             ValueError: if a field cannot exclude tokens.
         """
-        for (field, kind), value in zip(KINDS.items(), self, strict=True):
-            if value is not None and not kind.prefix:
-                raise ValueError(f"`{field}` must be None for further tokens before those of the grid.")
         return self.take(Prefix(count))
 
     def take(self, tokens: Tokens, own: LayerPosition | None = None) -> LayerPosition:
@@ -137,9 +131,18 @@ class LayerPosition(NamedTuple):
         Args:
             tokens: says how each kind of field follows the change of the tokens.
             own: the position for the grid of these tokens, whose functions are used; by default the same.
+
+        Raises:
+            ValueError: naming a field that cannot follow the change.
         """
-        values = zip(KINDS.values(), self, own or self, strict=True)
-        return LayerPosition(*[None if value is None else kind.take(value, at, tokens) for kind, value, at in values])
+        changed = {}
+        for field, value in zip(self._fields, self, strict=True):
+            if value is not None:
+                kind = KINDS[field]
+                if isinstance(tokens, kind.refuses):
+                    raise ValueError(f"`{field}` must be None {tokens.where}.")
+                changed[field] = kind.take(value, value if own is None else getattr(own, field), tokens)
+        return LayerPosition(**changed)
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.
@@ -158,8 +161,8 @@ class LayerPosition(NamedTuple):
             else:
                 values.append(kind.combine(a, b))
         merged = LayerPosition(*values)
-        of_queries = None if merged.bias is None else Bias.of(merged.bias).function
-        if getattr(merged.rotary, "channels", None) is not None and (of_queries or merged.key_bias):
+        doubles = getattr(merged.rotary, "channels", None) is not None
+        if doubles and (merged.key_bias or (merged.bias is not None and Bias.of(merged.bias).function)):
             raise ValueError(
                 "`bias` must not be made from queries or keys whose channels `rotary` doubles; use another of them."
             )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ Axes = tuple[int, ...]
 
 class Tokens(ABC):
     """A change of the tokens of a layer: fewer of them, others, or some without a position before them."""
+
+    #: Where fields that cannot follow the change must be None, with the reason.
+    where: ClassVar[str]
 
     @abstractmethod
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
@@ -55,6 +58,7 @@ def pick(table: Tensor, axis: int, index: Any) -> Tensor:
 class Part(Tokens):
     """The tokens from `start` on in a text that ends before `stop`; they attend to all tokens before `stop`."""
 
+    where = "for a part of the tokens: it takes all of them at once"
     start: int
     stop: int
 
@@ -65,6 +69,10 @@ class Part(Tokens):
     def columns(self, table: Tensor, axis: int = -2) -> Tensor:
         """Return the rows before `stop`."""
         return pick(table, axis, slice(self.stop))
+
+    def pairs(self, table: Tensor) -> Tensor:
+        """Return the rows from `start` to `stop` and the columns before `stop`."""
+        return table[..., self.start : self.stop, : self.stop]
 
     def rotation(self, rotation: Rotation) -> Rotation:
         """Return the rotation of the tokens from `start` to `stop`."""
@@ -83,6 +91,7 @@ def _moved(function: Function, first: int, last: int, x: Tensor, start: int = 0,
 class Prefix(Tokens):
     """All tokens, and `count` tokens without a position before them."""
 
+    where = "for further tokens before those of the grid"
     count: int
 
     def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
