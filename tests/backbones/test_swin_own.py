@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -216,6 +218,18 @@ def test_other_weights_of_position_make_another_output(encoding, joining):
 # Windows
 
 
+class Calls(TorchFunctionMode):
+    """Counts the calls of each function."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen[func] += 1
+        return func(*args, **(kwargs or {}))
+
+
 class Shapes(TorchDispatchMode):
     """Records the shape of the result of every operation."""
 
@@ -230,13 +244,24 @@ class Shapes(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_no_mask_is_written_down_for_every_window():
+def test_masks_are_not_repeated_for_each_sample():
     model = swin(embed_dim=12).float()
-    with Shapes() as shapes:
-        model(images(80, 112, 3))
-    pairs = [shape for shape in shapes.seen if shape[-2:] == (16, 16)]
-    assert pairs
-    assert max(math.prod(shape) for shape in pairs) == 4 * 16 * 16  # the bias of the four heads of the second stage
+    sizes = []
+    for samples in (1, 3):
+        with Shapes() as shapes:
+            model(images(80, 112, samples))
+        sizes.append(max(math.prod(shape) for shape in shapes.seen if shape[-2:] == (16, 16)))
+    assert sizes[0] == sizes[1]
+
+
+@torch.no_grad()
+def test_a_block_projects_and_attends_once_for_all_windows():
+    model = swin(embed_dim=12).float()
+    x = images(80, 112, 3).float()
+    with Calls() as calls:
+        model(x)
+    linear = sum(isinstance(module, nn.Linear) for module in model.modules())
+    assert calls.seen[F.linear] == linear and calls.seen[F.scaled_dot_product_attention] == sum(model.depths)
 
 
 def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
@@ -248,12 +273,11 @@ def window_attention(grid, window=(4, 4), shift=(0, 0), heads=2, dim=8):
     return attention, x, LayerPosition(bias=bias), Windows(grid, Grid(*window), shift)
 
 
-def windows_by_kind(grid, window, shift):
+def windows_of(grid, window, shift):
     """Return the flat indices of the tokens of every window of the rolled map, in the order of `weights`."""
     places = torch.arange(grid.patches).view(grid.shape).roll((-shift[0], -shift[1]), (0, 1))
     rows, columns = grid.height // window[0], grid.width // window[1]
     every = [(row, column) for row in range(rows) for column in range(columns)]
-    every.sort(key=lambda at: (bool(shift[0]) and at[0] == rows - 1, bool(shift[1]) and at[1] == columns - 1))
     return [
         places[r * window[0] : (r + 1) * window[0], c * window[1] : (c + 1) * window[1]].flatten() for r, c in every
     ]
@@ -279,7 +303,7 @@ def test_tokens_that_were_no_neighbors_before_the_roll_do_not_see_each_other(gri
     """Two tokens of a window attend to each other exactly if a window at their position in the image contains both."""
     attention, x, position, windows = window_attention(grid, window, shift)
     weights = attention.weights(x, position, windows)
-    groups = windows_by_kind(grid, window, shift)
+    groups = windows_of(grid, window, shift)
     assert weights.shape == (2 * len(groups), 2, window[0] * window[1], window[0] * window[1])
     assert_same(weights.sum(-1), torch.ones_like(weights[..., 0]))
     offsets = grid.offsets().abs()
@@ -304,7 +328,7 @@ def test_the_weights_of_the_windows_are_those_that_mix_the_values(grid, window, 
     attention, x, position, windows = window_attention(grid, window, shift)
     weights = attention.weights(x, position, windows).unflatten(0, (2, -1))
     dense = torch.zeros(2, 2, grid.patches, grid.patches, dtype=torch.float64)
-    for index, places in enumerate(windows_by_kind(grid, window, shift)):
+    for index, places in enumerate(windows_of(grid, window, shift)):
         dense[:, :, places[:, None], places] = weights[:, index]
     v = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (2, 4)).transpose(1, 2)
     assert_same(attention(x, position, windows), attention.proj((dense @ v).transpose(1, 2).flatten(2)))
@@ -316,7 +340,7 @@ def test_the_weights_are_a_softmax_of_products_and_bias_within_a_window(grid, wi
     attention, x, position, windows = window_attention(grid, window, shift)
     found = attention.weights(x, position, windows).unflatten(0, (2, -1))
     q, k, _ = attention.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-    for index, places in enumerate(windows_by_kind(grid, window, shift)):
+    for index, places in enumerate(windows_of(grid, window, shift)):
         seen = found[:, index] > 0
         logits = q[:, :, places] @ k[:, :, places].transpose(-2, -1) / 2 + position.bias
         assert_same(found[:, index], logits.masked_fill(~seen, -torch.inf).softmax(-1))

@@ -138,6 +138,7 @@ class SwinTransformer(MergingPyramid):
     def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
         """Set the windows of every stage to those of a model built for images of `size`."""
         grid, count = super().grid_at(size), len(self.depths)
+        stages = grid.pyramid(count, pad=True)
         if isinstance(given, int):
             windows = grid.in_windows((given,) * count, pad=True).windows
             self.windows = tuple((min(one),) * 2 for one in windows) if self.shift == "microsoft" else windows
@@ -146,9 +147,19 @@ class SwinTransformer(MergingPyramid):
                 f"`window_size` must be a side, or (rows, columns) for each of {count} stages, got {given}."
             )
         else:
-            stages = zip(grid.pyramid(count, pad=True), given, strict=True)
-            self.windows = tuple((at.window(rows).height, at.window(columns).width) for at, (rows, columns) in stages)
+            each = zip(stages, given, strict=True)
+            self.windows = tuple((at.window(rows).height, at.window(columns).width) for at, (rows, columns) in each)
         self.window_size = given
+        #: (rows, columns) that every second block of each stage shifts its windows by.
+        self.shifts = [self._shift_of(at.shape, window) for at, window in zip(stages, self.windows, strict=True)]
+
+    def _shift_of(self, sides: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
+        """Return half of a window, along the axes of the rule `shift`."""
+        several = [side > step for side, step in zip(sides, window, strict=True)]
+        if self.shift == "microsoft":
+            several = [all(several)] * 2
+        down, across = (step // 2 if moves else 0 for step, moves in zip(window, several, strict=True))
+        return down, across
 
     @checked
     def set_input_size(
@@ -173,14 +184,7 @@ class SwinTransformer(MergingPyramid):
 
         The number of windows is the one for the size that the model is built for.
         """
-        built = self.position_grids(self.grid)[stage]
-        several = [side > step for side, step in zip(built.shape, built.within.shape, strict=True)]
-        if self.shift == "microsoft":
-            several = [all(several)] * 2
-        down, across = (
-            step // 2 if index % 2 and moves else 0 for step, moves in zip(built.within.shape, several, strict=True)
-        )
-        return (Windows(grid, grid.within, (down, across)),)
+        return (Windows(grid, grid.within, self.shifts[stage] if index % 2 else (0, 0)),)
 
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of timm."""

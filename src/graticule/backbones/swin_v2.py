@@ -18,8 +18,6 @@ from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.names import renamed_state_dict
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
-from graticule.position.grid import Grid
-from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked
 
@@ -156,15 +154,9 @@ class CosineWindowAttention(WindowAttention):
             self.qkv = QueryValueBias(dim)
         self.mask = mask
 
-    def _project_windows(
-        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Cut a rectangle into windows and project them to q, k and v, (B * windows, h, M, d), with the bias."""
-        if seen is None or self.mask is None:
-            return super()._project_windows(part, window, position, seen)
-        q, k, v, bias = super()._project_windows(part, window, position, None)
-        mask = self.mask * (~seen).to(q.dtype)
-        return q, k, v, mask[None, None] if bias is None else bias + mask
+    def masking(self, dtype: torch.dtype) -> float:
+        """Return `mask`."""
+        return super().masking(dtype) if self.mask is None else self.mask
 
 
 _SMALL: dict[str, Any] = {"depths": (2, 2, 18, 2)}

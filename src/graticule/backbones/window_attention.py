@@ -10,14 +10,15 @@ from torch import Tensor
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid, Windows
 from graticule.position.layer import LayerPosition
+from graticule.system.symbolic import ceiling, holds
 
 
 class WindowAttention(Attention):
     """Attention among the tokens of a window; bias and rotation of the position are for a window.
 
     With a shift the map is rolled first. The windows of the last row and column then contain tokens that were not
-    neighbors, and these do not attend to each other. There are only four kinds of windows, so attention is computed
-    for each kind at once, with one bias of the size of a window: no mask per window or per sample.
+    neighbors, and these do not attend to each other. Queries, keys and values of all windows are projected at once, and
+    the mask of each window is added to the bias.
 
     Where windows do not tile the grid, the rolled map is padded with zeros at the bottom and on the right, as in timm.
     The zeros are attended to, there and in Microsoft's code. Since timm rolls before it pads, opposite borders can meet
@@ -33,62 +34,84 @@ class WindowAttention(Attention):
         """Mix the tokens x: (B, N, D) within the windows `where`, after rolling the map by their shift."""
         windows: Windows
         (windows,) = where
-        grid, window = windows.grid, windows.window
-        strips = []
-        for strip in windows.kinds(x):
-            row = []
-            for part, seen in strip:
-                y = self._attend(*self._project_windows(part, window, position, seen), position)
-                y = y.transpose(1, 2).flatten(2).unflatten(1, window.shape)  # (B * windows, h, w, D)
-                rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-                y = y.unflatten(0, (x.shape[0], rows, columns)).transpose(2, 3).contiguous()
-                row.append(y.flatten(3, 4).flatten(1, 2))
-            strips.append(torch.cat(row, 2) if len(row) > 1 else row[0])
-        y = torch.cat(strips, 1) if len(strips) > 1 else strips[0]
-        y = y[:, : grid.height, : grid.width]
-        if any(windows.shift):
-            y = y.roll(windows.shift, (1, 2))
-        out: Tensor = self.proj_drop(self.proj(self.norm(y.flatten(1, 2))))
+        y = self._attend(*self._project_windows(x, position, windows), position)
+        y = _join(y.transpose(1, 2).flatten(2), windows, x.shape[0])
+        out: Tensor = self.proj_drop(self.proj(self.norm(y)))
         return out
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
 
-        The windows of a sample are ordered by kind: those that the shift does not divide, then those of the last
-        column, of the last row, and the corner.
+        The windows of a sample are those of the rolled map, row by row.
         """
-        windows: Windows
-        (windows,) = where
-        found = []
-        for strip in windows.kinds(x):
-            for part, seen in strip:
-                q, k, _, bias = self._project_windows(part, windows.window, position, seen)
-                logits = q * self.scale @ k.transpose(-2, -1)
-                found.append((logits if bias is None else logits + bias).softmax(-1).unflatten(0, (x.shape[0], -1)))
-        return torch.cat(found, 1).flatten(0, 1)
+        q, k, _, bias = self._project_windows(x, position, *where)
+        return self._weights(q, k, bias, position)
+
+    def masking(self, dtype: torch.dtype) -> float:
+        """Return the number that is added to the logits of tokens of a window that are not neighbors."""
+        return torch.finfo(dtype).min / 2  # half of it, so that no sum with a bias is infinite
 
     def _project_windows(
-        self, part: Tensor, window: Grid, position: LayerPosition, seen: Tensor | None
+        self, x: Tensor, position: LayerPosition, windows: Windows
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Cut a rectangle into windows and project them to q, k and v, (B * windows, h, M, d), with the bias."""
-        rows, columns = part.shape[1] // window.height, part.shape[2] // window.width
-        windows = part.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
-        # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
-        q, k, v, bias = self._project(windows.contiguous().flatten(3, 4).flatten(0, 2), position)
-        if seen is None:
+        """Cut tokens into windows and project them to q, k and v, (B * windows, h, M, d), with the bias.
+
+        The first axis of a bias with a mask is for the windows of a sample, unless it is one per sample.
+        """
+        q, k, v, bias = self._project(_cut(windows.rolled_map(x), windows.window), position)
+        if not any(windows.shift):
             return q, k, v, bias
-        bias = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
-        bias = torch.where(seen, bias, torch.finfo(q.dtype).min)
-        return q, k, v, bias[None, None] if bias.ndim == 2 else bias
+        mask = self.masking(q.dtype) * _strangers(windows, x.device)[:, None].to(q.dtype)
+        if bias is None:
+            return q, k, v, mask
+        return q, k, v, bias + (mask if holds(bias.shape[0] == 1) else mask.repeat(x.shape[0], 1, 1, 1))
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
+        if bias is None or holds(bias.shape[0] == 1) or holds(bias.shape[0] == q.shape[0]):
+            return super()._fused(q, k, v, bias, is_causal)
+        # as heads, the windows of a sample have one bias for all samples, which would otherwise be copied for each
+        windows, heads = bias.shape[0], q.shape[1]
+        q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
+        y = super()._fused(q, k, v, bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None], is_causal)
+        return y.unflatten(1, (windows, heads)).flatten(0, 1)
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
+        if bias is not None and not holds(bias.shape[0] == 1):
+            bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
+        return super()._weights(q, k, bias, position)
+
+
+def _cut(y: Tensor, window: Grid) -> Tensor:
+    """Cut a map of whole windows, (B, H, W, D), into the tokens of each window, (B * windows, M, D)."""
+    rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
+    y = y.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
+    # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
+    return y.contiguous().flatten(3, 4).flatten(0, 2)
+
+
+def _join(y: Tensor, windows: Windows, samples: int) -> Tensor:
+    """Join the tokens of windows of the rolled map, (B * windows, M, D), to those of the grid, (B, N, D)."""
+    grid, window = windows.grid, windows.window
+    rows, columns = (ceiling(side, step) for side, step in zip(grid.shape, window.shape, strict=True))
+    y = y.unflatten(1, window.shape).unflatten(0, (samples, rows, columns)).transpose(2, 3).contiguous()
+    y = y.flatten(3, 4).flatten(1, 2)[:, : grid.height, : grid.width]
+    if any(windows.shift):
+        y = y.roll(windows.shift, (1, 2))
+    return y.flatten(1, 2)
+
+
+def _strangers(windows: Windows, device: torch.device) -> Tensor:
+    """Return the pairs of tokens of each window that were not neighbors before the map was rolled, (windows, M, M)."""
+    sides = zip(windows.grid.shape, windows.window.shape, windows.shift, strict=True)
+    rows, columns = (
+        torch.arange((padded := ceiling(side, step) * step), device=device) >= padded - shift
+        for side, step, shift in sides
+    )
+    kind = _cut((2 * rows[:, None] + columns)[None, ..., None], windows.window)  # (windows, M, 1)
+    return kind != kind.mT
 
 
 def window_tokens(windows: Windows) -> Tensor:
     """Return the tokens of each window in the order of `WindowAttention.weights`, (windows, M); -1 for padding."""
-    window = windows.window
     numbers = torch.arange(1, windows.grid.patches + 1)[None, :, None]
-    found = []
-    for strip in windows.kinds(numbers):
-        for part, _ in strip:
-            cut = part[0, :, :, 0].unflatten(1, (-1, window.width)).unflatten(0, (-1, window.height))
-            found.append(cut.transpose(1, 2).flatten(2).flatten(0, 1))
-    return torch.cat(found) - 1
+    return _cut(windows.rolled_map(numbers), windows.window)[..., 0] - 1

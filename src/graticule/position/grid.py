@@ -438,18 +438,21 @@ class Windows:
         )
         return [[Tile(at, across, part, part_across) for across, part_across in columns] for at, part in rows]
 
+    def rolled_map(self, x: Tensor) -> Tensor:
+        """Roll the map of tokens x: (B, N, D) by the shift, and pad it with zeros to whole windows, (B, H, W, D)."""
+        y = x.unflatten(1, self.grid.shape)
+        if any(self.shift):
+            y = y.roll([-by for by in self.shift], (1, 2))
+        below, beside = (-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True))
+        return F.pad(y, (0, 0, 0, beside, 0, below)) if below or beside else y
+
     def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
         """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window each.
 
         Each comes with its mask, (M, M), True for tokens of a window that were neighbors before the map was rolled; it
         is None if all were. A map that windows do not tile is padded with zeros at the bottom and on the right.
         """
-        y, window = x.unflatten(1, self.grid.shape), self.window
-        if any(self.shift):
-            y = y.roll([-by for by in self.shift], (1, 2))
-        below, beside = (-side % step for side, step in zip(self.grid.shape, window.shape, strict=True))
-        if below or beside:
-            y = F.pad(y, (0, 0, 0, beside, 0, below))
+        y, window = self.rolled_map(x), self.window
         lower, upper = (
             [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
             for side, step, shift in zip(y.shape[1:3], window.shape, self.shift, strict=True)
