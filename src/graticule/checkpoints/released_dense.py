@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import misfits
 from graticule.checkpoints.names import rename_published
 from graticule.checkpoints.read import read_state
-from graticule.checkpoints.released_rcnn import rcnn_heads
 from graticule.registry.checks import checked
 
 #: Published names and ours, tried in this order; {features} is the name prefix of the feature maps in the model. The
@@ -33,6 +33,20 @@ _NAMES = (
     (r"^auxiliary_head\.(.*)", r"auxiliary.\1"),
 )
 _TABLE = re.compile(r"backbone\.pos_embed\d?$")
+#: mmdetection's names, ours, and the change of the rows of classes: the number of zero rows that are prepended, or
+#: 'last first' (see `_region_heads`).
+_REGIONS: tuple[tuple[str, str, int | str | None], ...] = (
+    (r"rpn_head\.rpn_conv\.", "model.rpn.head.conv.0.0.", None),
+    (r"rpn_head\.rpn_cls\.", "model.rpn.head.cls_logits.", None),
+    (r"rpn_head\.rpn_reg\.", "model.rpn.head.bbox_pred.", None),
+    (r"roi_head\.bbox_head\.shared_fcs\.0\.", "model.roi_heads.box_head.fc6.", None),
+    (r"roi_head\.bbox_head\.shared_fcs\.1\.", "model.roi_heads.box_head.fc7.", None),
+    (r"roi_head\.bbox_head\.fc_cls\.", "model.roi_heads.box_predictor.cls_score.", "last first"),
+    (r"roi_head\.bbox_head\.fc_reg\.", "model.roi_heads.box_predictor.bbox_pred.", 4),
+    (r"roi_head\.mask_head\.convs\.(\d+)\.conv\.", r"model.roi_heads.mask_head.\1.0.", None),
+    (r"roi_head\.mask_head\.upsample\.", "model.roi_heads.mask_predictor.conv5_mask.", None),
+    (r"roi_head\.mask_head\.conv_logits\.", "model.roi_heads.mask_predictor.mask_fcn_logits.", 1),
+)
 
 
 @checked
@@ -74,7 +88,7 @@ def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Te
         features: prefix of the names of the feature maps in the model.
         own: the state dict of the model.
     """
-    given = rcnn_heads(published)
+    given = _region_heads(published)
     for name in [name for name in given if re.search(r"\.gamma[12]$", name)]:
         scale, block = given.pop(name), name.rpartition(".")[0]
         if f"{features}backbone.blocks.0.ls1.gamma" in own:
@@ -122,3 +136,23 @@ def _without_class_row(table: Tensor) -> Tensor:
     rows = table.shape[-2]
     square = math.isqrt(rows) ** 2 == rows
     return table[:, 1:] if table.ndim == 3 and not square and math.isqrt(rows - 1) ** 2 == rows - 1 else table
+
+
+def _region_heads(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict of mmdetection with its region heads under torchvision's names; others are unchanged.
+
+    mmdetection's background is the last class, torchvision's the first. mmdetection regresses boxes and masks of
+    objects only; torchvision also has rows for the background, on which no result depends. They become zeros.
+    """
+    state = {}
+    for name, value in published.items():
+        for pattern, ours, rows in _REGIONS:
+            if found := re.match(pattern, name):
+                name = found.expand(ours) + name[found.end() :]
+                if isinstance(rows, int):
+                    value = torch.cat([value.new_zeros(rows, *value.shape[1:]), value])
+                elif rows is not None:
+                    value = torch.cat([value[-1:], value[:-1]])
+                break
+        state[name] = value
+    return state
