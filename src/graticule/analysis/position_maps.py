@@ -38,7 +38,7 @@ def table_correlations(found: Structure) -> Correlations | None:
         return None
     w = rows.double().cpu()
     norms = [norm for norm in found.norms if norm is not None]
-    seen = [F.layer_norm(w, w.shape[-1:], *(_double(one) for one in (a, b)), eps) for a, b, eps in norms]
+    seen = [F.layer_norm(w, w.shape[-1:], _double(a), _double(b), eps) for a, b, eps in norms]
     similarity = np.stack([cosine_similarity(one.numpy()) for one in seen])
     return Correlations(grid, similarity, ("stream",) * len(seen), cosine_similarity(w.numpy()))
 

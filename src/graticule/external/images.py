@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.external.view import Size
+Size = tuple[int, int]
 
 #: Names of the image size among the attributes of a model, its configuration, or a part of it.
 _IMAGE_SIZES = ("img_size", "image_size")

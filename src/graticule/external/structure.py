@@ -80,7 +80,8 @@ def _select(value: Tensor, axes: Sequence[int], sides: Sequence[int], source: Ca
     flat = value.expand(shape).flatten(first, last)
     index = source(flat.shape[first]).to(value.device)
     sides = shape[first : last + 1] if len(index) == flat.shape[first] else [len(index)]
-    return flat.index_select(first, index).unflatten(first, sides)
+    moved: Tensor = flat.index_select(first, index).unflatten(first, sides)
+    return moved
 
 
 @dataclass(frozen=True, eq=False)

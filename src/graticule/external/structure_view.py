@@ -204,8 +204,9 @@ class StructureView(ModelView):
             return call(self.model, images)
 
     def _flow(self, keep: bool = False) -> Flow:
-        changed = self.changed
-        return Flow(self.model, changed and changed.constants, changed and changed.queries, keep)
+        if self.changed is None:
+            return Flow(self.model, keep=keep)
+        return Flow(self.model, self.changed.constants, self.changed.queries, keep)
 
     def _check_sites(self) -> None:
         if not self.structure.sites:

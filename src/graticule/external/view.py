@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.attention_map import AttentionMap
+from graticule.external.images import Size, by_image, call
 from graticule.position.grid import Grid
 
-Size = tuple[int, int]
 #: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
 Edit = Callable[[int, Tensor, Grid], Tensor]
 
@@ -158,12 +158,13 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
     Raises:
         Unavailable: if the model returns no such features.
     """
-    call = getattr(model, "forward_features", None) or getattr(model, "base_model", model)
-    found = call(images)
+    forward = getattr(model, "forward_features", None)
+    base = getattr(model, "base_model", model)
+    found = call(base, images) if forward is None else forward(images)
     found = getattr(found, "last_hidden_state", found)
     if not isinstance(found, Tensor) or found.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
-    return found
+    return by_image(found, len(images))
 
 
 def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

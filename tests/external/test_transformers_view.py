@@ -1,0 +1,136 @@
+"""Models of transformers as they are, without conversion: their position is found, removed, shuffled and checked."""
+
+import pytest
+import torch
+
+import tiny
+from graticule.analysis.audit import audit
+from graticule.external.open_view import view_of
+from graticule.external.structure import find_structure
+from graticule.external.structure_view import StructureView
+from graticule.external.view import permutation
+from graticule.lab.pages.explorer_maps import explorer_maps
+from graticule.testing.models import inspect_model
+
+pytest.importorskip("transformers")
+from transformers_models import SAM, SMALL, WINDOWS, build
+
+#: Models whose only position information is that of their tokens: class, configuration.
+PLAIN = [
+    *[(name, SMALL) for name in ("ViTModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")],
+    *[(name, SMALL) for name in ("CLIPVisionModel", "SiglipVisionModel", "ViTMAEModel", "IJepaModel")],
+    ("BeitModel", {**SMALL, "use_relative_position_bias": True, "use_absolute_position_embeddings": True}),
+    ("PixtralVisionModel", SMALL),
+    ("SamVisionModel", {**SAM, "window_size": 0}),
+]
+HIERA = {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
+#: Names of the tensors of models with windows that give them position, and their value without it.
+WINDOWED = [
+    ("SwinModel", WINDOWS, ("relative_position_bias_table",)),
+    ("Swinv2Model", WINDOWS, ("continuous_position_bias_mlp.2.weight",)),
+    ("SamVisionModel", {**SAM, "window_size": 2}, ("pos_embed", "rel_pos_h", "rel_pos_w")),
+    ("HieraModel", HIERA, ("position_embeddings",)),
+]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Return the models with random weights in float64, and images."""
+    torch.manual_seed(0)
+    made = {name: tiny.draw(build(name, config)).double() for name, config in PLAIN}
+    torch.nn.init.normal_(made["ViTMAEModel"].embeddings.position_embeddings)  # it is not trained
+    return made
+
+
+def shuffled(images, order, side=8):
+    """Put patch order[i] of images (B, C, H, W) at position i."""
+    cut = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(1, 2)[:, order]
+    return cut.unflatten(1, (images.shape[2] // side, -1)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+
+
+def test_shuffling_positions_is_shuffling_patches_and_none_are_left_without(plain):
+    images, order = torch.randn(2, 3, 32, 32, dtype=torch.float64), permutation(16, 3)
+    for name, model in plain.items():
+        view = StructureView(model)
+        assert [grid.shape for grid in view.grids((32, 32))] == [(4, 4)] * 2 and not view.unknown_parameters, name
+        (x, grid), (before, _) = view.shuffled(3).run(images).layers[-1], view.run(images).layers[-1]
+        (y, _) = view.run(shuffled(images, order.argsort())).layers[-1]
+        torch.testing.assert_close(grid.split(x)[1], grid.split(y)[1][:, order], rtol=1e-6, atol=1e-8)
+        assert not torch.allclose(x, before, rtol=1e-3), name
+        without = view.without_position()
+        (a, _), (b, _) = (without.run(one).layers[-1] for one in (images, shuffled(images, order)))
+        torch.testing.assert_close(grid.split(a)[1][:, order], grid.split(b)[1], rtol=1e-6, atol=1e-8)
+        assert view.attention(images)[1].weights.sum(-1) == pytest.approx(1)
+
+
+def test_zeroing_position_is_zeroing_its_parameters():
+    for name, config, names in WINDOWED:
+        torch.manual_seed(0)
+        model = tiny.draw(build(name, config)).double()
+        bare = build(name, config).double()
+        bare.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            for own, value in bare.named_parameters():
+                if own.endswith(names):
+                    value.zero_()
+        view = StructureView(model)
+        images = torch.randn(2, 3, *view.img_size, dtype=torch.float64)
+        (x, _), (y, _) = view.without_position().run(images).layers[-1], StructureView(bare).run(images).layers[-1]
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(x, view.run(images).layers[-1][0])
+        assert not torch.allclose(view.shuffled(1).run(images).layers[-1][0], view.run(images).layers[-1][0])
+        assert sum(view.position_parameters.values()) >= sum(
+            value.numel() for own, value in model.named_parameters() if own.endswith(names)
+        )
+
+
+def test_other_sizes_are_asked_for_by_the_models_own_interpolation(plain):
+    images = torch.randn(2, 3, 48, 32, dtype=torch.float64)
+    view = StructureView(plain["ViTModel"]).sized((48, 32))
+    expected = plain["ViTModel"](images, interpolate_pos_encoding=True).last_hidden_state
+    (x, grid) = view.run(images).layers[-1]
+    assert grid.shape == (6, 4) and torch.equal(plain["ViTModel"].layernorm(x), expected)
+    larger = StructureView(plain["DINOv3ViTModel"]).placed_at((64, 64)).run(images[:, :, :32])
+    assert not torch.allclose(
+        larger.layers[-1][0], StructureView(plain["DINOv3ViTModel"]).run(images[:, :, :32]).layers[-1][0]
+    )
+
+
+@pytest.mark.parametrize("name", ["ViTModel", "PixtralVisionModel", "SamVisionModel"])
+def test_a_model_is_audited_and_explored_as_it_is(plain, name):
+    model = plain[name]
+    handle = model.register_forward_hook(lambda *_: None)  # which a conversion would lose
+    try:
+        images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
+        found = audit(model, {(32, 32): images}, timed=False)
+        assert {one.name for one in found.effects} >= {"position zeroed", "position shuffled"}
+        assert found.attention is not None and len(found.probes) == 2 and not found.unknown
+        kinds = {one.kind for one in explorer_maps(view_of(model), images[:1]).maps}
+        assert {"attention", "without"} <= kinds and kinds & {"correlation", "rotary"}
+    finally:
+        handle.remove()
+
+
+def test_models_pass_the_checks_of_position_code():
+    for name, laws in (
+        ("DINOv3ViTModel", {"axes", "pair layout", "prefix", "batch"}),
+        ("PixtralVisionModel", {"axes", "pair layout", "batch"}),
+        ("Dinov2WithRegistersModel", {"axes", "prefix", "batch"}),
+    ):
+        found = {one.check: one.outcome for one in inspect_model(build(name, SMALL), skip=["export", "caches"])}
+        assert "failed" not in found.values() and laws <= {law for law, how in found.items() if how == "passed"}, found
+
+
+def test_films_and_packed_patches_are_refused_in_one_sentence():
+    patches = {name: value for name, value in SMALL.items() if name != "image_size"}
+    for name, config, said in (
+        ("VideoMAEModel", {**SMALL, "num_frames": 4}, "got VideoMAEModel, which cuts films into patches"),
+        (
+            "Siglip2VisionModel",
+            {**patches, "num_patches": 16},
+            "Siglip2VisionModel, which needs pixel_values and pixel_",
+        ),
+    ):
+        for function in (find_structure, inspect_model):
+            with pytest.raises(ValueError, match=said):
+                function(build(name, config))
