@@ -1,8 +1,12 @@
 """Models of transformers as they are, without conversion: their position is found, removed, shuffled and checked."""
 
+import copy
+import json
+
 import pytest
 import torch
 
+import graticule
 import tiny
 from graticule.analysis.audit import audit
 from graticule.external.open_view import view_of
@@ -134,3 +138,30 @@ def test_films_and_packed_patches_are_refused_in_one_sentence():
         for function in (find_structure, inspect_model):
             with pytest.raises(ValueError, match=said):
                 function(build(name, config))
+
+
+def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_path):
+    images = torch.randn(2, 3, 32, 32)
+    for name, joining in (
+        ("ViTForImageClassification", "lape"),
+        ("Dinov2Model", "default"),
+        ("CLIPVisionModel", "lape"),
+    ):
+        torch.manual_seed(0)
+        host = tiny.draw(build(name, SMALL))
+        model = graticule.attach(copy.deepcopy(host), "learnable + peg", joining)
+        tiny.draw(model.graticule)
+        folder = graticule.save_pretrained(model, tmp_path / name)
+        again = graticule.from_pretrained(folder)
+        assert type(again) is type(model) and again.graticule.created == model.graticule.created
+        with torch.no_grad():
+            (found, expected), plain = (one(images)[0] for one in (again, model)), host(images)[0]
+            assert torch.equal(found, expected) and not torch.allclose(found, plain)
+            assert torch.equal(type(host).from_pretrained(folder).eval()(images)[0], plain)  # without ours
+    with pytest.raises(ValueError, match="`host` must be left out with a model of transformers"):
+        graticule.save_pretrained(model, tmp_path, host="timm:vit_tiny_patch16_224")
+    config = json.loads((folder / "config.json").read_text())
+    for change, said in (({"model": "AutoModel"}, "AutoModel; code of a"), ({"encoding": "learnabel"}, "did you mean")):
+        (folder / "config.json").write_text(json.dumps({**config, "graticule": {**config["graticule"], **change}}))
+        with pytest.raises(ValueError, match=said):
+            graticule.from_pretrained(folder)

@@ -21,10 +21,11 @@ from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_pictures
 from graticule.external.debiased import Debiased, Eraser
+from graticule.external.images import Size
 from graticule.external.open_view import view_of
 from graticule.external.structure import find_structure
 from graticule.external.structure_view import StructureView
-from graticule.external.view import ModelView, Pass, Size, Unavailable, evaluating
+from graticule.external.view import ModelView, Pass, Unavailable, evaluating
 from graticule.position.grid import Grid
 
 T = TypeVar("T")

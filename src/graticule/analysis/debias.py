@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_pictures, mean_estimate
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
+from graticule.external.images import Size
 from graticule.external.open_view import view_of
-from graticule.external.view import Size, evaluating, split_features, unpooled
+from graticule.external.view import evaluating, split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from graticule.backbones.base import Backbone
 from graticule.external.backbone_view import BackboneView
-from graticule.external.view import Size, Unavailable, repeated
+from graticule.external.images import Size
+from graticule.external.view import Unavailable, repeated
 from graticule.position.grid import Grid
 
 #: The passes of a larger image, each named by its change from the one before; `size_causes` of the task compares them.

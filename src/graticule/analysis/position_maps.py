@@ -17,9 +17,8 @@ from graticule.analysis.similarity import Array, Correlations, cosine_similarity
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.debiased import Debiased
-from graticule.external.images import window_of
+from graticule.external.images import Size, window_of
 from graticule.external.structure import Site, Structure, find_structure
-from graticule.external.view import Size
 from graticule.position.grid import Grid
 
 

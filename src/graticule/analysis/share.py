@@ -23,8 +23,9 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 
 from graticule.analysis.probe import labels_of
+from graticule.external.images import Size
 from graticule.external.open_view import view_of
-from graticule.external.view import ModelView, Size, Unavailable
+from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from graticule.backbones.base import Backbone
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
+from graticule.external.images import Size
 from graticule.external.placed import Places
 from graticule.external.view import (
     Edit,
     ModelView,
     Pass,
-    Size,
     Unavailable,
     chosen_layers,
     evaluating,

@@ -14,13 +14,20 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.load import load_own, misfits
 from graticule.external.attach import NAME, attach
+from graticule.external.transformers_attached import (
+    AttachArguments,
+    Words,
+    described_attachment,
+    is_of_transformers,
+    save_with_host,
+)
 from graticule.external.view import evaluating
 from graticule.hub.card import Card
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
 from graticule.hub.files import check_folder, write_model
 from graticule.hub.kinds import HubModel, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name
-from graticule.registry.fields import Count, read_typed
+from graticule.registry.fields import read_typed
 from graticule.registry.specs import Spec
 from graticule.surgery.attach_hooks import AttachedPosition
 from graticule.system.memory import build_within_memory
@@ -118,31 +125,11 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class _Words:
-    """Names of the module and of its position."""
-
-    model: str
-    encoding: str
-    joining: str
-
-
-@dataclass(frozen=True)
-class _Attached:
-    """The arguments of `attach`, and (height, width) in pixels of the images."""
-
-    blocks: str
-    norm: str
-    patch_grid: tuple[Count, Count] | None
-    remove: tuple[str, ...]
-    image: tuple[Count, Count]
-
-
-@dataclass(frozen=True)
 class _Config:
     """Entries that are read from the config.json of a module with an attached position."""
 
-    graticule: _Words
-    attached: _Attached
+    graticule: Words
+    attached: AttachArguments
     pretrained_cfg: Preparation
 
 
@@ -159,15 +146,8 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     Raises:
         ValueError: if it cannot be rebuilt from names.
     """
-    attached = module.get_submodule(NAME)
-    assert isinstance(attached, AttachedPosition)
+    words, made = described_attachment(module)
     host = host_of(module) if host is None else host
-    made = dict(attached.created)
-    words = {name: made.pop(name) for name in ("encoding", "joining")}
-    if attached.patch_size is not None:  # the size may have been changed by `resize`
-        made["image"] = [side * n for side, n in zip(attached.patch_size, attached.grid.shape, strict=True)]
-    if made["image"] is None:
-        raise ValueError("`model` must have been attached to with images as `example`, got one of other inputs.")
     weight = next(module.parameters())
     images = torch.randn(
         2, _channels(module), *made["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
@@ -192,7 +172,7 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
         "num_classes": int(getattr(module, "num_classes", 0)),
         "pretrained_cfg": {**known, "input_size": [_channels(module), *made["image"]], **preprocessing},
         "attached": made,
-        "graticule": {"kind": "attached", "model": host, **words, **used_by(attached.modules())},
+        "graticule": {"kind": "attached", "model": host, **words, **used_by(module.get_submodule(NAME).modules())},
     }
 
 
@@ -260,11 +240,13 @@ def save_pretrained(
 ) -> Path:
     """Write config.json, model.safetensors and README.md to `folder`, as `model.save_pretrained` does; returns it.
 
-    It also works for a module of timm or torchvision with an attached position, which lacks that method.
+    It also works for a module of timm or torchvision with an attached position, which lacks that method. A model of
+    transformers with one is written by its own `save_pretrained`, as it was before `attach`, with the position beside
+    it in graticule.safetensors.
 
     Args:
         model: a backbone, also a converted one; a detector or a segmentation model; or a module with an attached
-            position that timm or torchvision builds by name.
+            position, of transformers or one that timm or torchvision builds by name.
         folder: created if it does not exist.
         host: the name that a module with an attached position was built from, with its options, as
             'torchvision:vit_b_16(num_classes=10)'. Not needed for a module of timm, unless it was built with other
@@ -286,4 +268,9 @@ def save_pretrained(
         )
     folder = Path(folder)
     check_folder(folder)
+    if is_of_transformers(model):
+        for name, value in (("host", host), ("preprocessing", preprocessing), ("card", card)):
+            if value is not None:
+                raise ValueError(f"`{name}` must be left out with a model of transformers, got {value!r}.")
+        return save_with_host(model, folder)
     return write_model(model, folder, attached_config(model, host, preprocessing or {}), card or Card())

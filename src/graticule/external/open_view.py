@@ -11,9 +11,9 @@ from graticule.backbones.token_model import TokenModel
 from graticule.external.backbone_view import BackboneView
 from graticule.external.convert.conversion import convert
 from graticule.external.debiased import Debiased, DebiasedView
-from graticule.external.images import image_size
+from graticule.external.images import Size, image_size
 from graticule.external.structure_view import StructureView
-from graticule.external.view import ModelView, Size
+from graticule.external.view import ModelView
 
 
 def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:

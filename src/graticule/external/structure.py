@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow, Meeting
-from graticule.external.images import call, check_pictures, error_line, image_channels, image_size
-from graticule.external.view import Size, Unavailable, evaluating, nearest, permutation
+from graticule.external.images import Size, call, check_pictures, error_line, image_channels, image_size
+from graticule.external.view import Unavailable, evaluating, nearest, permutation
 from graticule.position.grid import Grid
 
 #: Names of lists of blocks, for models without attention.

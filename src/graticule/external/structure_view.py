@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.flow import Change, Flow
-from graticule.external.images import call, error_line, image_size, set_input_size, window_of
+from graticule.external.images import Size, call, error_line, image_size, set_input_size, window_of
 from graticule.external.structure import find_structure, grid_after, stem_map, tokens_last
-from graticule.external.view import Edit, ModelView, Pass, Size, Unavailable, chosen_layers, evaluating
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, evaluating
 from graticule.position.grid import Grid, Windows
 
 #: Names of parameters that look like position information.

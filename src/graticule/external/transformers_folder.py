@@ -63,12 +63,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
 
     The class is one of transformers itself: code of a repository is never run.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ValueError(
-            f'{config} is a model of transformers, which is not installed: pip install "graticule[transformers]".'
-        ) from error
+    transformers = import_transformers(config)
     described = read_typed(config, _Described)
     given = described.architectures[0] if described.architectures else "no architecture"
     name = _ENCODERS.get(given, given)
@@ -80,13 +75,28 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
         )
     if described.quantization_config is not None:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
-    model = convert(_with_weights(transformers, getattr(transformers, name), weights))
+    model = convert(with_weights(transformers, getattr(transformers, name), weights))
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(read_typed(preprocessor, _Preprocessor)))
     return model
 
 
-def _with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
+def import_transformers(config: Path) -> Any:
+    """Import transformers, for a model that `config` describes.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(
+            f'{config} is a model of transformers, which is not installed: pip install "graticule[transformers]".'
+        ) from error
+    return transformers
+
+
+def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
     """Return a model of a class with the file of its weights, which must be all there.
 
     Raises:

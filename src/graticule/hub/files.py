@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
@@ -70,8 +70,8 @@ def can_connect(address: str) -> bool:
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-#: The preprocessing of images of a model of transformers.
-PREPROCESSOR = "preprocessor_config.json"
+#: The preprocessing of images of a model of transformers, and the position that is attached to one.
+PREPROCESSOR, POSITION = "preprocessor_config.json", "graticule.safetensors"
 #: Files of other libraries that hold pickled Python objects.
 _PICKLES = ("pytorch_model.bin", "pytorch_model.pth", "model.pth", "model.pt")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -137,11 +137,11 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     return _downloaded(str(source), CONFIG, hub), _downloaded(str(source), WEIGHTS, hub)
 
 
-def find_preprocessor(source: str | Path, hub: Mapping[str, Any]) -> None:
-    """Download the preprocessing of a repository of transformers beside its other files, if it has one."""
-    if not Path(source).is_dir():
+def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]) -> None:
+    """Download further files of a repository beside its others, such as preprocessing, those that it has."""
+    for name in () if Path(source).is_dir() else names:
         with suppress(FileNotFoundError):
-            _downloaded(str(source), PREPROCESSOR, hub)
+            _downloaded(str(source), name, hub)
 
 
 def _within(folder: Path, name: str) -> Path:

@@ -15,7 +15,16 @@ from torch import nn
 from graticule.checkpoints.load import load_checkpoint
 from graticule.hub.card import Card
 from graticule.hub.config import Architecture, Preparation, build_backbone, prepare
-from graticule.hub.files import check_folder, check_repo_id, find_files, find_preprocessor, push_folder, write_model
+from graticule.hub.files import (
+    POSITION,
+    PREPROCESSOR,
+    check_folder,
+    check_repo_id,
+    find_beside,
+    find_files,
+    push_folder,
+    write_model,
+)
 from graticule.registry.checks import checked, known_name
 from graticule.registry.fields import read_typed
 from graticule.registry.plugins import load_plugins, missing_plugins, named_again
@@ -172,10 +181,10 @@ def from_pretrained(
     config, weights = find_files(source, hub)
     described = read_typed(config, _Config)
     words = described.graticule or _Words("transformers")
-    if described.graticule is None:
-        if described.model_type is None:
-            raise ValueError(f"{config} describes no model of graticule or transformers.")
-        find_preprocessor(source, hub)
+    if described.graticule is None and described.model_type is None:
+        raise ValueError(f"{config} describes no model of graticule or transformers.")
+    if described.model_type is not None:
+        find_beside(source, (PREPROCESSOR, POSITION), hub)
     missing, changed = missing_plugins(words.plugins)
     if missing:
         how = f"pass plugin={(missing[0] if len(missing) == 1 else missing)!r}"

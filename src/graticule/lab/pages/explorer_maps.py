@@ -14,7 +14,8 @@ from graticule.analysis.mixing import mixing_matrices
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.similarity import Array, Correlations
 from graticule.external.attention_map import AttentionMap
-from graticule.external.view import ModelView, Size, Unavailable
+from graticule.external.images import Size
+from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 
 #: Kind of map -> its title. Maps of attention depend on the image.
