@@ -155,7 +155,7 @@ UNKNOWN = [
     ("DINOv3ViTModel", {**SMALL, "mlp_bias": False}, "`config.mlp_bias` of DINOv3ViTModel must be True "),
     ("Dinov2Model", {**SMALL, "drop_path_rate": 0.1}, "`drop_path` of Dinov2Model must grow linearly from 0 "),
     ("SwinModel", {**WINDOWS, "hidden_act": "relu"}, "`config.hidden_act` of SwinModel must be 'gelu' "),
-    ("ViTMSNModel", SMALL, "or of transformers' BeitForImageClassification, "),
+    ("SegformerModel", {}, "or of transformers' BeitForImageClassification, "),
 ]
 
 

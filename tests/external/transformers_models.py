@@ -49,6 +49,10 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("BeitModel", {**SMALL, "use_relative_position_bias": True}, {}),
     ("BeitModel", {**SMALL, "use_shared_relative_position_bias": True, "use_mean_pooling": False}, {}),
     ("BeitForImageClassification", {**SMALL, "use_absolute_position_embeddings": True, "use_mask_token": True}, {}),
+    ("ViTMSNModel", SMALL, {}),
+    ("ViTMSNForImageClassification", {**SMALL, "num_labels": 5}, {}),
+    ("Data2VecVisionModel", {**SMALL, "use_relative_position_bias": True}, {}),
+    ("Data2VecVisionForImageClassification", {**SMALL, "use_shared_relative_position_bias": True}, {}),
     ("PixtralVisionModel", {**SMALL, "hidden_act": "silu", "image_size": 64}, {}),
     ("SwinModel", WINDOWS, {}),
     ("SwinForImageClassification", {**WINDOWS, "use_absolute_embeddings": True, "qkv_bias": False}, {}),
@@ -58,7 +62,7 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SamVisionModel", {**SAM, "window_size": 3, "use_abs_pos": False}, {}),
 ]
 #: Classes that resample without being asked.
-_ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral")
+_ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral", "Data2Vec")
 
 
 def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None) -> Any:

@@ -23,7 +23,7 @@ _NAMES = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
         (
-            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|swinv2|swin|vision_model|vision_encoder)\.(?!model\.)",
+            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|vision_model|vision_encoder)\.(?!model\.)",
             "",
         ),
         (r"^embeddings\.norm\.", "patch_embed.norm."),
@@ -46,10 +46,10 @@ _NAMES = tuple(
         (r"\.feed_forward\.", ".mlp."),
         (r"\.(?:attention|self_attn)\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.qkv.\1_proj."),
         (r"\.(?:attention|self_attn)\.(?:output\.dense|o_proj|out_proj)\.", ".attn.proj."),
+        (r"^(?:shared_position_bias|encoder\.relative_position_bias)\.", "rel_pos_bias."),
         (r"\.(?:attention\.)*relative_position_bias\.(?=relative_position_bias_table$)", ".attn."),
         (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
         (r"\.attention\.self\.logit_scale$", ".attn.logit_scale"),
-        (r"^(?:shared_position_bias|encoder\.relative_position_bias)\.", "rel_pos_bias."),
         (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
         (r"\.(?:intermediate\.dense|mlp\.up_proj|mlp\.weights_in|mlp\.lin1)\.", ".mlp.fc1."),
         (r"\.(?:(?<=\d\.)output\.dense|mlp\.down_proj|mlp\.weights_out|mlp\.lin2)\.", ".mlp.fc2."),

@@ -25,13 +25,16 @@ _OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", 
 
 @register_conversion(
     *("transformers.ViTModel", "transformers.ViTForImageClassification"),
+    *("transformers.ViTMSNModel", "transformers.ViTMSNForImageClassification"),
     *("transformers.DeiTModel", "transformers.DeiTForImageClassification"),
     "transformers.DeiTForImageClassificationWithTeacher",
     *("transformers.Dinov2Model", "transformers.Dinov2WithRegistersModel", "transformers.DINOv3ViTModel"),
     *("transformers.CLIPVisionModel", "transformers.CLIPVisionModelWithProjection"),
     *("transformers.SiglipVisionModel", "transformers.Siglip2VisionModel"),
     *("transformers.IJepaModel", "transformers.IJepaForImageClassification", "transformers.ViTMAEModel"),
-    *("transformers.BeitModel", "transformers.BeitForImageClassification", "transformers.PixtralVisionModel"),
+    *("transformers.BeitModel", "transformers.BeitForImageClassification"),
+    *("transformers.Data2VecVisionModel", "transformers.Data2VecVisionForImageClassification"),
+    "transformers.PixtralVisionModel",
 )
 def read_vit(model: Any) -> Conversion:
     """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration."""
