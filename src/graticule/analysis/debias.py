@@ -84,7 +84,7 @@ class DebiasCertificate:
         ]
         if self.labels is not None:
             pairs.append(("labels by neighbors (%)", self.labels, 100, ""))
-        rows = [("measure", "before", "after", "chance")]
+        rows: list[tuple[str, ...]] = [("measure", "before", "after", "chance")]
         for name, (before, after), scale, chance in pairs:
             decimals = 1 if scale == 100 else 2
             rows.append((name, *(one.text(None, scale, decimals) for one in (before, after)), chance))
@@ -322,7 +322,8 @@ def _smooth(effect: Tensor, grid: Grid, rank: int) -> Tensor:
 def _directions(patches: Tensor, grid: Grid, rank: int) -> Tensor:
     """Return the principal directions (D, k) of the smoothed effect of position, with the largest first."""
     _, s, v = torch.linalg.svd(_smooth(effect_of(patches), grid, rank), full_matrices=False)
-    return v[s > 1e-6 * s[0]].T
+    kept: Tensor = v[s > 1e-6 * s[0]].T
+    return kept
 
 
 def _table_rank(method: Method, patches: Tensor, grid: Grid) -> int | None:
@@ -411,7 +412,8 @@ def _principal(blank: Tensor) -> Tensor:
     """
     colors = blank[:-_NOISES].double()
     effects = [*(colors - colors.mean(1, keepdim=True)), effect_of(blank[-_NOISES:])]
-    return torch.linalg.svd(torch.cat(effects), full_matrices=False)[2].T
+    directions: Tensor = torch.linalg.svd(torch.cat(effects), full_matrices=False)[2].T
+    return directions
 
 
 @checked

@@ -103,7 +103,9 @@ class PositionShare:
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every entry; shares in percent with intervals."""
-        rows = [("layer", "position", "linear", "additive", "rest", "SSDC", "outliers", "largest norm")]
+        rows: list[tuple[str, ...]] = [
+            ("layer", "position", "linear", "additive", "rest", "SSDC", "outliers", "largest norm")
+        ]
         for index, name in enumerate(self.names):
             shares = [one.text(index) for one in (self.total, self.linear, self.additive, self.rest)]
             norms = f"{100 * self.outliers[index]:.2f}", f"{self.largest[index]:.1f}"
@@ -202,7 +204,8 @@ def linear_basis(grid: Grid) -> Tensor:
     """Return an orthonormal basis of the linear functions of row and column without a mean, (H * W, k)."""
     labels = labels_of(grid)
     kept = labels[:, labels.abs().sum(0) > 0]
-    return kept / kept.norm(dim=0)
+    basis: Tensor = kept / kept.norm(dim=0)
+    return basis
 
 
 def additive_basis(grid: Grid) -> Tensor:
@@ -216,7 +219,8 @@ def additive_basis(grid: Grid) -> Tensor:
 def _contrasts(side: int) -> Tensor:
     """Return an orthonormal basis of the vectors of length `side` that sum to zero, (side, side - 1)."""
     centered = torch.eye(side, dtype=torch.float64) - 1 / side
-    return torch.linalg.svd(centered)[0][:, : side - 1]
+    basis: Tensor = torch.linalg.svd(centered)[0][:, : side - 1]
+    return basis
 
 
 def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:
@@ -269,7 +273,7 @@ class LayerShares:
     def share(self) -> PositionShare:
         """Return the shares."""
         each = [one.shares() for one in self.sums]
-        shares = {
+        shares: dict[str, Any] = {
             name: Estimate(*(np.array([one[name][part] for one in each]) for part in range(3)))
             for name in ("total", "linear", "additive", "rest")
         }

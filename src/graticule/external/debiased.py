@@ -139,12 +139,14 @@ class Debiased(HubModel):
         if features.ndim == 3:
             return torch.cat([ahead, cleaned], 1)
         last = tuple(features.shape[1:3]) == grid.shape
-        return cleaned.unflatten(1, grid.shape) if last else cleaned.mT.unflatten(-1, grid.shape)
+        shaped: Tensor = cleaned.unflatten(1, grid.shape) if last else cleaned.mT.unflatten(-1, grid.shape)
+        return shaped
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the output of the model for its features, or the pooled features with `pre_logits`."""
-        head: Callable[..., Tensor] = self.backbone.forward_head
-        return head(features, pre_logits=pre_logits)
+        host: Any = self.backbone
+        output: Tensor = host.forward_head(features, pre_logits=pre_logits)
+        return output
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the model for images (B, C, height, width), from features without position."""
@@ -200,7 +202,8 @@ def layer_patches(model: nn.Module, images: Tensor, layers: Sequence[int]) -> li
             f"`layers` must be left out with {type(model).__name__}, which has no `forward_intermediates`, got "
             f"{list(layers)}."
         )
-    found: list[Tensor] = model.forward_intermediates(
+    host: Any = model
+    found: list[Tensor] = host.forward_intermediates(
         images, indices=list(layers), output_fmt="NLC", intermediates_only=True
     )
     return found
