@@ -37,6 +37,17 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, 1) == found.keys
 
 
+def test_the_class_token_attends_to_patches_and_to_itself():
+    (found,) = attention_maps(draw(tiny("learnable")).eval(), images(24, 40), [0])
+    weights = found.of_prefix(1)
+    assert weights.shape == (3, 5)
+    assert weights.sum() == pytest.approx(1 - found.weights[0, 1, 0, 0])
+    assert weights[1, 2] == found.weights[0, 1, 0, 1 + 1 * 5 + 2]
+    (found,) = attention_maps(draw(tiny("learnable", class_token=False, global_pool="avg")), images(24, 40), [0])
+    with pytest.raises(ValueError, match="no class token"):
+        found.of_prefix(1)
+
+
 def test_maps_come_in_the_order_that_was_asked_for():
     model = tiny("learnable")
     x = images()

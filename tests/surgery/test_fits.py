@@ -448,6 +448,9 @@ def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(enco
 def test_a_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
     (before,) = change_module._before(model, x)
     change_position(model, "rope", images=x)
+    for text in (str(model.certificate), model.certificate.summary()):
+        assert "warning: the new position is farther from the old one than none is in" in text
+    assert model.certificate.harmful == [share.layer for share in model.certificate.shares if share.kept < 0]
     assert "not fitted, as a rotation adds no term to the logits" in str(model.certificate)
     assert {share.term for share in model.certificate.shares} == {"table in the logits"}
     # for equal mean tokens, a rotation adds a function of the displacement

@@ -73,6 +73,16 @@ class AttentionMap:
         found[tokens[tokens >= 0]] = weights[tokens >= 0]
         return found.reshape(shape), (row, column), shape
 
+    def of_prefix(self, head: int, image: int = 0) -> Array:
+        """Return the attention weights of the first prefix token, such as the class token, on the keys, (H', W').
+
+        Raises:
+            ValueError: if the layer has no prefix token.
+        """
+        if not self.queries.prefix:
+            raise ValueError(f"`query` must be a patch in layer {self.layer + 1}, which has no class token, got 'cls'.")
+        return self.weights[image, head, 0, self.keys.prefix :].reshape(self.keys.shape)
+
     def distance(self, head: int, image: int = 0) -> float:
         """Return the mean distance that a query patch attends over, in patches of the queries' grid.
 

@@ -34,6 +34,9 @@ class Drift(NamedTuple):
     cosine: float
 
 
+_WORSE = "the new position is farther from the old one than none is"
+
+
 @dataclass(frozen=True)
 class Certificate:
     """Report of a change of position.
@@ -52,6 +55,11 @@ class Certificate:
         """Return True if there was a position, and no layer keeps anything of it."""
         return bool(self.shares) and not any(share.kept is not None and share.kept > 0 for share in self.shares)
 
+    @property
+    def harmful(self) -> list[int]:
+        """The layers of which some new term is farther from the old one than zero is."""
+        return sorted({share.layer for share in self.shares if share.kept is not None and share.kept < 0})
+
     def __str__(self) -> str:
         """Return the report as tables of text."""
         several = len({fit.stage for fit in self.fits}) > 1
@@ -63,6 +71,8 @@ class Certificate:
         rows = [("layer", "term", "kept")]
         rows += [(str(s.layer), s.term, "-" if s.kept is None else f"{s.kept:.4f}") for s in self.shares]
         lines += ["", *_columns(rows)] if self.shares else []
+        if self.harmful:
+            lines += [f"warning: {_WORSE} in layer {', '.join(map(str, self.harmful))}; encoding='none' may keep more"]
         moved = [("layer", "relative error", "cosine")]
         moved += [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
         lines += ["", *_columns(moved)] if self.drift else []
@@ -71,10 +81,11 @@ class Certificate:
     def summary(self) -> str:
         """Return in a few words which share of the old position the layers keep."""
         found = [share.kept for share in self.shares if share.kept is not None]
+        worse = f"; warning: {_WORSE} in {len(self.harmful)} layers" if self.harmful else ""
         if self.lost or not found:
-            return "nothing is kept"
+            return f"nothing is kept{worse}"
         low, high = f"{min(found):.3f}", f"{max(found):.3f}"
-        return f"layers keep {low if low == high else f'{low} to {high}'}"
+        return f"layers keep {low if low == high else f'{low} to {high}'}{worse}"
 
     def to_json(self) -> str:
         """Return the report as JSON."""

@@ -183,6 +183,8 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         *("--output", tmp_path),
     )
     assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
+    code, *_ = run_command(capsys, "attention", trained.folder, "--query", "cls", "--output", tmp_path)
+    assert code == 0 and (tmp_path / "attention-image.png").is_file()
 
 
 @in_turn(

@@ -1,5 +1,6 @@
 """`graticule resamplers` compares the features and scores of a model at other sizes for each resampler."""
 
+import dataclasses
 import json
 import re
 
@@ -121,6 +122,20 @@ def test_each_resampler_gives_what_a_model_built_with_it_gives(model, images):
         torch.testing.assert_close(torch.tensor(by[40, 40]).double(), expected, rtol=0, atol=1e-6, msg=name)
 
 
+def test_resamplers_that_are_equal_by_definition_are_computed_once(model, images, monkeypatch):
+    passes = []
+    forward = type(model).forward_features
+    monkeypatch.setattr(type(model), "forward_features", lambda self, x: passes.append(x) or forward(self, x))
+    study = try_resamplers(model, images, (28, 28), progress=False)
+    # images are enlarged, where antialias widens no filter; the cubic filter is another one with it
+    filters = {"grid_sample": "bilinear", "bilinear(antialias=False)": "bilinear"}
+    assert study.same == {**filters, "crop": "bicubic"}
+    assert len(passes) == 1 + len(study.similarity) - 3
+    assert study.similarity["crop"] == study.similarity["bicubic"]
+    assert "crop is bicubic at these sizes, by definition" in study.notes()
+    assert "bicubic(antialias=False, offset=0.1)" in study.similarity  # as in DINOv2's code
+
+
 def test_the_model_keeps_its_own_resampler_and_shares_its_parameters(model):
     changed = with_resampler(model, "area")
     assert str(changed.position.encodings[0].resampler) == "area"
@@ -138,6 +153,8 @@ def test_the_best_is_marked_and_what_does_not_differ_from_it():
     noisy = [value + shift for value, shift in zip(near, (0.05, -0.06, 0.05, -0.06), strict=True)]
     _, *rows = study(("near", near), ("far", far), ("noisy", noisy)).rows()
     assert {name: cell.endswith("*") for name, cell in rows} == {"near": True, "far": False, "noisy": True}
+    twice = dataclasses.replace(study(("near", near), ("far", far), ("again", far)), same={"again": "far"})
+    assert twice.rows()[3][1] == twice.rows()[2][1] == study(("near", near), ("far", far)).rows()[2][1]
     assert rows[0][1] == "0.7500 ± 0.0645*"  # by hand: the standard deviation 0.1291 over two
     same = study(("a", near), ("b", near))
     assert same.notes()[-1] == "at 40 nothing is resampled: all give the same"

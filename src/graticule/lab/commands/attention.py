@@ -32,7 +32,7 @@ class Attention(ScaledFigures, NamedData):
     heads: list[int] = dataclasses.field(default_factory=list)
     """heads, counted from 1 (default: evenly spaced ones, six columns in all)"""
     query: str | None = None
-    """ROWxCOLUMN of the patch whose attention is drawn on the image, in the first layer, from 0x0 (default: center)"""
+    """ROWxCOLUMN of the patch whose attention is drawn on the image, from 0x0 (default: center), or cls"""
     image: int = 0
     """index of the test image, counted from 0"""
     without_position: bool = False
@@ -50,7 +50,8 @@ def run(arguments: list[str]) -> int:
     options = parse(Attention, "attention", arguments)
     output = Output(options.json)
     limits = limits_of(options.scale)
-    query = parse_query(options.query) if options.query else None
+    of_class = options.query == "cls"
+    query = parse_query(options.query) if options.query and not of_class else None
     if not options.layers or min(options.layers) < 1 or min(options.heads, default=1) < 1:
         raise ValueError(f"`layers` and `heads` must count from 1, got {options.layers} and {options.heads}.")
     opened = open_models(options.models, options, "attention")
@@ -90,7 +91,9 @@ def run(arguments: list[str]) -> int:
     # all figures are drawn before a file is written
     figures = {
         "attention": attention_sheet(maps, heads, title=title, limits=limits),
-        "attention-image": attention_on_image(maps, picture, share, heads, title=title, limits=limits),
+        "attention-image": attention_on_image(
+            maps, picture, None if of_class else share, heads, title=title, limits=limits
+        ),
     }
     shown = sheet_heads(maps, heads)
     written: list[Path] = []

@@ -58,7 +58,7 @@ def attention_sheet(
 def attention_on_image(
     maps: Maps,
     picture: NDArray[Any],
-    query: tuple[float, float] = (0.5, 0.5),
+    query: tuple[float, float] | None = (0.5, 0.5),
     heads: Sequence[int] | None = None,
     image: int = 0,
     title: str = "",
@@ -66,13 +66,14 @@ def attention_on_image(
 ) -> Figure:
     """Draw the attention of one query over the image, one row per layer and one column per model and head.
 
-    The query is a square. Color scales are those of `attention_sheet`, for the weights of the query. Where attention
-    is within windows, the rest of the image has no color.
+    The query is a square, or the class token. Color scales are those of `attention_sheet`, for the weights of the
+    query. Where attention is within windows, the rest of the image has no color.
 
     Args:
         maps: as in `attention_sheet`.
         picture: the image, (height, width) or (height, width, 3), from 0 to 1.
-        query: a position as shares of height and width, from 0 to 1; the patch there is the query.
+        query: a position as shares of height and width, from 0 to 1; the patch there is the query. None for the class
+            token.
         heads: as in `attention_sheet`.
         image: index of the image.
         title: above the sheet.
@@ -82,24 +83,29 @@ def attention_on_image(
         ValueError: as in `attention_sheet`, or if the query is outside of the image.
     """
     heads = sheet_heads(maps, heads)
-    if not all(0 <= share < 1 for share in query):
+    if query is not None and not all(0 <= share < 1 for share in query):
         raise ValueError(f"`query` must be from 0 to 1 (1 is outside of the image), got {query}.")
     height, width = picture.shape[:2]
     gray = 0.35 + 0.65 * (picture.mean(-1) if picture.ndim == 3 else picture)  # black would hide the colors
     box = (-0.5, width - 0.5, height - 0.5, -0.5)
 
     def draw(ax: Axes, one: AttentionMap, head: int, scale: Normalize) -> None:
-        weights, (row, column), shape = one.of_query(head, query, height / width, image)
+        weights = weights_of(one, head)
         ax.imshow(gray, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         ax.imshow(weights, cmap=SIMILARITY, norm=scale, alpha=0.65, extent=box, aspect="auto", interpolation="nearest")
-        down, across = height / shape[0], width / shape[1]
-        for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
-            corner = (column * across - 0.5, row * down - 0.5)
-            ax.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=edge))
+        shape = weights.shape
+        if query is not None:
+            _, (row, column), shape = one.of_query(head, query, height / width, image)
+            down, across = height / shape[0], width / shape[1]
+            for color, edge in (("black", 2.6), ("white", 1.2)):  # visible on dark and on light
+                corner = (column * across - 0.5, row * down - 0.5)
+                ax.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=edge))
         ax.set(xlim=box[:2], ylim=box[2:])
         ax.set_xlabel(f"{shape[0]} × {shape[1]} patches", fontsize=8)
 
     def weights_of(one: AttentionMap, head: int) -> NDArray[Any]:
+        if query is None:
+            return one.of_prefix(head, image)
         return one.of_query(head, query, height / width, image)[0]
 
     return _sheet(maps, heads, draw, weights_of, height / width, title, limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from graticule.lab.studies.significance import paired_outcomes
 from graticule.lab.terminal import bar as progress_bar
@@ -22,8 +23,11 @@ from graticule.system.files import write_json
 
 Size = tuple[int, int]
 
-#: Tried in addition to every name with its defaults.
-_VARIANTS = ("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)")
+#: Tried in addition to every name with its defaults; the last is that of DINOv2's released code.
+_VARIANTS = (
+    *("bicubic(antialias=False)", "bilinear(antialias=False)", "bicubic(antialias=False, align_corners=True)"),
+    "bicubic(antialias=False, offset=0.1)",
+)
 
 
 @dataclass(frozen=True)
@@ -34,23 +38,25 @@ class ResamplerStudy:
     trained_at: (height, width) in pixels of the reference images.
     similarity: resampler -> size -> cosine of the features of every image at that size and at `trained_at`.
     correct: the same with 100 for a correct class and 0 for another one; empty without labels.
+    same: resampler -> an earlier one that gives the same positions at every size, whose values it has.
     """
 
     own: tuple[str, ...]
     trained_at: Size
     similarity: dict[str, dict[Size, list[float]]]
     correct: dict[str, dict[Size, list[float]]]
+    same: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a header, then one row per resampler: means with standard errors over images at each size.
 
         '*' marks the best at a size, and those that do not differ from it in a paired t-test over images at 5 %,
-        adjusted by Holm's method for all resamplers of a column.
+        adjusted by Holm's method for all different resamplers of a column.
         """
         sizes = list(next(iter(self.similarity.values())))
         tables = [("cosine", self.similarity, 4)] + ([("top-1", self.correct, 1)] if self.correct else [])
         header = ["resampler", *(f"{what} at {_text(size)}" for what, _, _ in tables for size in sizes)]
-        columns = [_column(table, size, decimals) for _, table, decimals in tables for size in sizes]
+        columns = [_column(table, size, decimals, self.same) for _, table, decimals in tables for size in sizes]
         return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
 
     def notes(self) -> list[str]:
@@ -61,6 +67,7 @@ class ResamplerStudy:
             f"the model has {', '.join(self.own)}",
             "*: the best at that size, and those that do not differ from it in a paired t-test over images (5 %, Holm)",
         ]
+        notes += [f"{name} is {other} at these sizes, by definition" for name, other in self.same.items()]
         for size in next(iter(self.similarity.values())):
             values = [by[size] for by in self.similarity.values()]
             if size != self.trained_at and all(value == values[0] for value in values):
@@ -75,7 +82,7 @@ class ResamplerStudy:
             for what, table in tables.items()
             if table
         }
-        return {"own": list(self.own), "trained_at": list(self.trained_at), **records}
+        return {"own": list(self.own), "trained_at": list(self.trained_at), "same": self.same, **records}
 
     def write(self, path: Path) -> Path:
         """Write the values of every image as JSON; returns `path`."""
@@ -118,7 +125,8 @@ def try_resamplers(
     own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
     tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
     sizes = [size for size in images if size != trained_at] or [trained_at]
-    bar = progress_bar(total=1 + len(tried) * len(sizes), unit="pass", wanted=progress)
+    same = _equal_positions(tried, sizes)
+    bar = progress_bar(total=1 + (len(tried) - len(same)) * len(sizes), unit="pass", wanted=progress)
 
     def outputs(network: Any, at: Size) -> tuple[Tensor, Tensor]:
         """Return the pooled features and logits of all images at a size."""
@@ -137,6 +145,11 @@ def try_resamplers(
     similarity: dict[str, dict[Size, list[float]]] = {}
     correct: dict[str, dict[Size, list[float]]] = {}
     for name, changed in tried.items():
+        if name in same:
+            similarity[name] = similarity[same[name]]
+            if labels is not None:
+                correct[name] = correct[same[name]]
+            continue
         bar.set_description(name, refresh=False)
         for size in sizes:
             features, logits = outputs(changed, size)
@@ -146,12 +159,36 @@ def try_resamplers(
                 right = (logits.argmax(-1) == torch.tensor(labels)).double() * 100
                 correct.setdefault(name, {})[size] = right.tolist()
     bar.close()
-    return ResamplerStudy(own, trained_at, similarity, correct)
+    return ResamplerStudy(own, trained_at, similarity, correct, same)
 
 
-def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, decimals: int) -> dict[str, str]:
+def _equal_positions(tried: Mapping[str, Any], sizes: Sequence[Size]) -> dict[str, str]:
+    """Map each resampler to an earlier one that gives the same positions at every size, bit for bit, if there is one.
+
+    Positions that are functions of the tokens are not compared, and count as different.
+    """
+    found: dict[str, list[Any]] = {}
+    same: dict[str, str] = {}
+    for name, changed in tried.items():
+        given = [changed.position(changed.grid_at(size)) for size in sizes]
+        leaves = [one for one in tree_leaves([tuple(layer) for at in given for layer in at]) if one is not None]
+        if all(isinstance(one, Tensor) for one in leaves):
+            equal = (
+                other for other, known in found.items()
+                if len(known) == len(leaves) and all(map(torch.equal, known, leaves))
+            )  # fmt: skip
+            if (first := next(equal, None)) is not None:
+                same[name] = first
+            else:
+                found[name] = leaves
+    return same
+
+
+def _column(
+    table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, decimals: int, same: Mapping[str, str]
+) -> dict[str, str]:
     """Return the cell of every resampler at a size."""
-    values = {name: by[size] for name, by in table.items()}
+    values = {name: by[size] for name, by in table.items() if name not in same}
     best = max(values, key=lambda name: fmean(values[name]))
     others = [name for name in values if name != best]
     outcomes = dict(zip(others, paired_outcomes([(values[name], values[best]) for name in others]), strict=True))
@@ -162,7 +199,7 @@ def _column(table: Mapping[str, Mapping[Size, Sequence[float]]], size: Size, dec
         # without a test, as when all differences are equal, only equal means count as equal
         alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
         cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
-    return cells
+    return {name: cells[same.get(name, name)] for name in table}
 
 
 def _text(size: Size) -> str:

