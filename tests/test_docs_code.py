@@ -20,6 +20,7 @@ RUN = (
     "gym",
     "index",
     "joinings",
+    "pretrained",
     "start",
     "texts",
 )
