@@ -226,6 +226,22 @@ def test_models_of_timm_keep_their_prefix_tokens_and_the_layout_of_their_feature
         found.save_pretrained("nowhere")
 
 
+def test_models_of_transformers_are_debiased():
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    options = {"image_size": 56, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    model = Dinov2Model(Dinov2Config(**options)).eval()
+    model.embeddings.position_embeddings.data.normal_()
+    images = tiny.images(56, 84, batch=12)
+    found = graticule.debias(model, images)
+    before, after = model(images).last_hidden_state, found(images)
+    torch.testing.assert_close(after[:, 0], before[:, 0])
+    table = found.removals["features"].table.flatten(0, 1)
+    torch.testing.assert_close(before[:, 1:] - after[:, 1:], table.expand(12, -1, -1), rtol=1e-3, atol=1e-5)
+    assert found.certificate.share[1].high < found.certificate.share[0].low
+
+
 def test_training_mode_is_kept_and_does_not_matter():
     model, images = Planted(ROW_AND_COLUMN), pictures(30)
     trained = graticule.debias(model.train(), images)
