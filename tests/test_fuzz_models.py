@@ -164,7 +164,7 @@ def test_any_arguments_make_a_language_model_that_runs_or_an_error_that_names_on
 
 @fuzzed(20, NUMBERS, NUMBERS, NUMBERS)
 def test_any_sides_make_a_grid_or_an_error_that_names_one(height, width, prefix):
-    found = outcome(lambda: Grid(height, width, prefix), names="`", allowed=REFUSED)
+    found = outcome(lambda: Grid(height, width, prefix=prefix), names="`", allowed=REFUSED)
     if isinstance(found, Grid):
         assert found.tokens == found.height * found.width + found.prefix
 

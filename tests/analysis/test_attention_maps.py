@@ -34,7 +34,7 @@ def test_the_weights_are_those_that_mix_the_values(encoding):
     again = attention.proj((torch.from_numpy(found.weights) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(again, mixed[-1], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-12)
-    assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, 1) == found.keys
+    assert found.weights.shape == (2, 3, 16, 16) and found.queries == Grid(3, 5, prefix=1) == found.keys
 
 
 def test_the_class_token_attends_to_patches_and_to_itself():
@@ -85,7 +85,7 @@ def test_a_pyramid_has_coarser_keys():
     model = graticule.create_model("pvt_tiny", num_classes=5, **PYRAMID)
     maps = attention_maps(model, images(64, 96))
     assert [one.weights.shape[1:] for one in maps] == [(1, 384, 6), (2, 96, 6), (2, 96, 6), (3, 24, 6), (4, 7, 7)]
-    assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, 1)
+    assert maps[0].keys == Grid(2, 3) and maps[-1].keys == Grid(2, 3, prefix=1)
     for one in maps:
         np.testing.assert_allclose(one.weights.sum(-1), 1, atol=1e-6)
         assert 0 < one.distance(0) < 20
@@ -124,7 +124,7 @@ def test_the_distance_is_that_of_the_hand():
 
 def test_prefix_tokens_are_left_out_of_the_patches():
     weights = np.arange(16.0).reshape(1, 1, 4, 4)
-    np.testing.assert_array_equal(one_map(weights, Grid(1, 3, 1)).patches(0), weights[0, 0, 1:, 1:])
+    np.testing.assert_array_equal(one_map(weights, Grid(1, 3, prefix=1)).patches(0), weights[0, 0, 1:, 1:])
 
 
 def test_the_arrays_are_saved_by_layer(tmp_path):

@@ -171,9 +171,9 @@ def test_accuracies_are_compared_by_mcnemars_exact_test():
 def test_features_at_another_size_are_resampled_and_prefix_tokens_kept():
     ramp = torch.arange(4.0).repeat_interleave(4)[None, :, None]  # the row of each patch of 4 x 4
     tokens = torch.cat([torch.full((1, 1, 1), 9.0), ramp], 1)
-    found = resampled(tokens, Grid(4, 4, 1), Grid(2, 2, 1))
+    found = resampled(tokens, Grid(4, 4, prefix=1), Grid(2, 2, prefix=1))
     assert found.flatten()[0] == 9 and found[0, 1] == found[0, 2] and found[0, 1] + found[0, 3] == pytest.approx(3)
-    assert resampled(tokens, Grid(4, 4, 1), Grid(4, 4, 1)) is tokens
+    assert resampled(tokens, Grid(4, 4, prefix=1), Grid(4, 4, prefix=1)) is tokens
 
 
 STOCK = {

@@ -452,7 +452,7 @@ def test_lape_on_the_first_three_layers_of_t2t_leaves_the_others_without():
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 @torch.no_grad()
 def test_leff_mixes_the_patches_of_a_window_of_three_and_lets_prefix_tokens_pass(prefix):
-    grid = Grid(3, 5, prefix)
+    grid = Grid(3, 5, prefix=prefix)
     leff = draw(LocallyEnhancedFeedForward(4, 6)).double().eval()
     norms = (leff.bn1, leff.bn2, leff.bn3)
     for norm in norms:

@@ -106,7 +106,7 @@ def test_the_forward_pass_is_the_blocks_with_pegs_at_their_places(name, places):
     """Computes the whole forward pass by hand, from the modules; the norm is before the pooling."""
     model = exact(name, encoding=spec("peg", places=[*places]))
     x = wide(24, 40)
-    grid = Grid(3, 5, int(name == TOKEN))
+    grid = Grid(3, 5, prefix=int(name == TOKEN))
     stream = model.patch_embed.proj(x).flatten(2).mT
     if grid.prefix:
         stream = torch.cat([model.cls_token.expand(2, -1, -1), stream], 1)

@@ -27,7 +27,7 @@ def mvit(encoding="decomposed", joining="default", **kwargs):
 @in_turn("pooling", [Pooling(1, 1), Pooling(1, 2), Pooling(2, 1), Pooling(1, 4), Pooling(4, 2)])
 @in_turn("prefix", [0, 1])
 def test_a_layer_gets_the_rows_and_columns_of_its_own_in_every_form_of_a_bias(pooling, prefix):
-    grid = Grid(4, 6, prefix)
+    grid = Grid(4, 6, prefix=prefix)
     rows, columns = (grid.every(step // pooling.finer) for step in pooling)
     table = torch.randn(2, grid.tokens, grid.tokens, dtype=torch.float64)
     expected = table[:, rows][:, :, columns]

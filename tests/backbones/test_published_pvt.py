@@ -236,7 +236,7 @@ def test_a_model_of_another_size_loads_them_through_load_state_dict(name, joinin
 
 @pytest.mark.parametrize("stage", range(4))
 def test_the_table_of_a_stage_is_that_of_its_grid(stage):
-    table = Grid(16 >> stage, 16 >> stage, int(stage == 3))
+    table = Grid(16 >> stage, 16 >> stage, prefix=int(stage == 3))
     assert pvt().position.stages[stage].encodings[0].pos_embed.shape[1] == table.tokens
 
 

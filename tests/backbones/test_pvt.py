@@ -105,7 +105,7 @@ def test_the_forward_pass_is_the_stages_with_each_ones_position(name):
         if "peg" not in name:
             stream = stream + model.position.stages[s].encodings[0].pos_embed
         for index, block in enumerate(model.blocks[s]):
-            where = (graticule.LayerPosition(), Grid(height, width, prefix))
+            where = (graticule.LayerPosition(), Grid(height, width, prefix=prefix))
             stream = stream + block.attn(block.norm1(stream), *where)
             stream = stream + block.mlp(block.norm2(stream))
             if "peg" in name and index == 0:

@@ -165,7 +165,7 @@ def test_a_learnable_table_of_another_square_grid_is_resampled(joining, name, sa
     path = saved({"model": graticule.published_state_dict(first)})
     model = load_checkpoint(tiny("learnable", joining, name, img_size=(24, 40)).eval(), path)
     prefix = model.num_prefix_tokens
-    table = Grid(6, 6, prefix).resize(first.position.encodings[0].pos_embed[0], Grid(3, 5, prefix))
+    table = Grid(6, 6, prefix=prefix).resize(first.position.encodings[0].pos_embed[0], Grid(3, 5, prefix=prefix))
     assert torch.equal(model.position.encodings[0].pos_embed[0], table)
     x = images(24, 40)
     torch.testing.assert_close(model(x), first(x), rtol=0, atol=1e-5)
@@ -556,7 +556,7 @@ def test_a_state_dict_says_what_grid_its_tables_are_for():
     for state in (model.state_dict(), graticule.published_state_dict(model)):
         square = tiny(img_size=32)
         square.load_state_dict(state)
-        expected = Grid(3, 5, 1).resize(model.position.encodings[0].pos_embed[0], Grid(4, 4, 1))
+        expected = Grid(3, 5, prefix=1).resize(model.position.encodings[0].pos_embed[0], Grid(4, 4, prefix=1))
         assert torch.equal(square.position.encodings[0].pos_embed[0], expected)
 
 
@@ -565,7 +565,7 @@ def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_
     model = tiny(img_size=(16, 64))
     with pytest.warns(UserWarning, match="pos_embed does not say what grid it is for: .* resampled to 2 x 8"):
         load_checkpoint(model, saved(state))
-    expected = Grid(4, 4, 1).resize(state["pos_embed"][0], Grid(2, 8, 1))
+    expected = Grid(4, 4, prefix=1).resize(state["pos_embed"][0], Grid(2, 8, prefix=1))
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
 
 

@@ -469,7 +469,7 @@ def test_registers_are_matched_with_their_rows():
     first, model = drawn(reg_tokens=3), drawn(reg_tokens=3, img_size=48)
     reported(model, first.state_dict())
     before, table = first.position.encodings[0].pos_embed[0], model.position.encodings[0].pos_embed[0]
-    assert torch.equal(table, Grid(4, 4, 4).resize(before, Grid(6, 6, 4)))
+    assert torch.equal(table, Grid(4, 4, prefix=4).resize(before, Grid(6, 6, prefix=4)))
     found = reported(plain := drawn(), first.state_dict())
     assert torch.equal(plain.position.encodings[0].pos_embed[0], torch.cat([before[:1], before[4:]]))
     assert with_status(found, "unused") == {"reg_token"}
@@ -589,7 +589,7 @@ def test_a_published_checkpoint_of_timm_goes_into_another_size_class_count_and_j
     before = copy_of(model)
     found = transfer(model, tmp_path / "deit.pth")
     assert_complete(found, model, before, theirs.state_dict())
-    expected = Grid(14, 14, 1).resize(theirs.pos_embed.detach()[0], Grid(18, 18, 1))
+    expected = Grid(14, 14, prefix=1).resize(theirs.pos_embed.detach()[0], Grid(18, 18, prefix=1))
     assert torch.equal(model.position.encodings[0].pos_embed[0], expected)
     lines = [" ".join(line.split()) for line in str(found).splitlines()]
     assert lines == [

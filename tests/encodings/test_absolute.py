@@ -91,11 +91,11 @@ def test_a_larger_grid_starts_with_the_table_of_a_smaller_one(kind):
 
 @pytest.mark.parametrize("kind", [Sinusoidal1d, Sinusoidal2d])
 def test_fixed_encodings_take_no_gradient(kind):
-    encoding = kind(Grid(3, 5, 1), 8)
+    encoding = kind(Grid(3, 5, prefix=1), 8)
     assert [name for name, _ in encoding.named_parameters()] == ["pos_embed"]
     assert not encoding.pos_embed.requires_grad
-    assert not encoding(Grid(3, 5, 1)).requires_grad
-    assert not encoding(Grid(4, 2, 1)).requires_grad
+    assert not encoding(Grid(3, 5, prefix=1)).requires_grad
+    assert not encoding(Grid(4, 2, prefix=1)).requires_grad
 
 
 def test_a_learnable_table_is_drawn_from_a_normal_of_std_0_02():

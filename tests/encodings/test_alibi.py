@@ -80,8 +80,8 @@ def test_the_bias_is_the_slope_times_the_distance_and_prefix_tokens_are_left_out
 
 def test_patches_of_twice_the_size_are_twice_as_far_apart():
     bias = Alibi(BUILT, 3)
-    large = Grid(3, 4, 1, crop=Crop((6, 8), (0, 0, 6, 8)))
-    torch.testing.assert_close(bias(large), 2 * bias(Grid(3, 4, 1)))
+    large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
+    torch.testing.assert_close(bias(large), 2 * bias(Grid(3, 4, prefix=1)))
 
 
 @pytest.mark.parametrize("distance", [*DISTANCES, "axes"])

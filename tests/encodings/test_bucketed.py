@@ -87,7 +87,7 @@ def test_a_text_has_the_number_of_its_bucket(causal):
 
 @pytest.mark.parametrize("grid", [Grid(3, 5), Grid(3, 5, prefix=1), Grid(4, 2, prefix=2), Grid(1, 6)], ids=str)
 def test_in_two_dimensions_it_is_a_sum_of_an_axis_each(grid):
-    encoding = drawn(Grid(3, 5, grid.prefix), buckets=8, max_distance=4)
+    encoding = drawn(Grid(3, 5, prefix=grid.prefix), buckets=8, max_distance=4)
     bias = encoding(grid)
     assert bias.shape == (HEADS, grid.tokens, grid.tokens)
     place = grid.coordinates().tolist()

@@ -90,7 +90,9 @@ def test_a_peg_is_the_tokens_and_a_convolution_of_their_map(grid, padding, convo
 
 
 @paddings
-@pytest.mark.parametrize(("kernel", "grid"), [(1, Grid(2, 3, 1)), (7, Grid(7, 9, 1)), (27, Grid(27, 28, 1))], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "grid"), [(1, Grid(2, 3, prefix=1)), (7, Grid(7, 9, prefix=1)), (27, Grid(27, 28, prefix=1))], ids=str
+)
 def test_it_is_so_for_kernels_from_one_patch_to_the_whole_grid(kernel, grid, padding):
     peg = drawn(Peg(2, kernel, padding=padding), scale=0.1).double()
     x = tokens(grid, dim=2)
@@ -106,7 +108,7 @@ def test_a_kernel_may_be_larger_than_the_grid(kernel, padding):
 
 
 @paddings
-@pytest.mark.parametrize(("layers", "grid"), [(2, Grid(5, 6, 1)), (4, Grid(9, 10))], ids=str)
+@pytest.mark.parametrize(("layers", "grid"), [(2, Grid(5, 6, prefix=1)), (4, Grid(9, 10))], ids=str)
 @pytest.mark.parametrize("convolution", ["depthwise", "separable"])
 def test_around_a_stack_the_tokens_are_added_once(layers, grid, padding, convolution):
     peg = drawn(Peg(DIM, 3, convolution, layers, padding), scale=1.0).double().eval()
@@ -158,7 +160,10 @@ def test_what_stands_around_a_row_of_three_by_hand():
 
 def test_without_padding_the_border_gets_no_encoding_and_the_inside_does():
     for kernel, layers, margin in ((3, 1, 1), (5, 1, 2), (3, 2, 2)):
-        peg, grid = drawn(Peg(DIM, kernel, layers=layers, padding="none"), scale=1.0).double().eval(), Grid(6, 7, 1)
+        peg, grid = (
+            drawn(Peg(DIM, kernel, layers=layers, padding="none"), scale=1.0).double().eval(),
+            Grid(6, 7, prefix=1),
+        )
         x = tokens(grid)
         changed = (as_map(peg(x, grid), grid) != as_map(x, grid)).any(1).any(0)  # (H, W)
         inside = torch.zeros(6, 7, dtype=torch.bool)

@@ -41,7 +41,7 @@ def documented_shape(name, grid):
 
 
 @every
-@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(3, 5, 2), Grid(1, 7)])
+@pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(3, 5, prefix=2), Grid(1, 7)])
 def test_the_shape_is_the_documented_one_where_it_was_built(name, grid):
     assert ENCODINGS[name](grid)(grid).shape == documented_shape(name, grid)
 

@@ -42,9 +42,9 @@ def test_it_multiplies_the_logits_by_the_ratio_of_logarithms():
 
 
 def test_the_reference_is_the_grid_of_building_or_given_and_stays():
-    encoding = LogN(Grid(4, 4, 1))
-    assert torch.equal(encoding(Grid(4, 4, 1)), torch.ones(17))
-    assert torch.equal(encoding(Grid(2, 8, 3)), torch.ones(19))
+    encoding = LogN(Grid(4, 4, prefix=1))
+    assert torch.equal(encoding(Grid(4, 4, prefix=1)), torch.ones(17))
+    assert torch.equal(encoding(Grid(2, 8, prefix=3)), torch.ones(19))
     torch.testing.assert_close(encoding(Grid(8, 8)), torch.full((64,), 1.5))
     assert torch.equal(LogN(Grid(4, 4), reference=196)(Grid(14, 14)), torch.ones(196))
     model = tiny("log_n")
@@ -78,7 +78,7 @@ def test_it_is_a_constant_of_the_folded_model_shared_by_all_layers():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_factor_is_float32_at_least_and_queries_keep_their_dtype(dtype):
     model = tiny("log_n").to(dtype).eval()
-    assert model.position(Grid(5, 5, 1))[0].query_scale.dtype == torch.float32
+    assert model.position(Grid(5, 5, prefix=1))[0].query_scale.dtype == torch.float32
     assert model(images(40, 40, dtype=dtype)).dtype == dtype
 
 

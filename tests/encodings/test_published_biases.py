@@ -63,7 +63,7 @@ def assert_same(found, expected, atol=1e-10):
 # Tables with rows for the class token: BEiT and timm's vit_relpos
 
 
-@pytest.mark.parametrize("grid", [Grid(4, 4, 1), Grid(3, 5, 1), Grid(1, 4, 1)], ids=str)
+@pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), Grid(1, 4, prefix=1)], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_beit(grid):
     theirs = drawn(BeitAttention(DIM, HEADS, qkv_bias=False, window_size=grid.shape))
@@ -73,7 +73,7 @@ def test_attention_with_a_table_is_that_of_beit(grid):
     assert_same(attention(theirs)(x, LayerPosition(bias=encoding(grid))), theirs(x))
 
 
-@pytest.mark.parametrize("grid", [Grid(4, 4, 1), Grid(3, 5, 1), SQUARE, WIDE], ids=str)
+@pytest.mark.parametrize("grid", [Grid(4, 4, prefix=1), Grid(3, 5, prefix=1), SQUARE, WIDE], ids=str)
 @torch.no_grad()
 def test_attention_with_a_table_is_that_of_vit_relpos(grid):
     kind = partial(RelPosBias, window_size=grid.shape, prefix_tokens=grid.prefix)
@@ -93,8 +93,8 @@ def test_the_rows_of_prefix_tokens_by_hand():
 
 
 def test_rows_of_prefix_tokens_stay_as_they_are_at_another_grid():
-    encoding = drawn(RelativeBias(Grid(3, 5, 1), HEADS, prefix_rows=True))
-    last, other = encoding.relative_position_bias_table[-3:].clone(), Grid(4, 2, 1)
+    encoding = drawn(RelativeBias(Grid(3, 5, prefix=1), HEADS, prefix_rows=True))
+    last, other = encoding.relative_position_bias_table[-3:].clone(), Grid(4, 2, prefix=1)
     asked = encoding(other)
     encoding.set_grid(other)
     assert encoding.relative_position_bias_table.shape == (7 * 3 + 3, HEADS)
@@ -200,11 +200,11 @@ def test_attention_with_decomposed_positions_is_that_of_sam(grid, built):
 @in_turn("shape", [(4, 4), (5, 4), (3, 5)])
 @torch.no_grad()
 def test_attention_with_decomposed_positions_is_that_of_mvitv2(shape, prefix):
-    grid, side = Grid(*shape, prefix), max(shape)
+    grid, side = Grid(*shape, prefix=prefix), max(shape)
     theirs = drawn(
         MultiScaleAttention(DIM, DIM, (side, side), HEADS, has_cls_token=bool(prefix), residual_pooling=False)
     )
-    encoding = Decomposed(Grid(side, side, prefix), HEADS, HEAD_DIM).double()
+    encoding = Decomposed(Grid(side, side, prefix=prefix), HEADS, HEAD_DIM).double()
     encoding.load_state_dict({name: theirs.get_parameter(name) for name in ("rel_pos_h", "rel_pos_w")})
     # timm slices its square tables if a side is shorter; then only the middle of a table is used for the offsets
     for name, length in zip(("rel_pos_h", "rel_pos_w"), shape, strict=True):
@@ -281,7 +281,7 @@ def test_each_head_begins_as_a_position_of_a_convolution():
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 @torch.no_grad()
 def test_blended_weights_sum_to_one_and_prefix_tokens_attend_by_content_alone(prefix):
-    grid = Grid(3, 5, prefix)
+    grid = Grid(3, 5, prefix=prefix)
     encoding, layer, x = drawn(Gpsa(grid, HEADS)), drawn(Attention(DIM, HEADS)), tokens(grid)
     weights, content = layer.weights(x, encoding(grid)), layer.weights(x)
     assert_same(weights.sum(-1), torch.ones(2, HEADS, grid.tokens, dtype=torch.float64), 1e-12)
@@ -324,11 +324,11 @@ def test_with_queries_of_zero_a_head_attends_with_the_weights_of_gqpe(form, grid
 
 
 def test_a_gaussian_bias_by_hand():
-    encoding = GqpeBias(Grid(2, 3, 1), 1).double()
+    encoding = GqpeBias(Grid(2, 3, prefix=1), 1).double()
     with torch.no_grad():
         encoding.gaussian.center.copy_(torch.tensor([[1.0, 0.0]]))  # one column to the right
         encoding.gaussian.matrix.copy_(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))  # M = diag(4, 1) over (x, y)
-    bias = encoding(Grid(2, 3, 1))[0]
+    bias = encoding(Grid(2, 3, prefix=1))[0]
     by_hand = [[4 * dx - 2 * dx * dx - 0.5 * dy * dy for dy in (0, 1) for dx in (-1, 0, 1)]]
     assert bias[2, 1:].tolist() == by_hand[0]  # middle patch of the first row
     assert not bias[0].any() and not bias[:, 0].any()
@@ -419,7 +419,7 @@ def vector(encoding, letter, i, j, head):
 @in_turn("method", ["product", "cross", "euclidean", "quant"])
 @torch.no_grad()
 def test_attention_with_irpe_on_queries_keys_and_values_is_that_of_the_formula(method, shared, mode):
-    grid, heads = Grid(2, 5, 1), 2
+    grid, heads = Grid(2, 5, prefix=1), 2
     on = "qkv" if mode == "contextual" else "qk"
     encoding = drawn(Irpe(grid, heads, 3, method, on, mode, ratio=1.4, shared_heads=shared))
     layer, x = drawn(Attention(6, heads)), torch.randn(1, grid.tokens, 6, dtype=torch.float64)
@@ -444,7 +444,7 @@ def test_attention_with_irpe_on_queries_keys_and_values_is_that_of_the_formula(m
 
 @pytest.mark.parametrize("method", ["product", "cross", "euclidean", "quant"])
 def test_a_table_of_irpe_has_as_many_buckets_as_published(method):
-    encoding = Irpe(Grid(14, 14, 1), 3, 8, method, "qkv")
+    encoding = Irpe(Grid(14, 14, prefix=1), 3, 8, method, "qkv")
     buckets = 50 if method == "product" else 8
     assert [table.shape for table in encoding.rpe_k] == [(1, 8, buckets)] * (1 + (method == "cross"))
     assert [table.shape for table in encoding.rpe_v] == [(1, buckets, 8)] * (1 + (method == "cross"))

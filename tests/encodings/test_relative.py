@@ -12,7 +12,7 @@ from graticule.encodings.relative_bias import RelativeBias
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid(4, 4, 2), Grid(1, 6)])
+@pytest.mark.parametrize("grid", [GRID, Grid(4, 4, prefix=2), Grid(1, 6)])
 def test_the_bias_depends_only_on_the_offset_and_on_nothing_less(grid):
     bias = RelativeBias(grid, 2).patch_bias(grid).detach()
     offsets = grid.offsets().flatten(0, 1)

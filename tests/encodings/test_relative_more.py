@@ -135,7 +135,7 @@ def test_the_continuous_bias_is_the_formula_pair_by_pair(grid):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("at", [OTHER, Grid(2, 2, 1), Grid(9, 11, 1)], ids=str)
+@pytest.mark.parametrize("at", [OTHER, Grid(2, 2, prefix=1), Grid(9, 11, prefix=1)], ids=str)
 def test_another_grid_asks_the_same_function_on_the_scale_of_the_first(at):
     encoding = continuous()
     by_hand = naive_continuous(encoding, at, BUILT)
@@ -244,15 +244,15 @@ def naive_buckets(grid, ratio=1.9):
 
 
 @in_turn("ratio", [1.9, 1.0, 2.5, 0.5])
-@in_turn("grid", [*GRIDS, Grid(14, 14, 1), Grid(1, 40)])
+@in_turn("grid", [*GRIDS, Grid(14, 14, prefix=1), Grid(1, 40)])
 def test_the_buckets_are_those_of_the_published_rule(grid, ratio):
     assert torch.equal(Irpe(grid, HEADS, HEAD_DIM, ratio=ratio).index[0], naive_buckets(grid, ratio))
 
 
 def test_at_the_ratio_of_the_paper_there_are_forty_nine_buckets_and_one_for_prefix_tokens():
     assert Irpe(Grid(14, 14), 1, 2).rpe_k[0].shape[-1] == 49
-    assert Irpe(Grid(14, 14, 1), 1, 2).rpe_k[0].shape[-1] == 50
-    assert Irpe(Grid(14, 14, 1), 1, 2).index[0].unique().tolist() == list(range(50))
+    assert Irpe(Grid(14, 14, prefix=1), 1, 2).rpe_k[0].shape[-1] == 50
+    assert Irpe(Grid(14, 14, prefix=1), 1, 2).index[0].unique().tolist() == list(range(50))
     row = Irpe(Grid(1, 14), 1, 2).index[0, 0] - 3 * 7 - 3  # the first patch sees displacements 0 to -13
     assert row.tolist() == [0, -1, -2, -2, -3, -3, -3, -3, -3, -3, -3, -3, -3, -3]
 
@@ -267,7 +267,7 @@ def test_the_buckets_of_opposite_displacements_lie_opposite(ratio):
 
 @pytest.mark.parametrize("prefix", [1, 2])
 def test_pairs_with_a_prefix_token_have_a_bucket_of_their_own(prefix):
-    index = Irpe(Grid(3, 4, prefix), 1, 2).index[0]
+    index = Irpe(Grid(3, 4, prefix=prefix), 1, 2).index[0]
     assert (index[:prefix] == 49).all() and (index[:, :prefix] == 49).all()
     assert (index[prefix:, prefix:] < 49).all()
 
@@ -570,7 +570,7 @@ def test_a_bias_within_windows_is_that_of_a_window_whatever_the_image(encoding, 
 @in_turn("kind", [ShawBias, Irpe, Decomposed])
 @in_turn("elsewhere", [False, True])
 def test_a_part_of_a_bias_that_is_made_from_the_queries_is_that_part_of_the_whole(kind, grid, elsewhere):
-    encoding = drawn(kind(Grid(2, 3, grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
+    encoding = drawn(kind(Grid(2, 3, prefix=grid.prefix) if elsewhere else grid, HEADS, HEAD_DIM))
     made = encoding(grid)
     make = made.bias if kind is Irpe else made
     queries = torch.randn(2, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)

@@ -172,7 +172,7 @@ def test_pope_is_a_sum_of_magnitudes_and_cosines_of_positions():
 
 
 def test_pope_doubles_the_channels_of_queries_and_keys_and_not_of_values():
-    position = tiny("pope").position(Grid(4, 4, 1))
+    position = tiny("pope").position(Grid(4, 4, prefix=1))
     assert len(position) == DEPTH and position[0].rotary.channels == 2 * DIM // HEADS
     assert [each.shape for each in position[0].rotary] == [(17, 16), (HEADS, 17, 16)]
 

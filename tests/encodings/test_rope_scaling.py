@@ -50,7 +50,7 @@ def formula(kind, s, length, k, n=HEAD_DIM // 4):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_axis_is_scaled_by_its_own_ratio_and_the_formula(kind):
     encoding = BUILD["rope"](Scaling(kind, ramp=(0.25, 1.0) if kind == "yarn" else None))
-    for grid in (LARGE, Grid(4, 18, 1), Grid(12, 6, 1)):
+    for grid in (LARGE, Grid(4, 18, prefix=1), Grid(12, 6, prefix=1)):
         for found, axis in zip(bands(encoding, grid), (0, 1), strict=True):
             s = grid.shape[axis] / BUILT.shape[axis]
             expected = [formula(kind, s, BUILT.shape[axis], k) for k in range(HEAD_DIM // 4)]
@@ -96,7 +96,7 @@ def test_a_smaller_grid_is_not_scaled(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_stays_that_of_training_however_often_a_grid_is_set(kind):
     encoding, other = BUILD["rope"](Scaling(kind)).double(), BUILD["rope"](Scaling(kind)).double()
-    encoding.set_grid(Grid(9, 9, 1))
+    encoding.set_grid(Grid(9, 9, prefix=1))
     encoding.set_grid(LARGE)
     assert torch.equal(encoding(LARGE), other(LARGE)) and torch.equal(encoding(BUILT), other(BUILT))
 

@@ -159,7 +159,7 @@ def test_the_logits_depend_on_the_displacement_alone_at_another_grid_and_when_it
 def test_one_displacement_has_one_logit_whatever_the_grid(name):
     encoding = rotary(name)
     q, k = torch.randn(2, HEADS, HEAD_DIM, dtype=torch.float64)
-    for small, large in zip(tables(name, encoding, BUILT), tables(name, encoding, Grid(5, 9, 1)), strict=True):
+    for small, large in zip(tables(name, encoding, BUILT), tables(name, encoding, Grid(5, 9, prefix=1)), strict=True):
         there = logits_of(large, q, k)[:, 1:, 1:].unflatten(1, (5, 9)).unflatten(3, (5, 9))
         here = logits_of(small, q, k)[:, 1:, 1:].unflatten(1, (3, 5)).unflatten(3, (3, 5))
         torch.testing.assert_close(there[:, 2:, 4:, 2:, 4:], here, rtol=0, atol=1e-10)
@@ -184,7 +184,7 @@ def test_a_logit_is_a_product_of_complex_numbers_rotated_by_the_displacement():
 @both
 @pytest.mark.parametrize("prefix", [1, 3])
 def test_prefix_tokens_are_not_rotated(name, prefix):
-    grid = Grid(2, 3, prefix)
+    grid = Grid(2, 3, prefix=prefix)
     x = torch.randn(HEADS, grid.tokens, HEAD_DIM, dtype=torch.float64)
     for table in tables(name, rotary(name, grid), grid):
         turned = apply_rot_embed_cat(x, table)

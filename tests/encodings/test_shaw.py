@@ -67,7 +67,7 @@ def test_a_row_of_three_by_hand():
 @in_turn("prefix", [0, 1, 2])
 @in_turn("shape", [(3, 5), (6, 4)])
 def test_prefix_tokens_get_no_bias_as_queries_or_as_keys(shape, prefix):
-    grid = Grid(*shape, prefix)
+    grid = Grid(*shape, prefix=prefix)
     bias = drawn()(grid)(queries(grid))
     assert not bias[:, :, :prefix].any()
     assert not bias[..., :prefix].any()
@@ -78,7 +78,7 @@ def test_prefix_tokens_get_no_bias_as_queries_or_as_keys(shape, prefix):
 def test_the_bias_of_patches_does_not_see_prefix_tokens(prefix):
     encoding, without = drawn(), queries(Grid(3, 5))
     behind = torch.cat([torch.full((BATCH, HEADS, prefix, DIM), 1e6, dtype=torch.float64), without], 2)
-    assert_near(encoding(Grid(3, 5, prefix))(behind)[..., prefix:, prefix:], encoding(Grid(3, 5))(without))
+    assert_near(encoding(Grid(3, 5, prefix=prefix))(behind)[..., prefix:, prefix:], encoding(Grid(3, 5))(without))
 
 
 def test_offsets_beyond_the_clip_count_as_the_clip():
@@ -175,7 +175,7 @@ def test_offsets_that_a_grid_does_not_have_are_not_trained_on_it():
     assert columns.all()
 
 
-@pytest.mark.parametrize("grid", [OTHER, Grid(1, 1, 1), Grid(2, 7)], ids=str)
+@pytest.mark.parametrize("grid", [OTHER, Grid(1, 1, prefix=1), Grid(2, 7)], ids=str)
 def test_another_grid_than_the_one_it_was_built_for_needs_no_resampling(grid):
     encoding, q = drawn(), queries(grid)
     asked = encoding(grid)(q).detach()

@@ -138,7 +138,7 @@ def test_a_table_without_prefix_rows_compiles_and_loads_what_another_grid_saved(
     model, other = tiny(encoding), tiny(encoding, img_size=(24, 40))
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(
-        other.position.encodings[0].pos_embed[0], model.position.encodings[0](graticule.Grid(3, 5, 1))[1:]
+        other.position.encodings[0].pos_embed[0], model.position.encodings[0](graticule.Grid(3, 5, prefix=1))[1:]
     )
     x = images()
     model.eval()

@@ -16,9 +16,9 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import BlockRotation, PairRotation, PolarRotation
 from in_turn import in_turn
 
-BUILT, WHOLE = Grid(4, 5, 1), Grid(6, 8, 1)
+BUILT, WHOLE = Grid(4, 5, prefix=1), Grid(6, 8, prefix=1)
 #: A crop of whole patches, and its tokens in the whole image.
-CROP = Grid(3, 4, 1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
+CROP = Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (2, 3, 3, 4)))
 TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3, 7))])
 HEADS, DIM = 3, 24
 
@@ -126,7 +126,7 @@ def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
     if issubclass(ENCODINGS[encoding], AbsoluteEncoding):
         return
     position = build(encoding)
-    here, there = (Grid(3, 4, 1, crop=Crop(WHOLE.shape, (y, x, 3, 4))) for y, x in ((0, 0), (2.5, 3.25)))
+    here, there = (Grid(3, 4, prefix=1, crop=Crop(WHOLE.shape, (y, x, 3, 4))) for y, x in ((0, 0), (2.5, 3.25)))
     q, k = torch.randn(2, 1, HEADS, here.tokens, DIM // HEADS, dtype=torch.float64)
     for one, other in zip(position(here), position(there), strict=True):
         if one.bias is not None:
@@ -137,13 +137,13 @@ def test_displacements_do_not_depend_on_where_a_crop_begins(encoding):
 
 
 def test_patches_of_twice_the_size_are_twice_as_far_apart():
-    large = Grid(3, 4, 1, crop=Crop((6, 8), (0, 0, 6, 8)))
+    large = Grid(3, 4, prefix=1, crop=Crop((6, 8), (0, 0, 6, 8)))
     assert large.coordinates()[0].tolist() == [0.5, 0.5]
-    torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, 1).offsets(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(large.offsets(), 2 * Grid(3, 4, prefix=1).offsets(), rtol=0, atol=1e-12)
     rope = build("rope")
-    every_second = Grid(3, 4, 1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
+    every_second = Grid(3, 4, prefix=1, crop=Crop((18, 24), (0, 0, 9, 12)))  # so that centers are at whole patches
     tokens = torch.tensor([0, *(1 + (3 * y + 1) * 24 + 3 * x + 1 for y in range(3) for x in range(4))])
-    assert_same(rope(every_second)[0], chosen(rope(Grid(18, 24, 1))[0], tokens))
+    assert_same(rope(every_second)[0], chosen(rope(Grid(18, 24, prefix=1))[0], tokens))
 
 
 def test_a_quadratic_table_is_interpolated_exactly_between_patches():
@@ -172,7 +172,7 @@ def test_a_bias_table_is_interpolated_between_displacements():
 def test_half_the_sides_halve_a_crop():
     grid = Grid(4, 6, crop=Crop((8, 12), (2, 4, 4, 6)))
     _, half = grid.pyramid(2, prefix=1)
-    assert half == Grid(2, 3, 1, crop=Crop((4, 6), (1, 2, 2, 3)))
+    assert half == Grid(2, 3, prefix=1, crop=Crop((4, 6), (1, 2, 2, 3)))
     assert half.coordinates().tolist() == [[1, 2], [1, 3], [1, 4], [2, 2], [2, 3], [2, 4]]
 
 
@@ -202,7 +202,7 @@ def test_a_model_computes_a_crop_with_the_position_of_that_part(model):
     crop = Crop((6, 8), (2, 3, 3, 4))
     tokens = model.embed(IMAGES)
     positions = [chosen(each, TOKENS) for each in model.position(WHOLE)]
-    layers = [(block, each, (Grid(3, 4, 1),)) for block, each in zip(model.blocks, positions, strict=True)]
+    layers = [(block, each, (Grid(3, 4, prefix=1),)) for block, each in zip(model.blocks, positions, strict=True)]
     *_, tokens = model.run_blocks(tokens, layers)
     expected = model.forward_head(model.norm(tokens))
     torch.testing.assert_close(model(IMAGES, crop=crop), expected, rtol=0, atol=1e-12)
@@ -221,7 +221,7 @@ def test_a_crop_of_the_whole_image_is_the_image(model):
 @in_turn("encoding", ["learnable", "sinusoidal_2d", "rope", "kerple", "relative_bias", "liere", "pope"])
 def test_tokens_in_any_order_with_their_coordinates_give_the_same_output(encoding):
     model = vit(encoding)
-    grid = Grid(3, 4, 1, crop=Crop((6, 8), (2, 3.5, 3, 4)))
+    grid = Grid(3, 4, prefix=1, crop=Crop((6, 8), (2, 3.5, 3, 4)))
     order = torch.cat([torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(grid.patches)])
     tokens, positions = model.embed(IMAGES), model.position(grid)
     outputs = []

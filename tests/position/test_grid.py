@@ -46,20 +46,20 @@ def test_each_stage_of_a_pyramid_has_its_windows_and_those_after_it():
     assert [stage.within for stage in stages] == [Grid(4, 6), Grid(4, 5), Grid(2, 3)]
     assert [len(stage.windows) for stage in stages] == [3, 2, 1]
     assert [stage.tokens for stage in stages] == [96, 24, 7]
-    assert all(stage.within is stage for stage in Grid(8, 12, 1).pyramid(3))
+    assert all(stage.within is stage for stage in Grid(8, 12, prefix=1).pyramid(3))
 
 
 def test_square_windows_are_cut_to_the_grid_of_their_stage():
-    assert Grid(8, 12, 2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
+    assert Grid(8, 12, prefix=2).in_windows([10, 4, 3]).windows == ((8, 10), (4, 4), (2, 3))
     assert Grid(5, 9).in_windows([7, 7, 7], pad=True).windows == ((5, 7), (3, 5), (2, 3))
-    assert Grid(8, 12, 2).in_windows([4]).prefix == 2
+    assert Grid(8, 12, prefix=2).in_windows([4]).prefix == 2
     for sides, said in (([4, 0], "`window_size` must be .* at least 1, got 0"), ([4] * 4, "to be halved 3 times")):
         with pytest.raises(ValueError, match=said):
             Grid(8, 12).in_windows(sides)
 
 
 def test_grids_of_the_same_tokens_are_equal_whatever_their_windows_are():
-    grid = Grid(4, 6, 1)
+    grid = Grid(4, 6, prefix=1)
     assert grid.in_windows([2]) == grid and hash(grid.in_windows([2])) == hash(grid)
     table = torch.randn(25, 3)
     assert grid.resize(table, grid.in_windows([2])) is table
@@ -85,7 +85,7 @@ def test_a_map_has_every_patch_at_its_coordinates():
 
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_from_map_is_the_inverse_of_to_map(prefix):
-    grid = Grid(2, 3, prefix)
+    grid = Grid(2, 3, prefix=prefix)
     tokens = torch.randn(4, grid.tokens, 5)
     assert torch.equal(grid.from_map(grid.to_map(tokens)), grid.split(tokens)[1])
 
@@ -106,7 +106,7 @@ def test_prefix_tokens_get_no_bias_as_queries_nor_as_keys():
 
 
 def test_the_grid_of_an_image_is_its_size_in_patches():
-    assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, 1)
+    assert Grid.of_image((32, 48), (8, 16), prefix=1) == Grid(4, 3, prefix=1)
 
 
 @in_turn(
@@ -130,7 +130,7 @@ def test_an_image_smaller_than_the_patch_is_refused():
 
 def test_resizing_to_the_same_grid_changes_nothing():
     table = torch.randn(7, 5)
-    assert torch.equal(Grid(2, 3, 1).resize(table, Grid(2, 3, 1)), table)
+    assert torch.equal(Grid(2, 3, prefix=1).resize(table, Grid(2, 3, prefix=1)), table)
 
 
 def _rounding(table):
@@ -142,7 +142,7 @@ def _rounding(table):
 @in_turn("prefix", [0, 1, 2])
 def test_resizing_is_timms_resampling(new, prefix):
     table = torch.randn(16 + prefix, 12)
-    ours = Grid(4, 4, prefix).resize(table, Grid(*new, prefix))
+    ours = Grid(4, 4, prefix=prefix).resize(table, Grid(*new, prefix=prefix))
     theirs = resample_abs_pos_embed(table[None], list(new), [4, 4], num_prefix_tokens=prefix)[0]
     assert ours.shape == (new[0] * new[1] + prefix, 12)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
@@ -150,14 +150,14 @@ def test_resizing_is_timms_resampling(new, prefix):
 
 def test_resizing_from_a_grid_that_is_not_square_is_timms_resampling():
     table = torch.randn(16, 12)
-    ours = Grid(3, 5, 1).resize(table, Grid(4, 2, 1))
+    ours = Grid(3, 5, prefix=1).resize(table, Grid(4, 2, prefix=1))
     theirs = resample_abs_pos_embed(table[None], [4, 2], [3, 5], num_prefix_tokens=1)[0]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=_rounding(table))
 
 
 def test_resizing_keeps_prefix_rows():
     table = torch.randn(18, 5)
-    assert torch.equal(Grid(4, 4, 2).resize(table, Grid(3, 5, 2))[:2], table[:2])
+    assert torch.equal(Grid(4, 4, prefix=2).resize(table, Grid(3, 5, prefix=2))[:2], table[:2])
 
 
 @pytest.mark.parametrize("new", [(7, 9), (2, 3)])
@@ -169,7 +169,7 @@ def test_a_constant_table_stays_constant_at_any_size(new):
 
 def test_resizing_is_linear():
     a, b = torch.randn(2, 17, 3, dtype=torch.float64)
-    old, new = Grid(4, 4, 1), Grid(3, 5, 1)
+    old, new = Grid(4, 4, prefix=1), Grid(3, 5, prefix=1)
     torch.testing.assert_close(
         old.resize(2 * a - 3 * b, new), 2 * old.resize(a, new) - 3 * old.resize(b, new), rtol=0, atol=1e-12
     )
@@ -189,13 +189,13 @@ def test_resizing_keeps_the_dtype_of_the_table():
 
 def test_the_gradient_of_a_resized_table_reaches_every_row():
     table = torch.randn(17, 3, requires_grad=True)
-    Grid(4, 4, 1).resize(table, Grid(3, 5, 1)).square().sum().backward()
+    Grid(4, 4, prefix=1).resize(table, Grid(3, 5, prefix=1)).square().sum().backward()
     assert (table.grad.abs().sum(1) > 0).all()
 
 
 def test_resizing_to_another_number_of_prefix_tokens_is_refused():
     with pytest.raises(ValueError, match=r"`new` must have as many prefix tokens as the table \(1\), got 2"):
-        Grid(4, 4, 1).resize(torch.randn(17, 3), Grid(3, 5, 2))
+        Grid(4, 4, prefix=1).resize(torch.randn(17, 3), Grid(3, 5, prefix=2))
 
 
 def test_a_grid_of_another_number_of_patches_is_a_square_and_of_a_text_a_row():

@@ -143,7 +143,9 @@ def test_invalid_arguments_are_refused(kwargs, said):
 
 
 def test_tupe_at_another_grid_is_that_of_the_resampled_table():
-    position = draw(graticule.build_position(Grid(3, 4, 1), dim=DIM, depth=2, num_heads=HEADS, joining="tupe")).double()
-    at = Grid(5, 2, 1)
+    position = draw(
+        graticule.build_position(Grid(3, 4, prefix=1), dim=DIM, depth=2, num_heads=HEADS, joining="tupe")
+    ).double()
+    at = Grid(5, 2, prefix=1)
     found = position(at)[0].bias
     torch.testing.assert_close(found, position.joining(position.encodings[0](at))[0].bias, rtol=0, atol=1e-12)

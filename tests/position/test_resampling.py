@@ -205,7 +205,7 @@ def test_it_is_compiled_as_one_graph(kind):
 def test_the_default_is_timms_to_1e_9_in_float64(new):
     table = torch.randn(14 * 14 + 2, 6, dtype=torch.float64)
     expected = F.interpolate(table[2:].T.unflatten(1, (14, 14))[None], size=new, mode="bicubic", antialias=True)
-    found = Grid(14, 14, 2).resize(table, Grid(*new, 2))
+    found = Grid(14, 14, prefix=2).resize(table, Grid(*new, prefix=2))
     torch.testing.assert_close(found, torch.cat([table[:2], expected[0].flatten(1).T]), rtol=0, atol=1e-9)
     timms = resample_abs_pos_embed(table[None].float(), list(new), [14, 14], num_prefix_tokens=2)[0]
     torch.testing.assert_close(found.float(), timms, rtol=0, atol=1e-5)
@@ -256,10 +256,10 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         )
         table = model.position(model.grid)[0].pre
         assert isinstance(model.position.encodings[0].resampler, Resampler)
-        twice = model.position(Grid(14, 14, model.grid.prefix))[0].pre
+        twice = model.position(Grid(14, 14, prefix=model.grid.prefix))[0].pre
         patches = model.grid.to_map(table[None])[0]
         expected = patches.repeat_interleave(2, -1).repeat_interleave(2, -2)
-        assert torch.equal(Grid(14, 14, model.grid.prefix).to_map(twice[None])[0], expected)
+        assert torch.equal(Grid(14, 14, prefix=model.grid.prefix).to_map(twice[None])[0], expected)
         torch.testing.assert_close(Nearest()(patches, (14, 14)), expected)
     finally:
         del RESAMPLERS._classes["own_nearest"]

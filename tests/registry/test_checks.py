@@ -127,7 +127,7 @@ REFUSED = {
     "vocab_size": lambda: create_language_model("lm_nano", vocab_size=2.5),
     "height": lambda: Grid(-1, 3),
     "width": lambda: Grid(3, 1.5),
-    "prefix": lambda: Grid(3, 3, -1),
+    "prefix": lambda: Grid(3, 3, prefix=-1),
     "dim": lambda: Learnable(GRID, 0),
     "std": lambda: Learnable(GRID, 4, std=-1),
     "temperature": lambda: Sinusoidal2d(GRID, 4, temperature=0),

@@ -230,7 +230,7 @@ class Correlations:
                 height, width, prefix = (int(n) for n in arrays["grid"])
                 sources = tuple(str(source) or None for source in arrays["sources"])
                 further = arrays.get("initial"), arrays.get("untrained")
-                return cls(Grid(height, width, prefix), arrays["similarity"], sources, *further)
+                return cls(Grid(height, width, prefix=prefix), arrays["similarity"], sources, *further)
         except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
 

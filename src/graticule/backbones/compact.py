@@ -214,7 +214,7 @@ def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, 
         sides = [(side + 2 * padding - kernel) // stride + 1 for side in sides]
     if min(sides) < 1:
         raise ValueError(f"`img_size` must be large enough for one token, got {image[0]} x {image[1]}.")
-    return Grid(sides[0], sides[1], prefix)
+    return Grid(sides[0], sides[1], prefix=prefix)
 
 
 torch.fx.wrap("convolved_grid")  # it compares sizes, so torch.fx records the call as one node

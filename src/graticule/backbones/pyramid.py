@@ -119,7 +119,7 @@ def padded_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0)
     """
     if min(image) < 1:
         raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
-    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix)
+    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix=prefix)
 
 
 torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node

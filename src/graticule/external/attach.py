@@ -200,7 +200,7 @@ def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None)
             f"`patch_grid` must be that of the {found.tokens} tokens that the blocks get, with the prefix tokens "
             f"before them, got {shape[0]} x {shape[1]} patches{said}."
         )
-    return Grid(*shape, ahead)
+    return Grid(*shape, prefix=ahead)
 
 
 def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:

@@ -102,7 +102,7 @@ def patch_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0, 
         ValueError: if a side of the image is not a multiple of the patch's.
     """
     coarse = Grid.of_image(image, patch)
-    return Grid(coarse.height * step, coarse.width * step, prefix)
+    return Grid(coarse.height * step, coarse.width * step, prefix=prefix)
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node

@@ -216,7 +216,7 @@ class Grid:
         crop = self.crop
         for stage in range(stages):
             ahead = max(self.prefix, prefix if stage == stages - 1 else 0)
-            grids.append(Grid(height, width, ahead, windows=self.windows[stage:], crop=crop))
+            grids.append(Grid(height, width, prefix=ahead, windows=self.windows[stage:], crop=crop))
             height, width = ceiling(height, 2), ceiling(width, 2)
             crop = crop.halved() if crop is not None and stage < stages - 1 else None
         return grids
@@ -252,7 +252,7 @@ class Grid:
 
     def pooled(self, step: int) -> Grid:
         """Return the grid of every `step`-th row and column, from the first on, with the same prefix tokens."""
-        return self if step == 1 else Grid(ceiling(self.height, step), ceiling(self.width, step), self.prefix)
+        return self if step == 1 else Grid(ceiling(self.height, step), ceiling(self.width, step), prefix=self.prefix)
 
     def every(self, step: int, device: torch.device | str | None = None) -> Tensor:
         """Return the index of each token of `pooled(step)` among the tokens of this grid, (N',), int64."""
@@ -267,7 +267,7 @@ class Grid:
     @property
     def whole(self) -> Grid:
         """The grid of the whole image, of which this one may be a crop."""
-        return self if self.crop is None else Grid(*self.crop.whole, self.prefix)
+        return self if self.crop is None else Grid(*self.crop.whole, prefix=self.prefix)
 
     @property
     def axes(self) -> tuple[Axis, Axis]:

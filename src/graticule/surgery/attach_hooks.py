@@ -129,7 +129,7 @@ class AttachedPosition(nn.Module):
     def _compute(self, module: nn.Module, args: object, output: Tensor) -> None:
         """Compute the position for the grid of patches, output: (B, D, H, W)."""
         height, width = output.shape[-2:]
-        self._set(Grid(height, width, self.grid.prefix))
+        self._set(Grid(height, width, prefix=self.grid.prefix))
 
     def _forget(self, module: nn.Module, args: object, output: object) -> None:
         """Release the position, unless activation checkpointing may need it again in the backward pass."""

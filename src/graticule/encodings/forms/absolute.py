@@ -179,7 +179,7 @@ class JoinedPosition(Position):
             return value if encoding.resampled else None
         if old.shape == grid.shape:
             return value
-        table = encoding.fit(value[0], Grid(*old.shape, grid.prefix))
+        table = encoding.fit(value[0], Grid(*old.shape, prefix=grid.prefix))
         return None if table is None else table[None]
 
 
