@@ -144,5 +144,5 @@ def test_invalid_arguments_are_refused(grid, kwargs, message):
 def test_one_built_for_a_text_refuses_a_grid_of_rows():
     encoding = BucketedBias(TEXT, HEADS)
     for act in (encoding, encoding.set_grid):
-        with pytest.raises(ValueError, match="`grid` must have height 1, for which the bias is built, got 2 rows"):
+        with pytest.raises(ValueError, match=r"`grid` must have height 1, .* got 2 x 3"):
             act(Grid(2, 3))

@@ -181,7 +181,7 @@ def test_fire_never_sees_a_share_beyond_one_and_on_larger_grids_the_threshold_do
 
 
 def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper():
-    grid = Grid.of_text(8)
+    grid = Grid(8)
     torch.manual_seed(0)
     encoding = Fire(grid, HEADS, causal=True).double()
     bias = encoding(grid)
@@ -198,8 +198,8 @@ def test_fire_of_a_text_normalizes_by_the_position_of_the_query_as_in_the_paper(
 def test_the_first_tokens_of_a_text_do_not_depend_on_its_length():
     for name in KINDS:
         if not name.startswith("fire"):
-            encoding = built(name, Grid.of_text(8))
-            whole, short = encoding(Grid.of_text(8)), encoding(Grid.of_text(5))
+            encoding = built(name, Grid(8))
+            whole, short = encoding(Grid(8)), encoding(Grid(5))
             torch.testing.assert_close(whole[:, :5, :5], short, rtol=0, atol=1e-12, msg=name)
 
 

@@ -103,7 +103,7 @@ def test_windows_have_the_factor_of_a_window():
 
 
 def test_a_token_of_a_text_has_the_factor_of_the_tokens_that_it_sees():
-    encoding = LogN(Grid.of_text(8), causal=True)
+    encoding = LogN(Grid(8), causal=True)
     expected = [max(1.0, math.log(i + 1) / math.log(8)) for i in range(20)]
-    torch.testing.assert_close(encoding(Grid.of_text(20)), torch.tensor(expected))
-    assert torch.equal(encoding(Grid.of_text(8)), torch.ones(8))
+    torch.testing.assert_close(encoding(Grid(20)), torch.tensor(expected))
+    assert torch.equal(encoding(Grid(8)), torch.ones(8))

@@ -61,10 +61,9 @@ def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
     for name, build in BUILD.items():
         plain, scaled = build(Scaling()), build(Scaling("ntk"))
         grid = Grid(8, 12, prefix=1)  # twice as long on both axes
+        row = name == "rope_1d"
+        s, grid = (4, Grid(grid.patches)) if row else (2, grid)
         one, two = (encoding.scaling.frequencies(encoding.vectors(), grid) for encoding in (plain, scaled))
-        s = 4 if name == "rope_1d" else 2
-        if name == "rope_1d":
-            two = scaled.scaling.frequencies(scaled.vectors(), Grid(1, grid.patches))
         lengths, after = one.norm(dim=-1), two.norm(dim=-1)
         moving = lengths > 0
         ratio = after[moving] / lengths[moving]

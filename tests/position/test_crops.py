@@ -284,12 +284,12 @@ def test_a_crop_that_is_not_within_the_whole_image_is_refused():
         ((4, 4), (-1, 0, 2, 2), "`box` must be"),
         ((4, 4), (0, 0, 0, 2), "`box` must be"),
         ((4, 4), (0, 0, float("nan"), 2), "`box` must be"),
-        ((4, 4), (0, 0, 2), "`whole` must be"),
-        ((0, 4), (0, 0, 1, 1), "`height` must be at least 1"),
+        ((4, 4), (0, 0, 2), "`box` must have a start and a size for each axis"),
+        ((0, 4), (0, 0, 1, 1), "`shape` must be at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             Crop(whole, box)
-    with pytest.raises(TypeError, match="`height` must be a whole number"):
+    with pytest.raises(TypeError, match="`shape` must be a whole number"):
         Crop((4.5, 4), (0, 0, 1, 1))
 
 

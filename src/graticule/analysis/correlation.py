@@ -61,7 +61,7 @@ def position_correlations(
     values, one for each kind of norm. Patch mergings and fixed tables are not changed. If the grid has more than 256
     positions, these localities are means over 256 random ones.
 
-    A text is a grid of height 1: the positions of a language model's context are compared.
+    A text is drawn as one row: the positions of a language model's context are compared.
 
     The model is not changed, including its training mode; it may be folded.
 
@@ -102,7 +102,7 @@ def position_correlations(
         initial = cosine_similarity(_patches(table, here).numpy())
     several = sum(source is not None for source in sources) > 1
     ranges = _untrained_ranges(exact, grid, stage, untrained) if several and untrained else None
-    return Correlations(here, layers, sources, initial, ranges)
+    return Correlations(here.plane, layers, sources, initial, ranges)
 
 
 def positions_of(

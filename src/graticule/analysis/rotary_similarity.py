@@ -72,7 +72,9 @@ def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | No
         return None
     nothing = np.full((grid.patches, grid.patches), np.nan)
     similarity = np.stack([nothing if layer is None else layer for layer in layers])
-    return Correlations(Grid(*grid.shape), similarity, tuple(None if one is None else "rotation" for one in layers))
+    return Correlations(
+        grid.replace(prefix=0).plane, similarity, tuple(None if one is None else "rotation" for one in layers)
+    )
 
 
 def _patch_vectors(x: Tensor, grid: Grid) -> Tensor:

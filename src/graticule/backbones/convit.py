@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -132,7 +131,7 @@ def _join(prefix: Tensor, x: Tensor) -> Tensor:
 
 
 def _joined_grid(grid: Grid, prefix: int) -> Grid:
-    return replace(grid, prefix=prefix)
+    return grid.replace(prefix=prefix)
 
 
 # a position and a grid are not tensors, so torch.fx records the calls as one node each

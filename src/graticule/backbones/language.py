@@ -54,7 +54,7 @@ class LanguageModel(TokenModel):
     .. math:: x^{(0)}_n = E_{w_n}, \quad X^{(m)} = block(X^{(m-1)}), \quad
               p(w_{n+1} | w_{1:n}) = softmax(G\, LN(x^{(M)}_n))
 
-    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of height 1. Positions
+    The blocks, encodings and joinings are those of the vision backbones: a text is a grid of one axis. Positions
     are computed for `context` tokens, and a shorter text gets the first rows: it is treated as the beginning of a
     longer one, whatever the encoding. A text longer than `context` is accepted if the encoding is computed; if it is
     a table, such a text is refused until `set_context` resamples the table.
@@ -116,7 +116,7 @@ class LanguageModel(TokenModel):
         self.embed_scale = embed_scale
 
         self.embed = nn.Embedding(vocab_size, embed_dim)
-        self.grid = Grid.of_text(context)
+        self.grid = Grid(context)
         self.position = position(self.grid, dim=embed_dim, depth=depth, num_heads=num_heads, causal=True)
         self.pos_drop = nn.Dropout(pos_drop_rate)
         rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()  # stochastic depth decay rule
@@ -160,7 +160,7 @@ class LanguageModel(TokenModel):
         """Change the length that position information is stored for; tables are resampled permanently."""
         if not isinstance(context, int) or context < 1:
             raise ValueError(f"`context` must be a whole number of at least 1, got {context}.")
-        grid = Grid.of_text(context)
+        grid = Grid(context)
         self.position.set_grid(grid)
         self.grid = grid
 
@@ -171,7 +171,7 @@ class LanguageModel(TokenModel):
             ValueError: if the text is longer than a table allows.
         """
         self.check_length(length)
-        grid = self.grid if length <= self.context else Grid.of_text(length)
+        grid = self.grid if length <= self.context else Grid(length)
         return [given.part(0, length) for given in self.position(grid)]
 
     def check_length(self, length: int) -> None:

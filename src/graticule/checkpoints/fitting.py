@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.read import dtype_name, kind, unusable
 from graticule.encodings.forms.absolute import AbsoluteEncoding
+from graticule.position.grid import Grid
 
 #: Prefix tokens, in the order of their rows in a table.
 _PREFIX = ("cls_token", "dist_token", "reg_token")
@@ -83,7 +83,7 @@ class Fitting:
         rows = value.reshape(-1, encoding.dim)
         here = self.prefix_here[: encoding.grid.prefix]
         tokens = self.prefix_there
-        grid = replace(encoding.grid, prefix=0)
+        grid = encoding.grid.replace(prefix=0)
         for prefix in (tokens, here, []):  # the first stages of a pyramid have none, even if the last one has some
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
@@ -97,10 +97,10 @@ class Fitting:
             else:
                 ahead.append(torch.zeros_like(new[row]) if token in tokens else new[row])
         same_prefix = torch.cat([*(row[None] for row in ahead), rows[len(prefix) :]])
-        table = encoding.fit(same_prefix, replace(old, prefix=len(here)))
+        table = encoding.fit(same_prefix, old.replace(prefix=len(here)))
         if table is None:
             return None
-        details = [f"{old.height}x{old.width} -> {grid.height}x{grid.width}"] if old != grid else []
+        details = [f"{_by(old)} -> {_by(grid)}"] if old != grid else []
         details += [f"without {token}" for token in prefix if token not in here]
         details += [f"{token} {'zero' if token in tokens else 'new'}" for token in here if token not in prefix]
         return table[None], "resized" if details else "loaded", ", ".join(details)
@@ -122,6 +122,10 @@ class Fitting:
             details.append(f"{old[0]}x{old[1]} -> {new[0]}x{new[1]} pixels")
             value = resample_patch_embed(value, list(new))
         return value, status, ", ".join(details)
+
+
+def _by(grid: Grid) -> str:
+    return "x".join(map(str, grid.shape))
 
 
 def _formula(encoding: AbsoluteEncoding, value: Tensor) -> tuple[Tensor | None, str, str]:

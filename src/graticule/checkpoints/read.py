@@ -161,11 +161,11 @@ def valid_grids(local_metadata: object) -> dict[str, tuple[int, int]]:
     """Return the well-formed grids in the metadata of a checkpoint, whose author may be unknown."""
     given = local_metadata.get(GRIDS) if isinstance(local_metadata, Mapping) else None
     shapes = given.items() if isinstance(given, Mapping) else ()
-    return {name: (shape[0], shape[1]) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
+    return {name: tuple(shape) for name, shape in shapes if isinstance(name, str) and _is_shape(shape)}
 
 
 def _is_shape(found: object) -> bool:
-    return isinstance(found, list | tuple) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)
+    return isinstance(found, list | tuple) and len(found) > 0 and all(type(n) is int and n > 0 for n in found)
 
 
 def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

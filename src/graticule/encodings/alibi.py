@@ -25,23 +25,23 @@ class Alibi(BiasEncoding):
 
     for n heads, n a power of two. For another number of heads the slopes are those of the largest power of two below,
     then every second slope, from the first, of the power of two above, as in its code. The paper defines it in one
-    dimension, for causal attention; on a grid of height 1 all distances but the squared one are |i - j|. Prefix tokens
+    dimension, for causal attention; in a text all distances but the squared one are |i - j|. Prefix tokens
     get no bias. It is computed for any grid.
 
-    Distances in two dimensions, in patches:
+    Distances in two dimensions, and likewise in any other number, in patches:
 
     - 'euclidean': of CROMA (Fuller et al., 2023), whose 2D-ALiBi has the same slopes.
     - 'manhattan': |dy| + |dx|, so that the bias is the sum of one for rows and one for columns.
     - 'squared': dy^2 + dx^2, as in an ablation of LookHere (Fuller et al., 2024), here with the slopes of ALiBi. On
       large grids it needs four more channels per head instead of a table (`LowRank`).
     - 'axes': |dy| in the first half of the heads, rounded up, and |dx| in the others; the slopes of each are those of
-      half the heads. This form is ours.
+      half the heads. More axes have equal parts of the heads. This form is ours.
 
     Reference: Train Short, Test Long (ALiBi, Press et al., 2022), section 3.
 
     Args:
         grid: the grid that the encoding is built for; nothing depends on it.
-        num_heads: h, at least 2 for 'axes'.
+        num_heads: h, at least one per axis for 'axes'.
         distance: 'euclidean', 'manhattan', 'squared' or 'axes'.
     """
 
@@ -51,14 +51,15 @@ class Alibi(BiasEncoding):
     @checked
     def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean") -> None:
         super().__init__()
-        if num_heads < (2 if distance == "axes" else 1):
-            least = "at least 2 where `distance` is 'axes'" if distance == "axes" else "at least 1"
+        axes = len(grid.shape)
+        if num_heads < (axes if distance == "axes" else 1):
+            least = f"at least {axes} where `distance` is 'axes'" if distance == "axes" else "at least 1"
             raise ValueError(f"`num_heads` must be {least}, got {num_heads}.")
         self.grid = grid
         self.num_heads = num_heads
         self.distance = distance
-        self.rows = num_heads - num_heads // 2  # heads with distances of rows, for 'axes'
-        each = slopes(self.rows) + slopes(num_heads // 2) if distance == "axes" else slopes(num_heads)
+        self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
+        each = [m for heads in (self.heads if distance == "axes" else [num_heads]) for m in slopes(heads)]
         self.register_buffer("slopes", torch.tensor(each), persistent=False)
         self.slopes: Tensor
 
@@ -74,8 +75,8 @@ class Alibi(BiasEncoding):
         elif self.distance == "manhattan":
             bias = slope * offsets.abs().sum(-1)
         else:
-            dy, dx = offsets.abs().unbind(-1)
-            bias = torch.cat([slope[: self.rows] * dy, slope[self.rows :] * dx])
+            each = zip(slope.split(self.heads), offsets.abs().unbind(-1), strict=True)
+            bias = torch.cat([own * distance for own, distance in each])
         return grid.with_prefix_bias(bias.to(self.slopes.dtype))
 
     def low_rank(self, grid: Grid) -> LowRank | None:

@@ -9,7 +9,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, by, letters
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
 from graticule.system.memory import check_memory
@@ -28,8 +28,9 @@ class BucketedBias(BiasEncoding):
     T5, for a text with causal attention. The edges of the buckets are computed in integers, without
     rounded logarithms.
 
-    On a grid of height 1 this is T5's bias. On other grids the bias is the sum of one for the row offset and one for
-    the column offset, each with its own table, as in iRPE's cross method. Prefix tokens get no bias. Nothing is
+    In a text this is T5's bias. In an image the bias is the sum of one for the row offset and one for the column
+    offset, each with its own table, as in iRPE's cross method; further axes have theirs. An axis with one patch has
+    none, unless it is the last. Prefix tokens get no bias. Nothing is
     resampled at another grid: offsets of `max_distance` and beyond share a bucket.
 
     Reference: Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (T5, Raffel et al.,
@@ -41,7 +42,7 @@ class BucketedBias(BiasEncoding):
         num_heads: h.
         buckets: number of buckets of an axis, a multiple of 4, or of 2 with `causal`.
         max_distance: L, larger than m.
-        causal: whether later keys are never attended to, for grids of height 1.
+        causal: whether later keys are never attended to, for texts.
     """
 
     shared = True
@@ -60,13 +61,19 @@ class BucketedBias(BiasEncoding):
             raise ValueError(f"`max_distance` must be more than the {side // 2} exact buckets, got {max_distance}.")
         self.grid = grid
         self.num_heads, self.buckets, self.max_distance, self.causal = num_heads, buckets, max_distance, causal
-        self.one_row = causal or grid.height == 1
+        last = len(grid.shape) - 1
+        self.axes = [axis for axis, side in enumerate(grid.shape) if axis == last or (side > 1 and not causal)]
         self._check(grid)
         self.register_buffer("edges", torch.tensor(edges(side, max_distance)), persistent=False)
         self.edges: Tensor
         self.relative_attention_bias = nn.Parameter(torch.empty(buckets, num_heads))
-        # a text has one row, whose table would be one number per head, which a softmax cancels
-        self.relative_attention_bias_y = None if self.one_row else nn.Parameter(torch.empty(buckets, num_heads))
+        # the table of an axis with one patch would be one number per head, which a softmax cancels
+        self.names = [
+            "relative_attention_bias",
+            *(f"relative_attention_bias_{letters(last + 1)[axis]}" for axis in self.axes[:-1][::-1]),
+        ]
+        for name in self.names[1:]:
+            self.register_parameter(name, nn.Parameter(torch.empty(buckets, num_heads)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,15 +84,17 @@ class BucketedBias(BiasEncoding):
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N)."""
         self._check(grid)
-        rows, columns = grid.displacements(self.relative_attention_bias.device)
-        bias = self._of_axis(self.relative_attention_bias, columns)
-        if self.relative_attention_bias_y is None:
-            return grid.with_prefix_bias(bias)
+        displacements = grid.displacements(self.relative_attention_bias.device)
         pairs = f"a bias for every pair of its {grid.patches} patches"
         check_memory("grid", pairs, 4 * self.num_heads * grid.patches**2)
-        both = self._of_axis(self.relative_attention_bias_y, rows)
-        both = both[:, :, None, :, None] + bias[:, None, :, None, :]  # (h, H, W, H, W)
-        return grid.with_prefix_bias(both.flatten(3).flatten(1, 2))
+        first, *others = (
+            self._of_axis(getattr(self, name), displacements[axis])
+            for name, axis in zip(self.names, self.axes[::-1], strict=True)
+        )
+        for own in others:  # (h, H, H), and the sum so far (h, W, W)
+            first = own[:, :, None, :, None] + first[:, None, :, None, :]  # (h, H, W, H, W)
+            first = first.flatten(3).flatten(1, 2)
+        return grid.with_prefix_bias(first)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding; no parameter depends on it."""
@@ -108,8 +117,11 @@ class BucketedBias(BiasEncoding):
         return bias
 
     def _check(self, grid: Grid) -> None:
-        if self.one_row and grid.height > 1:
-            raise ValueError(f"`grid` must have height 1, for which the bias is built, got {grid.height} rows.")
+        if any(side > 1 and axis not in self.axes for axis, side in enumerate(grid.shape)):
+            raise ValueError(
+                f"`grid` must have height 1, for which the bias is built, or one patch on each axis without a table, "
+                f"got {by(grid.shape)} patches."
+            )
 
     def extra_repr(self) -> str:
         return (

@@ -42,11 +42,11 @@ class ContinuousBias(PatchBias):
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
         self.cpb_mlp = nn.Sequential(
-            nn.Linear(2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
+            nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
         )
 
     def coordinates(self, grid: Grid) -> Tensor:
-        """Return s of the rows' and of the columns' displacement, (2H - 1, 2W - 1, 2)."""
+        """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
         sides = [
@@ -58,7 +58,7 @@ class ContinuousBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
-        table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, 1)).sigmoid()  # (displacements, heads)
+        table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
         return self.of_pairs(table.T, grid)
 
     def published_names(self, name: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class CoordinateMlp(ComputedEncoding):
         self.local_shift = 0.0 if local_shift is None else local_shift
         if self.local_shift < 0:
             raise ValueError(f"`local_shift` must be at least 0, got {local_shift}.")
-        self.mlp = nn.Sequential(nn.Linear(2, hidden), nn.GELU(), nn.Linear(hidden, dim))
+        self.mlp = nn.Sequential(nn.Linear(len(grid.shape), hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def reset_parameters(self) -> None:
         """Initialize the MLP."""

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.axis import Axis
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.registry.checks import checked
 from graticule.system.symbolic import ceiling
+
+#: The letters of rows and columns in MViTv2 and SAM.
+_LETTERS = {"y": "h", "x": "w"}
 
 
 @register_encoding("decomposed")
@@ -27,9 +30,10 @@ class Decomposed(BiasEncoding):
 
     .. math:: b_{h, i, j} = q_{h, i} \cdot (R^h_{y_i - y_j} + R^w_{x_i - x_j})
 
-    All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors. The queries are not scaled, as in MViTv2 and
-    SAM: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At another grid each table is
-    resampled, linearly by default, as in their code. Each query needs products with H + W vectors, not with H W.
+    All heads of a layer share the tables, of 2H - 1 and 2W - 1 vectors; each further axis has one. The queries are not
+    scaled, as in MViTv2 and SAM: only :math:`q \cdot k` is divided by :math:`\sqrt d`. Prefix tokens get no bias. At
+    another grid each table is resampled, linearly by default, as in their code. Each query needs products with H + W
+    vectors, not with H W.
 
     If queries or keys are pooled, as in MViTv2, positions are those in the finer of the two grids, for which the tables
     are built. The first vector is then for the lowest displacement that occurs, and some of the last are unused.
@@ -62,14 +66,15 @@ class Decomposed(BiasEncoding):
         self.resampler = build_resampler(resampler, "displacements")
         self.grid = grid
         self.num_heads, self.head_dim, self.scaled = num_heads, head_dim, scaled
-        self.rel_pos_h = nn.Parameter(torch.empty(2 * grid.height - 1, head_dim))
-        self.rel_pos_w = nn.Parameter(torch.empty(2 * grid.width - 1, head_dim))
+        self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in letters(len(grid.shape))]
+        for name, side in zip(self.names, grid.shape, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.empty(2 * side - 1, head_dim)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize both tables: a normal of std 0.02, truncated at 2 (absolute)."""
-        trunc_normal_(self.rel_pos_h, std=0.02)
-        trunc_normal_(self.rel_pos_w, std=0.02)
+        """Initialize the tables: a normal of std 0.02, truncated at 2 (absolute)."""
+        for name in self.names:
+            trunc_normal_(getattr(self, name), std=0.02)
 
     def forward(self, grid: Grid) -> DecomposedBias:
         """Return the function that computes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
@@ -105,16 +110,18 @@ class Decomposed(BiasEncoding):
     def _between(self, queries: Tensor, places: Tensor, grid: Grid, step: int = 1) -> Tensor:
         """Compute the bias, (B, h, n, m), of queries (B, h, n, d) at `places`, (n, 2), and every `step`-th key."""
         queries = queries if self.scaled else queries * math.sqrt(self.head_dim)
-        by_row, by_column = (
+        bias, *others = (
             self._products(queries, self._vectors(grid, axis).to(queries.dtype), places[:, axis], side, step)
             for axis, side in enumerate(grid.shape)
         )  # (B, h, n, H) and (B, h, n, W)
-        return (by_row[..., :, None] + by_column[..., None, :]).flatten(-2)
+        for own in others:
+            bias = (bias[..., :, None] + own[..., None, :]).flatten(-2)
+        return bias
 
     def _vectors(self, grid: Grid, axis: int) -> Tensor:
         """Return the vectors of all displacements along an axis of `grid`, (2H - 1, d)."""
         whole, side = grid.whole.shape[axis], grid.shape[axis]
-        table = self._resampled((self.rel_pos_h, self.rel_pos_w)[axis], 2 * whole - 1)
+        table = self._resampled(getattr(self, self.names[axis]), 2 * whole - 1)
         if grid.crop is None:
             return table
         displacements = grid.axes[axis].displacements(side)
@@ -130,7 +137,7 @@ class Decomposed(BiasEncoding):
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding, and resample its parameters."""
-        for name, side in (("rel_pos_h", grid.height), ("rel_pos_w", grid.width)):
+        for name, side in zip(self.names, grid.shape, strict=True):
             table = getattr(self, name)
             new = self._resampled(table, 2 * side - 1).detach().clone()
             setattr(self, name, nn.Parameter(new, requires_grad=table.requires_grad))
@@ -138,7 +145,7 @@ class Decomposed(BiasEncoding):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Resample a table of another grid or window, (2H' - 1, d), for this one."""
-        side = dict(zip(("rel_pos_h", "rel_pos_w"), self.grid.shape, strict=True)).get(name)
+        side = dict(zip(self.names, self.grid.shape, strict=True)).get(name)
         if side is None or value.ndim != 2 or value.shape[1] != self.head_dim or value.shape[0] % 2 == 0:
             return value
         return value if len(value) == 2 * side - 1 else self._resampled(value, 2 * side - 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
+from graticule.position.axis import lattice
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
@@ -30,11 +31,11 @@ class Fire(PatchBias):
     `causal`. In an image every query sees the whole grid, and R is its diagonal for all queries. So the bias depends on
     the displacement alone, and f is evaluated once per displacement, not once per pair.
 
-    Forms in two dimensions, which are not in the paper:
+    Forms in several dimensions, which are not in the paper:
 
     - 'distance': f of the Euclidean distance, the same in all directions.
-    - 'axes': f of two displacements, of rows and of columns, each with its sign and relative to the largest along its
-      axis. So the bias differs between directions.
+    - 'axes': f of one displacement per axis, of rows and of columns, each with its sign and relative to the largest
+      along its axis. So the bias differs between directions.
 
     Prefix tokens get no bias. Nothing is resampled at another grid. In a crop R is that of the whole image.
 
@@ -44,7 +45,7 @@ class Fire(PatchBias):
     Args:
         grid: the grid that the encoding is built for.
         num_heads: h.
-        causal: whether tokens attend only to those before them, for grids of height 1.
+        causal: whether tokens attend only to those before them, for texts.
         hidden: hidden units of the MLP.
         form: 'distance' or 'axes'.
     """
@@ -66,7 +67,9 @@ class Fire(PatchBias):
         # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
-        self.mlp = nn.Sequential(nn.Linear(2 if form == "axes" else 1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
+        self.mlp = nn.Sequential(
+            nn.Linear(len(grid.shape) if form == "axes" else 1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads)
+        )
         self.log_scale = nn.Parameter(torch.tensor([0.1]).log())
         self.log_threshold = nn.Parameter(torch.zeros(1))
 
@@ -75,21 +78,21 @@ class Fire(PatchBias):
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
-        if self.causal and grid.height == 1:
-            place = grid.axes[1].coordinates(grid.width, device).to(wide)
+        if self.causal and len(grid.shape) == 1:
+            place = grid.coordinates(device)[:, 0].to(wide)
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are masked
-            share = self._share(distance, place[:, None], reference[1])
-            return self._mlp(torch.stack([0 * share, share] if self.form == "axes" else [share], -1))
+            return self._mlp(self._share(distance, place[:, None], reference)[..., None])
         return self.of_pairs(self._mlp(self.shares(grid)), grid)
 
     def shares(self, grid: Grid) -> Tensor:
-        """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or 2)."""
+        """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or axes)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
         sides = [displacements.to(wide) for displacements in grid.displacements(device)]
-        offsets = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, 1)  # (displacements, 2)
-        largest = as_tensor(grid.whole.shape, offsets) - 1
+        offsets = lattice(*sides)  # (displacements, axes)
+        step = 1 if grid.spacing is None else offsets.new_tensor(grid.spacing)
+        largest = as_tensor(grid.extent, offsets) - step
         if self.form == "axes":
             return offsets.sign() * self._share(offsets.abs(), largest, reference)
         return self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
@@ -101,7 +104,7 @@ class Fire(PatchBias):
         return torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(threshold, largest))
 
     def _mlp(self, shares: Tensor) -> Tensor:
-        """Map shares (..., 1 or 2) to one number per head, (num_heads, ...)."""
+        """Map shares (..., 1 or axes) to one number per head, (num_heads, ...)."""
         bias: Tensor = self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)
         return bias
 

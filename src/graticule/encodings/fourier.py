@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import ComputedEncoding
-from graticule.encodings.forms.coordinates import Coordinates
+from graticule.encodings.forms.coordinates import Coordinates, linear
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
@@ -60,7 +60,7 @@ class Fourier(ComputedEncoding):
             raise ValueError(f"`frequencies` must be at least 1, got {frequencies}.")
         self.std = std
         self.coordinates = Coordinates(coordinates)
-        self.directions = nn.Parameter(torch.empty(frequencies, 2), requires_grad=learned)
+        self.directions = nn.Parameter(torch.empty(frequencies, len(grid.shape)), requires_grad=learned)
         layers: list[nn.Module] = [nn.Linear(2 * frequencies, dim)]
         if hidden is not None:
             layers = [nn.Linear(2 * frequencies, hidden), nn.GELU(), nn.Linear(hidden, dim)]
@@ -82,9 +82,7 @@ class Fourier(ComputedEncoding):
     def features(self, grid: Grid) -> Tensor:
         """Compute r of the patches of `grid`, (H * W, 2F), in float32 at least."""
         wide = torch.promote_types(self.directions.dtype, torch.float32)
-        y, x = (
-            self.coordinates(grid, self.directions.device, self.grid).to(wide)[..., None].unbind(1)
-        )  # (H * W, 1) each
-        along_y, along_x = self.directions.to(wide).unbind(1)
-        angle = y * along_y + x * along_x  # no matrix product: autocast would round it
-        return torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * len(along_y))
+        angle = linear(
+            self.coordinates(grid, self.directions.device, self.grid).to(wide), self.directions.to(wide)[None]
+        )
+        return torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * len(self.directions))

@@ -1,4 +1,4 @@
-"""GFNet's global filter: one learned complex number per 2-D frequency of the grid."""
+"""GFNet's global filter: one learned complex number per frequency of the grid."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, Shape
 from graticule.position.position import register_encoding
+from graticule.position.resampling import Bicubic
 from graticule.registry.checks import checked
+
+#: As `F.interpolate` resamples in its code, on any number of axes.
+_BICUBIC = Bicubic(antialias=False, align_corners=True)
 
 
 class GlobalFilter(MixingEncoding):
-    r"""Multiplies each 2-D frequency of the grid by a learned complex number: GFNet's global filter.
+    r"""Multiplies each frequency of the grid by a learned complex number: GFNet's global filter.
 
     .. math:: y = F^{-1}(K \odot F(x)), \quad W_{g, ij} = k_g[(p_i - p_j) \bmod (H, W)], \quad k = F^{-1}(K)
 
     This is a circular convolution whose kernel has the size of the grid: the weights depend on the displacement, and
-    opposite borders are neighbors. There are H (W // 2 + 1) complex numbers per group of channels; in GFNet each
-    channel is a group. At another grid their real and imaginary parts are resampled bicubically over the indices of the
-    frequencies, with aligned corners, as in its code. Within a part of a window the weights are sliced.
+    opposite borders are neighbors. There are H (W // 2 + 1) complex numbers per group of channels, more with more axes;
+    in GFNet each channel is a group. At another grid their real and imaginary parts are resampled bicubically over the
+    indices of the frequencies, with aligned corners, as in its code. Within a part of a window the weights are sliced.
 
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021), Eq. 5-6, and its code.
 
@@ -37,7 +41,7 @@ class GlobalFilter(MixingEncoding):
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
         super().__init__(grid, groups)
         self.std = std
-        self.complex_weight = nn.Parameter(torch.empty(grid.height, grid.width // 2 + 1, groups, 2))
+        self.complex_weight = nn.Parameter(torch.empty(*_frequencies(grid), groups, 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,11 +56,13 @@ class GlobalFilter(MixingEncoding):
         """Return the kernel for `grid` by displacement, periodic."""
         weight = self._at(grid)
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        kernel = torch.fft.irfft2(torch.view_as_complex(wide.contiguous()).permute(2, 0, 1), s=grid.shape)
-        table = kernel.flip(1, 2)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
-        # no slice of H - 1 rows, which would fix H in an exported program if it is 1
-        table = torch.cat([table, table], 1)[:, :-1]
-        return Displacements(torch.cat([table, table], 2)[:, :, :-1].to(weight.dtype), softmax=False)
+        axes = tuple(range(1, len(grid.shape) + 1))
+        kernel = torch.fft.irfftn(torch.view_as_complex(wide.contiguous()).movedim(-1, 0), grid.shape, axes)
+        table = kernel.flip(axes)  # k[-d] for the displacements d from (1 - H, 1 - W) to (0, 0)
+        for axis in axes:
+            # no slice of H - 1 rows, which would fix H in an exported program if it is 1
+            table = torch.cat([table, table], axis)[:, *[slice(None)] * (axis - 1), :-1]
+        return Displacements(table.to(weight.dtype), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the filters for `grid`."""
@@ -66,10 +72,11 @@ class GlobalFilter(MixingEncoding):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
         """Resample filters of another grid, (H', W' // 2 + 1, groups, 2); without `shape` assume a square."""
-        if value.ndim != 4 or value.shape[2:] != self.complex_weight.shape[2:]:
+        axes = len(self.grid.shape)
+        if value.ndim != axes + 2 or value.shape[axes:] != self.complex_weight.shape[axes:]:
             return value
-        old = Grid(value.shape[0], value.shape[0]) if shape is None else Grid(*shape)
-        fits = value.shape[:2] == (old.height, old.width // 2 + 1)
+        old = Grid(*[value.shape[0]] * axes) if shape is None or axes == 1 else Grid(*shape)
+        fits = value.shape[:axes] == _frequencies(old)
         return _resize_filters(value, self.grid) if fits and old.shape != self.grid.shape else value
 
     def published_names(self) -> dict[str, str]:
@@ -81,18 +88,27 @@ class GlobalFilter(MixingEncoding):
         return weight if grid.has_shape(self.grid.shape) else _resize_filters(weight, grid)
 
 
+def _frequencies(grid: Grid) -> Shape:
+    """Return the number of frequencies on each axis, half of them on the last."""
+    return (*grid.shape[:-1], grid.shape[-1] // 2 + 1)
+
+
 def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
     """Resample filters (H, W // 2 + 1, groups, 2) for another grid."""
-    maps = weight.flatten(2).permute(2, 0, 1)[None].to(torch.promote_types(weight.dtype, torch.float32))
-    size = (new.height, new.width // 2 + 1)
-    maps = F.interpolate(maps, size=size, mode="bicubic", align_corners=True)[0].to(weight.dtype)
-    resized: Tensor = maps.permute(1, 2, 0).unflatten(2, (-1, 2)).contiguous()
+    maps = weight.flatten(-2).movedim(-1, 0).to(torch.promote_types(weight.dtype, torch.float32))
+    size = _frequencies(new)
+    if len(size) == 2:  # the same up to rounding, and bit for bit as in its code
+        maps = F.interpolate(maps[None], size=size, mode="bicubic", align_corners=True)[0]
+    else:
+        maps = _BICUBIC(maps, size)
+    maps = maps.to(weight.dtype)
+    resized: Tensor = maps.movedim(0, -1).unflatten(-1, (-1, 2)).contiguous()
     return resized
 
 
 @register_encoding("global_filter")
 class GlobalFilters(TokenMixing, GlobalFilter):
-    """Mixes tokens by a circular convolution: one learned filter of the 2-D frequencies per group of channels."""
+    """Mixes tokens by a circular convolution: one learned filter of the frequencies per group of channels."""
 
     @checked
     def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:

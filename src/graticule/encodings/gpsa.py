@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.axis import lattice
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition, PositionalAttention
 from graticule.position.position import register_encoding
@@ -22,7 +21,8 @@ class Gpsa(BiasEncoding):
     .. math:: A = (1 - \sigma(\lambda_h))\, softmax(q k^T / \sqrt d) + \sigma(\lambda_h)\, softmax(v_h^T r_{ij}), \quad
               r_{ij} = (\delta_x, \delta_y, |\delta|^2), \quad \delta = p_j - p_i
 
-    It begins as a convolution: head (m, n) of the largest square of heads attends around the displacement
+    On other numbers of axes r has one displacement per axis, the last axis first. It begins as a convolution: head (m,
+    n) of the largest square of heads, or cube, attends around the displacement
     :math:`\Delta` = (m - c, n - c), with :math:`v_h = \alpha (2 \Delta_x, 2 \Delta_y, -1)`. Further heads are drawn
     from a normal of std 0.02, times alpha. Prefix tokens attend by content only, and positional attention is between
     patches only. At another grid it is computed again. In a crop the softmax is over the patches of the crop. In ConViT
@@ -50,7 +50,7 @@ class Gpsa(BiasEncoding):
             raise ValueError(f"`locality` must be positive, got {locality}.")
         self.grid = grid
         self.num_heads, self.locality, self.gate = num_heads, locality, gate
-        self.pos_proj = nn.Linear(3, num_heads, bias=bias)
+        self.pos_proj = nn.Linear(len(grid.shape) + 1, num_heads, bias=bias)
         self.gating_param = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
 
@@ -62,22 +62,22 @@ class Gpsa(BiasEncoding):
         nn.init.trunc_normal_(weight, std=0.02, a=-2, b=2)
         if self.pos_proj.bias is not None:
             nn.init.zeros_(self.pos_proj.bias)
-        side = math.isqrt(self.num_heads)
+        axes = len(self.grid.shape)
+        side = next(side for side in range(self.num_heads, 0, -1) if side**axes <= self.num_heads)
         place = torch.arange(side, device=weight.device, dtype=weight.dtype) - (side - 1) / 2
-        x, y = torch.meshgrid(place, place, indexing="ij")  # as in its code, heads are ordered by columns
-        centers = torch.stack([2 * x, 2 * y, torch.full_like(x, -1)], -1).flatten(0, 1)  # (side^2, 3)
-        weight[: side**2] = centers
+        centers = 2 * lattice(*[place] * axes)  # (x, y): as in its code, heads are ordered by columns
+        weight[: side**axes] = F.pad(centers, (0, 1), value=-1.0)
         weight.mul_(self.locality)
 
     def forward(self, grid: Grid) -> LayerPosition:
         """Return the positional attention for `grid` and its gate."""
         weight = self.pos_proj.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
-        delta = -grid.offsets(weight.device).to(wide)  # (H * W, H * W, 2), key minus query
-        dy, dx = delta.unbind(-1)
+        delta = (-grid.offsets(weight.device).to(wide)).unbind(-1)  # (H * W, H * W) per axis, key minus query
         # elementwise products of coordinates, whose precision autocast does not reduce
-        along_x, along_y, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each
-        scores = along_x * dx + along_y * dy + squared * (dy * dy + dx * dx)
+        *along, squared = weight.to(wide).T[..., None, None]  # (h, 1, 1) each, the last axis first
+        terms = [own * each for own, each in zip(along, delta[::-1], strict=True)]
+        scores = sum(terms[1:], terms[0]) + squared * sum(each * each for each in delta)
         if self.pos_proj.bias is not None:
             scores = scores + self.pos_proj.bias.to(wide)[:, None, None]
         weights = scores.softmax(-1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from graticule.encodings.forms.coordinates import spread_directions
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
+from graticule.position.axis import lattice
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -30,10 +32,10 @@ class QuadraticMixing(MixingEncoding):
     .. math:: W_{g, ij} = softmax_j\left(\delta_{ij}^T M_g \Delta_g - \tfrac12 \delta_{ij}^T M_g \delta_{ij}\right),
               \quad \delta_{ij} = p_j - p_i = (\delta_x, \delta_y)
 
-    x is the column and y the row. For a symmetric M this is Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta -
-    \Delta)`, up to a constant that the softmax cancels. M is in the exponent, so it is the inverse of Eq. 5's
-    covariance, which is how Table 6, Eq. 16 and the authors' code use it: small eigenvalues give wide Gaussians. The
-    forms:
+    x is the column and y the row; on more axes, or one, the last axis is the first here, too. For a symmetric M this is
+    Eq. 5, :math:`-\tfrac12 (\delta - \Delta)^T M (\delta - \Delta)`, up to a constant that the softmax cancels. M is in
+    the exponent, so it is the inverse of Eq. 5's covariance, which is how Table 6, Eq. 16 and the authors' code use it:
+    small eigenvalues give wide Gaussians. The forms:
 
     - 'gamma_gamma_t' (default), M = Gamma Gamma^T: the same function in the paper and in the code. It is computed as
       :math:`z^T c - \tfrac12 |z|^2` with :math:`z = \Gamma^T \delta, c = \Gamma^T \Delta`, which no rounding makes
@@ -86,8 +88,10 @@ class QuadraticMixing(MixingEncoding):
         self.shift = shift
         self.start = start
         self.softmax = softmax
-        self.center = nn.Parameter(torch.empty(groups, 2), requires_grad=shift)
-        self.matrix = nn.Parameter(torch.empty(groups) if self._isotropic else torch.empty(groups, 2, 2))
+        self.axes = len(grid.shape)
+        self.center = nn.Parameter(torch.empty(groups, self.axes), requires_grad=shift)
+        matrix = () if self._isotropic else (self.axes, self.axes)
+        self.matrix = nn.Parameter(torch.empty(groups, *matrix))
         self.reset_parameters()
 
     @property
@@ -100,9 +104,9 @@ class QuadraticMixing(MixingEncoding):
         if self.start == "spread":
             center, diagonal = self._spread()
         else:
-            center, diagonal = torch.randn(self.groups, 2) * _NOISE, torch.ones(self.groups)
+            center, diagonal = torch.randn(self.groups, self.axes) * _NOISE, torch.ones(self.groups)
         self.center.copy_(center * float(self.shift))
-        self.matrix.copy_(diagonal if self._isotropic else torch.diag_embed(diagonal[:, None].expand(-1, 2)))
+        self.matrix.copy_(diagonal if self._isotropic else torch.diag_embed(diagonal[:, None].expand(-1, self.axes)))
         if self.start == "released":
             self.matrix.add_(torch.randn_like(self.matrix), alpha=_NOISE)
 
@@ -110,7 +114,8 @@ class QuadraticMixing(MixingEncoding):
         """Return centers (groups, 2) and the diagonals of the matrices (groups,) over directions and widths."""
         group = torch.arange(self.groups, dtype=torch.float64)
         angle = group * torch.pi * (3 - 5**0.5)  # the golden angle: no two directions are close
-        circle = torch.stack([angle.cos(), angle.sin()], -1) * float(self.groups > 1)
+        circle = torch.stack([angle.cos(), angle.sin()], -1) if self.axes == 2 else spread_directions(group, self.axes)
+        circle = circle * float(self.groups > 1)
         widest = max(min(self.grid.shape) / 4, 0.5)
         share = group / max(self.groups - 1, 1)
         sigma = 0.5 * (widest / 0.5) ** share if self.groups > 1 else torch.ones(1, dtype=torch.float64)
@@ -119,39 +124,38 @@ class QuadraticMixing(MixingEncoding):
         return circle, 1 / sigma if self.form == "gamma_gamma_t" else sigma**-2
 
     def quadratic(self) -> Tensor:
-        """Return M of every group, (groups, 2, 2), over (x, y), in float32 at least."""
+        """Return M of every group, (groups, axes, axes), over (x, y), in float32 at least."""
         matrix = self.matrix.to(torch.promote_types(self.matrix.dtype, torch.float32))
         if self._isotropic:
             scale = torch.ones_like(matrix) if self.form == "alpha_released" else matrix
-            return torch.diag_embed(scale[:, None].expand(-1, 2))
+            return torch.diag_embed(scale[:, None].expand(-1, self.axes))
         return matrix if self.form != "gamma_gamma_t" else (matrix[:, :, None] * matrix[:, None]).sum(-1)
 
     def logits(self, grid: Grid) -> Tensor:
         """Return the logit of every displacement on `grid`, (groups, 2H - 1, 2W - 1), in float32 at least."""
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
-        y, x = (displacements.to(wide) for displacements in grid.displacements(center.device))
         # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
-        dy, dx = (each.flatten() for each in torch.meshgrid(y, x, indexing="ij"))  # (displacements,) each
-        cx, cy = center[..., None].unbind(1)  # (groups, 1) each
+        axes = [displacements.to(wide) for displacements in grid.displacements(center.device)]
+        delta = lattice(*axes).unbind(-1)[::-1]  # (x, y): (displacements,) each
+        at = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
             scale = matrix[:, None]
             width, pull = (1, scale * scale) if self.form == "alpha_released" else (scale, scale)
-            logits = pull * (cx * dx + cy * dy) - width * (dx * dx + dy * dy) / 2
+            logits = pull * _dot(at, delta) - width * _dot(delta, delta) / 2
         elif self.form == "gamma_gamma_t":
-            columns = matrix[..., None].unbind(2)  # of Gamma: (groups, 2, 1) each
-            logits = dx.new_zeros(())
-            for along_x, along_y in (column.unbind(1) for column in columns):
-                z = along_x * dx + along_y * dy
-                logits = logits + z * (along_x * cx + along_y * cy - z / 2)
+            columns = matrix[..., None].unbind(2)  # of Gamma: (groups, axes, 1) each
+            logits = delta[0].new_zeros(())
+            for along in (column.unbind(1) for column in columns):
+                z = _dot(along, delta)
+                logits = logits + z * (_dot(along, at) - z / 2)
         else:
             if self.form == "gamma":
                 matrix = (matrix + matrix.mT) / 2
-            (xx, xy), (yx, yy) = (row[..., None].unbind(1) for row in matrix.unbind(1))
-            rx, ry = cx - dx / 2, cy - dy / 2
-            logits = dx * (xx * rx + xy * ry) + dy * (yx * rx + yy * ry)
-        table: Tensor = logits.unflatten(-1, (y.shape[0], x.shape[0]))
-        return table
+            rest = [place - each / 2 for place, each in zip(at, delta, strict=True)]
+            rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
+            logits = _dot(delta, [_dot(row, rest) for row in rows])
+        return logits.unflatten(-1, grid.table)
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); with a softmax, rows sum to 1."""
@@ -163,6 +167,12 @@ class QuadraticMixing(MixingEncoding):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, form={self.form}, shift={self.shift}"
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """Return the sum of the products of coordinates."""
+    products = [a * b for a, b in zip(one, other, strict=True)]
+    return sum(products[1:], products[0])
 
 
 class _Quadratic(TokenMixing, QuadraticMixing):

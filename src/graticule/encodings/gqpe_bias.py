@@ -52,7 +52,7 @@ class GqpeBias(PatchBias):
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         # the table is indexed by key minus query, so its mirror image is indexed by query minus key
-        table = self.gaussian.logits(grid).flip(1, 2).flatten(1).to(self.gaussian.center.dtype)
+        table = self.gaussian.logits(grid).flatten(1).flip(1).to(self.gaussian.center.dtype)
         return self.of_pairs(table, grid)
 
     def set_grid(self, grid: Grid) -> None:

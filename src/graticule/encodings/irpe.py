@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, letters, ravel
 from graticule.position.layer import LayerPosition
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
@@ -90,10 +90,11 @@ class Irpe(BiasEncoding):
         self.num_heads, self.head_dim, self.ratio = num_heads, head_dim, ratio
         self.method, self.on, self.mode = method, on, mode
         self.side = 2 * int(2 * ratio) + 1
-        buckets = (self.side**2 if method == "product" else self.side) + bool(grid.prefix)
+        axes = len(grid.shape)
+        buckets = (self.side**axes if method == "product" else self.side) + bool(grid.prefix)
         heads = 1 if shared_heads else num_heads
         shapes = {"q": (heads, head_dim, buckets), "k": (heads, head_dim, buckets), "v": (heads, buckets, head_dim)}
-        tables = 2 if method == "cross" else 1
+        tables = axes if method == "cross" else 1
         for letter in on:
             shape = shapes[letter] if mode == "contextual" else (heads, buckets)
             each = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(tables))
@@ -144,9 +145,14 @@ class Irpe(BiasEncoding):
         """Return the name of a table in iRPE's code."""
         module, table = name.split(".")
         leaf = f"lookup_table_{'bias' if self.mode == 'bias' else 'weight'}"
-        return (
-            f"{module}.{('rp_rows', 'rp_cols')[int(table)]}.{leaf}" if self.method == "cross" else f"{module}.{leaf}",
-        )
+        return (f"{module}.{self._tables[int(table)]}.{leaf}" if self.method == "cross" else f"{module}.{leaf}",)
+
+    @property
+    def _tables(self) -> list[str]:
+        """The names of the tables of each axis in its code, which has two of them."""
+        return [
+            {"y": "rp_rows", "x": "rp_cols"}.get(letter, f"rp_{letter}") for letter in letters(len(self.grid.shape))
+        ]
 
     def _index(self, grid: Grid) -> Tensor:
         return self.index if grid == self.grid else self._buckets(grid, self.index.device)
@@ -170,19 +176,17 @@ class Irpe(BiasEncoding):
     def _buckets(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Return the bucket of every pair of tokens in every table, (tables, N, N), int64."""
         offsets = grid.offsets(device)
-        dy, dx = offsets.unbind(-1)
-        middle = self.side // 2
-        if self.method == "product":
-            each = [(self._bucket(dy) + middle) * self.side + self._bucket(dx) + middle]
-        elif self.method == "cross":
-            each = [self._bucket(dy) + middle, self._bucket(dx) + middle]
+        middle, axes = self.side // 2, len(grid.shape)
+        if self.method in ("product", "cross"):
+            each = [self._bucket(offset) + middle for offset in offsets.unbind(-1)]
+            each = [ravel(each, [self.side] * axes)] if self.method == "product" else each
         else:
             squares = offsets.square().sum(-1)
             each = [self._bucket(squares if self.method == "quant" else squares.double().sqrt().round()) + middle]
         patches = torch.stack(each)
         if not grid.prefix:
             return patches
-        last = self.side**2 if self.method == "product" else self.side
+        last = self.side**axes if self.method == "product" else self.side
         index = patches.new_full((len(each), grid.tokens, grid.tokens), last)
         index[:, grid.prefix :, grid.prefix :] = patches
         return index

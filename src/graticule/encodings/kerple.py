@@ -20,8 +20,8 @@ class Kerple(PatchBias):
     .. math:: b_{h, i, j} = -r_{h, 1} \ln(1 + r_{h, 2} |p_i - p_j|) \quad \text{or} \quad
               -r_{h, 1} |p_i - p_j|^{r_{h, 2}}
 
-    with r > 0, and the power at most 2. The paper defines it in one dimension; on a grid of height 1 the distance is
-    |i - j|. In two dimensions it is the Euclidean distance, in patches: with it both kernels remain conditionally
+    with r > 0, and the power at most 2. The paper defines it in one dimension; in a text the distance is
+    |i - j|. In several dimensions it is the Euclidean distance, in patches: with it both kernels remain conditionally
     positive definite, on which the paper builds, in any number of dimensions (Schoenberg, 1938).
 
     As in its code, r_1 of the logarithm and the power start uniform in (0, 2), the others in (0, 1), and none below

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
 from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -21,7 +21,7 @@ class LieRe(RotaryEncoding):
 
     .. math:: R(y, x) = \exp(y A_1 + x A_2), \quad A_i = U_i - U_i^T
 
-    with one pair of upper triangular matrices U per block of channels. Blocks of 2 are `rope_mixed`, where
+    with one upper triangular matrix U per axis and block of channels. Blocks of 2 are `rope_mixed`, where
     the logits depend on the displacement alone; larger matrices do not commute, and then the logits depend on the
     position as well. Coordinates are in [0, 1], so positions at another grid are interpolated. Prefix tokens are not
     rotated. The exponentials are computed in float32 at least, once per patch and block in every forward pass; `fold`
@@ -66,7 +66,9 @@ class LieRe(RotaryEncoding):
         self.block = block
         layers, heads = depth if per_layer else 1, num_heads if per_head else 1
         # all blocks in one axis, because `to(memory_format=torch.channels_last)` fails on parameters of 5 axes
-        self.generators = nn.Parameter(torch.empty(2, layers, heads, head_dim // block * (block * (block - 1) // 2)))
+        self.generators = nn.Parameter(
+            torch.empty(len(grid.shape), layers, heads, head_dim // block * (block * (block - 1) // 2))
+        )
         self.reset_parameters()
 
     @torch.no_grad()
@@ -80,9 +82,8 @@ class LieRe(RotaryEncoding):
         if self.training and self.noise.active:
             places = self.noise(places)
         upper = self.generators.to(torch.promote_types(self.generators.dtype, torch.float32))
-        upper = upper.unflatten(-1, (-1, self.block * (self.block - 1) // 2))  # (2, l, h, d / b, .)
-        places = places.to(upper.dtype)[:, :, None, None]  # (H * W, 2, 1, 1)
-        entries = places[:, 0] * upper[0, :, :, None] + places[:, 1] * upper[1, :, :, None]  # (l, h, H * W, d / b, .)
+        entries = linear(places.to(upper.dtype), upper.movedim(0, -1)[..., None, :, :])
+        entries = entries.unflatten(-1, (-1, self.block * (self.block - 1) // 2))  # (l, h, H * W, d / b, .)
         row, column = torch.triu_indices(self.block, self.block, 1, device=upper.device).unbind()
         matrix = entries.new_zeros(*entries.shape[:-1], self.block * self.block)
         matrix = matrix.index_copy(-1, row * self.block + column, entries).unflatten(-1, (self.block, self.block))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
@@ -42,8 +44,7 @@ class LearnableMixing(MixingEncoding):
         super().__init__(grid, groups)
         self.std = std
         self.resampler = build_resampler(resampler, "displacements")
-        rows = (2 * grid.height - 1) * (2 * grid.width - 1)
-        self.relative_position_table = nn.Parameter(torch.empty(groups, rows))
+        self.relative_position_table = nn.Parameter(torch.empty(groups, math.prod(grid.table)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,7 +60,7 @@ class LearnableMixing(MixingEncoding):
         table: Tensor = self.relative_position_table
         if not grid.has_shape(self.grid.shape):
             table = resize_displacements(table, self.grid, grid, self.resampler)
-        return Displacements(table.unflatten(-1, (2 * grid.height - 1, -1)), softmax=False)
+        return Displacements(table.unflatten(-1, grid.table), softmax=False)
 
     def set_grid(self, grid: Grid) -> None:
         """Resample the tables for `grid`."""
@@ -72,18 +73,15 @@ class LearnableMixing(MixingEncoding):
         """Resample tables of another grid, (groups, (2H' - 1)(2W' - 1))."""
         if value.ndim != 2:
             return value
-        sides = Grid(2 * self.grid.height - 1, 2 * self.grid.width - 1)
-        old = sides.alike(value.shape[1], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
-        if old is None or old.shape == sides.shape or not (old.height % 2 and old.width % 2):
+        old = self.grid.alike_table(value.shape[1], shape)
+        if old is None or old.shape == self.grid.shape:
             return value
-        half = Grid((old.height + 1) // 2, (old.width + 1) // 2)
-        return resize_displacements(value, half, self.grid, self.resampler)
+        return resize_displacements(value, old, self.grid, self.resampler)
 
 
 def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
     """Resample tables of displacements, (groups, (2H - 1)(2W - 1)), and scale them so that a row keeps its sum."""
-    maps = table.unflatten(1, (2 * old.height - 1, 2 * old.width - 1))
-    resized = resampler(maps, (2 * new.height - 1, 2 * new.width - 1)).flatten(1)
+    resized = resampler(table.unflatten(1, old.table), new.table).flatten(1)
     return resized * (old.patches / new.patches)
 
 

@@ -36,11 +36,11 @@ class MlpBias(PatchBias):
         super().__init__()
         self.grid = grid
         self.num_heads = num_heads
-        self.fc1 = nn.Linear(2, hidden)
+        self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
 
     def coordinates(self, grid: Grid) -> Tensor:
-        """Return s of the rows' and of the columns' displacement, (2H - 1, 2W - 1, 2)."""
+        """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         scaled = [t.sign() * t.abs().to(wide).log1p() for t in grid.displacements(weight.device)]
@@ -48,7 +48,7 @@ class MlpBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
-        table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, 1)).relu())  # (displacements, heads)
+        table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
         return self.of_pairs(table.T, grid)
 
     def published_names(self, name: str) -> tuple[str, ...]:

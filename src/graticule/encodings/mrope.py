@@ -18,12 +18,12 @@ from graticule.registry.checks import checked
 class Mrope(FixedRotary):
     r"""Assigns each frequency of a 1-D rotary encoding to time, row or column; an image has one time, 0.
 
-    .. math:: \theta_{(y, x), k} = p_{a(k)}\, T^{-2k / d}, \quad p = (0, y, x), \quad k < d / 2
+    .. math:: \theta_{p, k} = p_{a(k)}\, T^{-2k / d}, \quad p = (t, y, x), \quad k < d / 2
 
     Interleaved, the axes a alternate, t, h, w, t, ...; a row has those of its frequencies below 3 `sections[1]`, a
     column those below 3 `sections[2]`, and all others belong to time. Chunked, the first `sections[0]` frequencies
-    belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). Prefix tokens are not
-    rotated.
+    belong to time, the next ones to the row, then to the column. Pairs are (i, i + d / 2). In a text
+    the three coordinates of a token are its index. Prefix tokens are not rotated.
 
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
 
@@ -51,6 +51,8 @@ class Mrope(FixedRotary):
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:
         check_head_dim(head_dim, 2, "pairs of channels")
+        if len(grid.shape) > 3:
+            raise ValueError(f"`grid` must have time, rows and columns at most with mrope, got {len(grid.shape)} axes.")
         if head_dim < 6:
             raise ValueError(f"`head_dim` must be at least 6 with mrope (a pair for each axis), got {head_dim}.")
         if sections is not None and min(sections) < 0:
@@ -67,7 +69,7 @@ class Mrope(FixedRotary):
         super().__init__(grid, coordinates, noise, scaling, "half")
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64; those of time are zero."""
+        """Return the frequency vectors (f^t, f^y, f^x), (d / 2, axes), float64; without time those of it are zero."""
         count = self.head_dim // 2
         index = torch.arange(count, device=device)
         _, rows, columns = self.sections or (count, count, count)
@@ -75,4 +77,7 @@ class Mrope(FixedRotary):
             belongs = [(index % 3 == 1) & (index < 3 * rows), (index % 3 == 2) & (index < 3 * columns)]
         else:
             belongs = [(index >= count - rows - columns) & (index < count - columns), index >= count - columns]
-        return torch.stack(belongs, -1) * geometric(self.base, count, device)[:, None]
+        belongs = [~(belongs[0] | belongs[1]), *belongs]
+        axes = len(self.grid.shape)
+        owned = torch.stack(belongs, -1)[:, 3 - axes :] if axes > 1 else torch.ones_like(index)[:, None]
+        return owned * geometric(self.base, count, device)[:, None]

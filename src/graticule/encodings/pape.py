@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
@@ -30,10 +32,10 @@ class Pape(BiasEncoding):
     projected. `rotation_invariant` is the paper's PaPE-RI: one parabola of the Euclidean distance per head, b = 0, and
     fixed scales instead of w, uniform within 1 / sqrt(2).
 
-    As a function of the key, the bias is a quadratic polynomial of its coordinates, so it needs six more channels of
-    queries and keys for any M, and no table per sample. Positions are (y, x) in patches, relative to the center of the
-    grid. In the paper the class token is at the corner before the first patch; here prefix tokens get no bias, so
-    that the bias depends on displacements alone. Nothing is resampled at another grid.
+    As a function of the key, the bias is a quadratic polynomial of its coordinates, so in an image it needs six more
+    channels of queries and keys for any M, and no table per sample. Positions are (y, x) in patches, relative to the
+    center of the grid. In the paper the class token is at the corner before the first patch; here prefix tokens get no
+    bias, so that the bias depends on displacements alone. Nothing is resampled at another grid.
 
     Reference: Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General (PaPE, Øhrstrøm et al.,
     2026) and its code.
@@ -70,7 +72,7 @@ class Pape(BiasEncoding):
             self.register_buffer("position_scales", (2 * torch.rand(num_heads) - 1) / math.sqrt(2))
             self.position_scales: Tensor
         else:
-            self.directions = nn.Linear(2, num_heads * parabolas, bias=False)
+            self.directions = nn.Linear(len(grid.shape), num_heads * parabolas, bias=False)
             self.ab = nn.Linear(dim, 2 * num_heads * parabolas, bias=False)
 
     @classmethod
@@ -93,33 +95,54 @@ class Pape(BiasEncoding):
     def factors(self, tokens: Tensor, grid: Grid, start: int = 0, stop: int | None = None) -> LowRank:
         """Compute the factors, (B, h, n, 6) and (1, 1, M, 6), from tokens (B, n, D), the first of which is `start`.
 
-        The M keys are those of the tokens before `stop`, or of all N.
+        There are 6 channels in an image, (a + 1)(a + 2) / 2 on a axes. The M keys are those of the tokens before
+        `stop`, or of all N.
         """
         wide = torch.promote_types(tokens.dtype, torch.float32)
         place = grid.coordinates(tokens.device).to(wide)
-        place = grid.with_prefix_rows(place - place.mean(0))  # (N, 2)
+        place = grid.with_prefix_rows(place - place.mean(0))  # (N, axes)
         patch = grid.with_prefix_rows(torch.ones_like(place[grid.prefix :, :1]))  # 0 for a prefix token
-        (y, x), own = place.unbind(-1), slice(start, start + tokens.shape[-2])
-        keys = torch.cat([patch, place, torch.stack([y * y, 2 * y * x, x * x], -1)], -1)[:stop]
-        (yy, yx, xx), (by, bx) = self._polynomial(tokens, wide)  # of (p_j - p_i), (B, h, n) each
-        y, x = y[own], x[own]
+        p, own = place.unbind(-1), slice(start, start + tokens.shape[-2])
+        pairs = _pairs(len(p))
+        squares = torch.stack([(1 if a == b else 2) * p[a] * p[b] for a, b in pairs], -1)
+        keys = torch.cat([patch, place, squares], -1)[:stop]
+        quadratic, b = self._polynomial(tokens, wide)  # of (p_j - p_i), (B, h, n) each
+        p = tuple(each[own] for each in p)
         # a + b . p + p^T C p at p_j, with its coefficients at p_i
-        constant = -(yy * y * y + 2 * yx * y * x + xx * x * x) + by * y + bx * x
-        linear = [2 * (yy * y + yx * x) - by, 2 * (yx * y + xx * x) - bx]
-        queries = torch.stack([constant, *linear, -yy, -yx, -xx], -1) * patch[own] / math.sqrt(self.head_dim)
+        terms = [(1 if i == j else 2) * c * p[i] * p[j] for c, (i, j) in zip(quadratic, pairs, strict=True)]
+        constant: Any = -_sum(terms)
+        for each, slope in zip(p, b, strict=True):
+            constant = constant + slope * each
+        matrix = dict(zip(pairs, quadratic, strict=True))
+        rows = [[matrix[min(i, j), max(i, j)] for j in range(len(p))] for i in range(len(p))]
+        linear = [
+            2 * _sum([c * each for c, each in zip(row, p, strict=True)]) - slope
+            for row, slope in zip(rows, b, strict=True)
+        ]
+        queries = torch.stack([constant, *linear, *(-c for c in quadratic)], -1) * patch[own] / math.sqrt(self.head_dim)
         return LowRank(queries, keys[None, None])
 
     def _polynomial(self, tokens: Tensor, wide: torch.dtype) -> Any:
         """Return the sums over m of a w w^T, as (yy, yx, xx), and of b w, as (y, x), (B, h, n) each."""
+        axes = len(self.grid.shape)
         if self.rotation_invariant:
             strength = F.softplus(self.a(tokens).to(wide)).mT * self.position_scales.to(wide).square()[:, None]
             zero = torch.zeros_like(strength)
-            return (strength, zero, strength), (zero, zero)
+            return [strength if a == b else zero for a, b in _pairs(axes)], [zero] * axes
         a, b = self.ab(tokens).to(wide).unflatten(-1, (2, self.num_heads, self.parabolas)).unbind(-3)
-        wy, wx = self.directions.weight.to(wide).unflatten(0, (self.num_heads, self.parabolas)).unbind(-1)  # (h, M)
+        each = self.directions.weight.to(wide).unflatten(0, (self.num_heads, self.parabolas)).unbind(-1)  # (h, M)
         a = F.softplus(a)
-        sums = [(a * w).sum(-1).mT for w in (wy * wy, wy * wx, wx * wx)], [(b * w).sum(-1).mT for w in (wy, wx)]
-        return sums
+        quadratic = [(a * (each[i] * each[j])).sum(-1).mT for i, j in _pairs(axes)]
+        return quadratic, [(b * w).sum(-1).mT for w in each]
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, num_heads={self.num_heads}, rotation_invariant={self.rotation_invariant}"
+
+
+def _pairs(axes: int) -> list[tuple[int, int]]:
+    """Return the pairs of axes of a symmetric matrix, (yy, yx, xx) in an image."""
+    return list(combinations_with_replacement(range(axes), 2))
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])

@@ -21,8 +21,8 @@ class Pope(FixedRotary):
               \cos(\theta_c(p_i) - \theta_c(p_j) - \delta_{l, h, c})
 
     Each channel has its own frequency, half of them for the row and half for the column (which is ours; the paper has
-    one axis), T^(-2c / d) on each. :math:`\delta` is learned per layer, head and channel, starting at 0; the paper
-    clamps it to [-2 pi, 0], which is not needed, as angles are periodic. Queries and keys get twice the channels.
+    one axis, as a text), T^(-2c / d) on each. :math:`\delta` is learned per layer, head and channel, starting at 0; the
+    paper clamps it to [-2 pi, 0], which is not needed, as angles are periodic. Queries and keys get twice the channels.
     Prefix tokens have an angle of 0.
 
     Reference: Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings (Gopalakrishnan et
@@ -32,7 +32,7 @@ class Pope(FixedRotary):
         grid: the grid that the encoding is built for.
         depth: number of layers.
         num_heads: h.
-        head_dim: d, a multiple of 2.
+        head_dim: d, a multiple of the number of axes.
         base: T.
         coordinates: the coordinates of patches.
         noise: noise of the coordinates in training.
@@ -51,16 +51,16 @@ class Pope(FixedRotary):
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:
-        check_head_dim(head_dim, 2, "channels on two axes")
+        check_head_dim(head_dim, len(grid.shape), f"channels on {len(grid.shape)} axes")
         self.head_dim = head_dim
         self.base = base
         super().__init__(grid, coordinates, noise, scaling, layout=None)
         self.delta = nn.Parameter(torch.zeros(depth, num_heads, head_dim))
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (d, 2), float64."""
-        each = geometric(self.base, self.head_dim // 2, device)
-        return axial(each, each)
+        """Return the frequency vectors (f^y, f^x), (d, axes), float64."""
+        axes = len(self.grid.shape)
+        return axial(*[geometric(self.base, self.head_dim // axes, device)] * axes)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
         """Return one rotation per layer."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.registry.checks import checked
@@ -50,7 +52,7 @@ class RelativeBias(PatchBias):
         self.num_heads = num_heads
         self.prefix_rows = prefix_rows
         self.resampler = build_resampler(resampler, "displacements")
-        rows = (2 * grid.height - 1) * (2 * grid.width - 1) + _PREFIX_ROWS * prefix_rows
+        rows = math.prod(grid.table) + _PREFIX_ROWS * prefix_rows
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         self.register_buffer("index", grid.offset_index(), persistent=False)
         self.index: Tensor
@@ -101,12 +103,10 @@ class RelativeBias(PatchBias):
         if value.ndim != 2 or value.shape[1] != self.num_heads:
             return value
         patches, prefix = self._split(value)
-        height, width = self.grid.shape
-        displacements = Grid(2 * height - 1, 2 * width - 1, sequence=self.grid.sequence)
-        old = displacements.alike(patches.shape[0], shape and (2 * shape[0] - 1, 2 * shape[1] - 1))
-        if old is None or old.shape == displacements.shape or not (old.height % 2 and old.width % 2):
+        old = self.grid.alike_table(patches.shape[0], shape)
+        if old is None or old.shape == self.grid.shape:
             return value
-        return torch.cat([self._resampled(patches, old.shape, displacements.shape), prefix])
+        return torch.cat([self._resampled(patches, old.table, self.grid.table), prefix])
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of the table in timm's `vit_relpos` models and in Swin and BEiT."""
@@ -118,12 +118,12 @@ class RelativeBias(PatchBias):
         return table[:rows], table[rows:]
 
     def _table_at(self, grid: Grid) -> Tensor:
-        old, new = ((2 * g.height - 1, 2 * g.width - 1) for g in (self.grid, grid.whole))
+        old, new = self.grid.table, grid.whole.table
         patches, prefix = self._split(self.relative_position_bias_table)
         resampled = self._resampled(patches, old, new).T.unflatten(-1, new)
         return torch.cat([grid.cut_displacements(resampled).flatten(1).T, prefix])
 
-    def _resampled(self, rows: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    def _resampled(self, rows: Tensor, old: Shape, new: Shape) -> Tensor:
         """Resample rows of offsets, (offsets, heads)."""
         return self.resampler(rows.T.unflatten(1, old), new).flatten(1).T
 

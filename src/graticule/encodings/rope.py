@@ -27,7 +27,7 @@ class Frequencies:
     pixels: R, for pi times geometric steps from 1 to R / 2.
     linear: whether those steps are linear.
     alternate: whether the axes take turns in one series of 2 n frequencies, as in Pixtral: the first axis has those of
-        even k, the second those of odd k.
+        even k, the second those of odd k; on a axes of a n frequencies, every a-th.
     """
 
     base: Positive | None = None
@@ -65,7 +65,8 @@ class Rope(FixedRotary):
 
     .. math:: \theta_{(y, x)} = (y\,\omega_k, x\,\omega_k), \quad k < d / 4
 
-    The product of a query and a key depends on the difference of their angles, so the logits depend on the displacement
+    In a text all pairs are rotated by the index, and on three axes a third of them by each, or as `split` says. The
+    product of a query and a key depends on the difference of their angles, so the logits depend on the displacement
     alone. Prefix tokens are not rotated. At another grid the angles per patch are the same, unless `scaling` or the
     coordinates change them.
 
@@ -80,13 +81,15 @@ class Rope(FixedRotary):
 
     Args:
         grid: the grid that the encoding is built for.
-        head_dim: d, a multiple of 4.
+        head_dim: d, a multiple of 4, or of twice the number of axes.
         frequencies: the frequencies of an axis.
         coordinates: the coordinates of patches.
         layout: the channels of a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
-        order: the axis of the first d / 4 pairs.
+        order: the axis of the first d / 4 pairs: 'yx' for the first axis of the grid first, 'xy' for the last.
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids.
+        split: the number of pairs of each axis, the first axis first, such as (0, 8, 8); other pairs are not rotated.
+            By default all pairs, in equal parts.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -110,19 +113,30 @@ class Rope(FixedRotary):
         order: Literal["yx", "xy"] = "yx",
         noise: Noise = Noise(),  # noqa: B008
         scaling: Scaling = Scaling(),  # noqa: B008
+        split: tuple[int, ...] | None = None,
     ) -> None:
-        check_head_dim(head_dim, 4, "pairs on two axes")
+        axes, pairs = len(grid.shape), head_dim // 2
+        if split is None:
+            check_head_dim(head_dim, 2 * axes, f"pairs on {axes} axes; see `split`")
+            split = (pairs // axes,) * axes
+        elif len(split) != axes or min(split) < 0 or not 1 <= sum(split) <= pairs:
+            raise ValueError(f"`split` must be {axes} numbers of pairs, of {pairs} at most together, got {split}.")
+        if frequencies.alternate and len(set(split)) > 1:
+            raise ValueError(f"`split` must have equal numbers with `alternate`, whose axes take turns, got {split}.")
         self.head_dim = head_dim
+        self.split = split
         self.frequencies = frequencies
         self.order = order
         super().__init__(grid, coordinates, noise, scaling, layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (d / 2, 2), float64."""
+        """Return the frequency vectors (f^y, f^x), (d / 2, axes), float64."""
+        split = self.split if self.order == "yx" else self.split[::-1]
         if self.frequencies.alternate:
-            series = self.frequencies(self.head_dim // 2, device)
-            found = axial(series[0::2], series[1::2])
+            series = self.frequencies(sum(split), device)
+            found = axial(*(series[axis :: len(split)] for axis in range(len(split))))
         else:
-            each = self.frequencies(self.head_dim // 4, device)
-            found = axial(each, each)
+            found = axial(*(self.frequencies(count, device) for count in split))
+        still = self.head_dim // 2 - len(found)
+        found = torch.cat([found, found.new_zeros(still, len(split))]) if still else found
         return found if self.order == "yx" else found.flip(1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, axial, check_head_dim, geometric
+from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, check_head_dim, geometric
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
@@ -20,7 +22,7 @@ class Rope1d(FixedRotary):
 
     where p counts the patches from 0, row by row; prefix tokens are not rotated. The product of a query and a key
     depends on the difference of their angles, so the logits depend on their distance in the sequence. Another grid is
-    computed, not resampled. On a grid of height 1 it is RoFormer's encoding, except that indices begin at 0, which
+    computed, not resampled. In a text it is RoFormer's encoding, except that indices begin at 0, which
     changes no logit. `scaling` compares numbers of patches.
 
     Reference: RoFormer (Su et al., 2021), Eq. 14-15 and 34.
@@ -46,18 +48,17 @@ class Rope1d(FixedRotary):
         self.head_dim = head_dim
         self.base = base
         if scaling.reference is not None:
-            scaling = Scaling(scaling.scaling, (1, scaling.reference[0] * scaling.reference[1]), scaling.ramp)
+            scaling = Scaling(scaling.scaling, (math.prod(scaling.reference),), scaling.ramp)
         super().__init__(grid, Coordinates(), Noise(), scaling.at(_row(grid)), layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (0, f), (d / 2, 2), float64."""
-        frequencies = geometric(self.base, self.head_dim // 2, device)
-        return axial(frequencies[:0], frequencies)
+        """Return the frequencies as vectors of one axis, (d / 2, 1), float64."""
+        return geometric(self.base, self.head_dim // 2, device)[:, None]
 
     def angles(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
         """Return the angle of every pair of channels at every patch, (H * W, d / 2), float64, in radians."""
         vectors = self.scaling.frequencies(self.vectors(device), _row(grid))
-        return grid.order(vectors.device).to(vectors.dtype)[:, None] * vectors[:, 1]
+        return grid.order(vectors.device).to(vectors.dtype)[:, None] * vectors[:, 0]
 
     def query_scale(self, grid: Grid) -> Tensor | None:
         """Return the temperature of 'yarn' in a longer sequence, (N,)."""
@@ -67,4 +68,4 @@ class Rope1d(FixedRotary):
 
 def _row(grid: Grid) -> Grid:
     """Return the grid of the flattened sequence, of the whole image for a crop."""
-    return Grid(1, grid.whole.patches)
+    return Grid(grid.whole.patches)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.coordinates import Coordinates, Noise, spread_directions
 from graticule.encodings.forms.rotary import FixedRotary, Scaling, check_head_dim
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -22,9 +22,10 @@ class GoldenGateRope(FixedRotary):
     .. math:: \theta_i = \omega_k (x \cos \varphi_i + y \sin \varphi_i), \quad
               \varphi_i = i\, \pi (\sqrt{5} - 1) / 2, \quad i = h\, d / 2 + k
 
-    for pair k of head h. The frequencies :math:`\omega_k` are geometric from the lowest to the highest, and the first
-    ones may be zero. Coordinates are in [-1, 1], scaled to keep the aspect ratio. Pairs are (i, i + d / 2).
-    Nothing is learned. Prefix tokens are not rotated.
+    for pair k of head h. On other numbers of axes the directions
+    cover the sphere evenly. The frequencies :math:`\omega_k` are geometric from the lowest to the
+    highest, and the first ones may be zero. Coordinates are in [-1, 1], scaled to keep the aspect ratio. Pairs are (i,
+    i + d / 2). Nothing is learned. Prefix tokens are not rotated.
 
     Reference: On N-dimensional Rotary Positional Embeddings (Xiong, 2025), golden gate RoPE.
 
@@ -64,11 +65,13 @@ class GoldenGateRope(FixedRotary):
         super().__init__(grid, coordinates, noise, scaling, "half")
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (h, d / 2, 2), float64."""
+        """Return the frequency vectors (f^y, f^x), (h, d / 2, axes), float64."""
         pairs = self.head_dim // 2
         still = round(self.zeros * pairs)
         share = torch.linspace(0, 1, pairs - still, device=device, dtype=torch.float64)
         lengths = torch.cat([share.new_zeros(still), self.lowest * (self.highest / self.lowest) ** share])
         index = torch.arange(self.num_heads * pairs, device=device, dtype=torch.float64).unflatten(0, (-1, pairs))
-        direction = index * (math.pi * (math.sqrt(5) - 1) / 2)
-        return torch.stack([direction.sin(), direction.cos()], -1) * lengths[:, None]
+        if (axes := len(self.grid.shape)) == 2:
+            angle = index * (math.pi * (math.sqrt(5) - 1) / 2)
+            return torch.stack([angle.sin(), angle.cos()], -1) * lengths[:, None]
+        return spread_directions(index, axes) * lengths[:, None]

@@ -22,9 +22,9 @@ class MixedRope(PlaneRotary):
     .. math:: \theta_{(y, x)} = x\,f^x_{l, h, k} + y\,f^y_{l, h, k}, \quad k < d / 2
 
     The logits depend on the displacement alone, in any direction. It starts with the frequencies T^(-4k / d) in two
-    perpendicular directions, rotated by a random angle per head. Prefix tokens are not rotated; at another grid the
-    angles per patch are the same, or interpolated. The frequencies have the name and shape of timm, (2, depth, heads,
-    d / 2), x before y.
+    perpendicular directions, rotated by a random angle per head; on n axes with T^(-2nk / d) in n of them. Prefix
+    tokens are not rotated; at another grid the angles per patch are the same, or interpolated. The frequencies have the
+    name and shape of timm, (2, depth, heads, d / 2), x before y, the last axis first.
 
     Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
 
@@ -32,7 +32,7 @@ class MixedRope(PlaneRotary):
         grid: the grid that the encoding is built for.
         depth: number of layers.
         num_heads: h.
-        head_dim: d, a multiple of 4.
+        head_dim: d, a multiple of 4, or of twice the number of axes.
         base: T, 10 in the paper.
         coordinates: the coordinates of patches.
         noise: noise of the coordinates in training.
@@ -54,7 +54,8 @@ class MixedRope(PlaneRotary):
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:
         super().__init__()
-        check_head_dim(head_dim, 4, "pairs on two axes")
+        axes = len(grid.shape)
+        check_head_dim(head_dim, 2 * axes, f"pairs on {axes} axes")
         self.grid = grid
         self.head_dim = head_dim
         self.base = base
@@ -63,21 +64,27 @@ class MixedRope(PlaneRotary):
         self.scaling = scaling.at(grid)
         check_learned(self.scaling)
         self._check_scaling()
-        self.freqs = nn.Parameter(torch.empty(2, depth, num_heads, head_dim // 2))
+        self.freqs = nn.Parameter(torch.empty(axes, depth, num_heads, head_dim // 2))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize the directions."""
-        lengths = geometric(self.base, self.head_dim // 4, self.freqs.device).to(self.freqs.dtype)
-        turn = torch.rand(*self.freqs.shape[1:3], 1, device=self.freqs.device) * 2 * torch.pi
+        axes, *heads, pairs = self.freqs.shape
+        lengths = geometric(self.base, pairs // axes, self.freqs.device).to(self.freqs.dtype)
+        if axes != 2:
+            like = torch.randn(*heads, axes, axes, dtype=torch.float64, device=self.freqs.device)
+            directions = torch.linalg.qr(like)[0].movedim(-1, 0).repeat_interleave(len(lengths), -1)
+            self.freqs.copy_(directions * lengths.repeat(axes))
+            return
+        turn = torch.rand(*heads, 1, device=self.freqs.device) * 2 * torch.pi
         angle = torch.cat([turn.expand(-1, -1, len(lengths)), turn.expand(-1, -1, len(lengths)) + torch.pi / 2], -1)
         self.freqs.copy_(torch.stack([angle.cos(), angle.sin()]) * lengths.repeat(2))
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (depth, heads, d / 2, 2), float32 at least."""
+        """Return the frequency vectors (f^y, f^x), (depth, heads, d / 2, axes), float32 at least."""
         freqs = self.freqs.to(torch.promote_types(self.freqs.dtype, torch.float32))
-        return torch.stack([freqs[1], freqs[0]], -1)
+        return torch.stack(freqs.unbind()[::-1], -1)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
         """Return one rotation per layer."""

@@ -19,11 +19,11 @@ class Sandwich(BiasEncoding):
     .. math:: b_{h, i, j} = \frac{n}{8 h} \sum_{k=1}^{c / 2} (\cos \omega_k (y_i - y_j) - 1) +
               (\cos \omega_k (x_i - x_j) - 1), \quad \omega_k = T^{-2k / c}, \quad h = 1 \dots n
 
-    for n heads; c is `channels` and T `temperature`. Nothing is learned. The paper defines it in one dimension, and on
-    a grid of height 1 it is the paper's. In two dimensions it is the sum of one bias for rows and one for columns, as
-    is the inner product of two 2-D sinusoidal encodings. Subtracting 1 changes nothing in a text; here it makes the
-    bias zero at distance 0 and negative elsewhere, so that prefix tokens, which get no bias, are not at a disadvantage.
-    It is computed for any grid.
+    for n heads; c is `channels` and T `temperature`. Nothing is learned. The paper defines it in one dimension, and in
+    a text it is the paper's. In two dimensions it is the sum of one bias for rows and one for columns, as is the inner
+    product of two 2-D sinusoidal encodings; further axes are added likewise. Subtracting 1 changes nothing in a text;
+    here it makes the bias zero at distance 0 and negative elsewhere, so that prefix tokens, which get no bias, are not
+    at a disadvantage. It is computed for any grid.
 
     Each wave of an axis is a product of two channels, so up to 6 `channels` need 2 `channels` + 1 more channels per
     head instead of a table on large grids (`LowRank`).

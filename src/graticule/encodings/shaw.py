@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, letters
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
 
@@ -51,14 +52,15 @@ class ShawBias(BiasEncoding):
             raise ValueError(f"`clip` must be at least 1, got {clip}.")
         self.grid = grid
         self.num_heads, self.head_dim, self.clip = num_heads, head_dim, clip
-        self.relative_position_y = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
-        self.relative_position_x = nn.Parameter(torch.empty(2 * clip + 1, head_dim))
+        self.names = [f"relative_position_{letter}" for letter in letters(len(grid.shape))]
+        for name in self.names:
+            self.register_parameter(name, nn.Parameter(torch.empty(2 * clip + 1, head_dim)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize both tables: a normal of std 0.02, truncated at 2 (absolute)."""
-        trunc_normal_(self.relative_position_y, std=0.02)
-        trunc_normal_(self.relative_position_x, std=0.02)
+        """Initialize the tables: a normal of std 0.02, truncated at 2 (absolute)."""
+        for table in self._tables():
+            trunc_normal_(table, std=0.02)
 
     def forward(self, grid: Grid) -> Callable[[Tensor], Tensor]:
         """Return the function that computes the bias on `grid` from scaled queries, (B, h, N, d) -> (B, h, N, N)."""
@@ -73,18 +75,14 @@ class ShawBias(BiasEncoding):
         if (queries.shape[-2], stop) != (grid.tokens, grid.tokens):
             return self._part(queries, grid, start, stop)
         patches = grid.split(queries)[1].unflatten(-2, grid.shape)  # (B, h, H, W, d)
-        rows, columns = (
-            table[_clipped_offsets(each, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
-            for each, table in zip(
-                _whole_displacements(grid, queries.device),
-                (self.relative_position_y, self.relative_position_x),
-                strict=True,
-            )
-        )
-        by_row = _products(patches.transpose(2, 3), rows).transpose(2, 3).contiguous()  # (B, h, H, W, H)
-        by_column = _products(patches, columns)  # (B, h, H, W, W): those of a key's row and column are added
-        bias = by_row[..., :, None] + by_column[..., None, :]  # (B, h, H, W, H, W)
-        return grid.with_prefix_bias(bias.flatten(-2).flatten(2, 3))
+        displacements = _whole_displacements(grid, queries.device)
+        bias: Tensor | None = None
+        for axis, (each, table) in enumerate(zip(displacements, self._tables(), strict=True), 2):
+            vectors = table[_clipped_offsets(each, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
+            own = _products(patches.movedim(axis, -2), vectors).movedim(-2, axis).contiguous()  # (B, h, H, W, H)
+            # those of a key's row and column are added, (B, h, H, W, H * W)
+            bias = own if bias is None else (bias[..., :, None] + own[..., None, :]).flatten(-2)
+        return grid.with_prefix_bias(cast("Tensor", bias).flatten(2, -2))
 
     def _part(self, queries: Tensor, grid: Grid, start: int, stop: int) -> Tensor:
         """Compute some rows and columns of the bias, pair by pair, and no others."""
@@ -94,10 +92,13 @@ class ShawBias(BiasEncoding):
         offset = offset.clamp(-self.clip, self.clip) + self.clip
         own = queries[..., queries.shape[-2] - (last - first) :, :]
         bias = queries.new_zeros(())
-        for axis, table in enumerate((self.relative_position_y, self.relative_position_x)):
+        for axis, table in enumerate(self._tables()):
             scores = own @ table.to(queries.dtype).T  # (B, h, n, 2K + 1)
             bias = bias + scores.gather(-1, offset[..., axis].expand(*scores.shape[:2], -1, -1))
         return F.pad(bias, (stop - bias.shape[-1], 0, queries.shape[-2] - bias.shape[-2], 0))
+
+    def _tables(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.names]
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
@@ -114,19 +115,19 @@ def _products(patches: Tensor, vectors: Tensor) -> Tensor:
     return products.movedim(0, -2).contiguous()
 
 
-def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the displacements of rows and of columns.
+def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the displacements on each axis.
 
     Raises:
         ValueError: if they are not whole numbers, since others have no vector.
     """
-    rows, columns = grid.displacements(device)
-    if rows.is_floating_point() or columns.is_floating_point():
+    displacements = grid.displacements(device)
+    if any(each.is_floating_point() for each in displacements):
         raise ValueError(
             "`crop` must not be scaled with shaw, which has a vector for each whole displacement; use one at the scale "
             "of the image."
         )
-    return rows, columns
+    return displacements
 
 
 def _clipped_offsets(displacements: Tensor, clip: int) -> Tensor:

@@ -49,7 +49,8 @@ class Sinusoidal2d(FixedEncoding):
 
     .. math:: w_{(y, x)} = [s(x); s(y)], \quad s(t)_{2k} = \sin(t\, T^{-4k / D}),\ s(t)_{2k+1} = \cos(t\, T^{-4k / D})
 
-    Rows of prefix tokens are zero. This is the order of LaPE's released code, with interleaved sines and cosines;
+    On other numbers of axes each has an equal part of the channels, the last axis the first. Rows of prefix tokens are
+    zero. This is the order of LaPE's released code, with interleaved sines and cosines;
     timm's two-dimensional tables put all sines of an axis before its cosines, a known difference.
 
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
@@ -64,15 +65,16 @@ class Sinusoidal2d(FixedEncoding):
 
     @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
-        if dim % 4:
-            raise ValueError(f"`dim` must be a multiple of 4 (a sine and a cosine on two axes), got {dim}.")
+        if dim % (step := 2 * len(grid.shape)):
+            axes = "two" if step == 4 else step // 2
+            raise ValueError(f"`dim` must be a multiple of {step} (a sine and a cosine on {axes} axes), got {dim}.")
         super().__init__(grid, dim, temperature)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
-        y, x = grid.coordinates(device).double().unbind(-1)
-        half = [_waves(axis, self.dim // 2, self.temperature) for axis in (x, y)]
-        return grid.with_prefix_rows(torch.cat(half, -1))
+        axes = grid.coordinates(device).double().unbind(-1)
+        parts = [_waves(axis, self.dim // len(axes), self.temperature) for axis in axes[::-1]]
+        return grid.with_prefix_rows(torch.cat(parts, -1))
 
 
 def _waves(place: Tensor, dim: int, temperature: float) -> Tensor:

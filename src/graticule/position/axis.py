@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,12 +60,16 @@ def _int_if_whole(number: float) -> float:
     return number if isinstance(number, int) or not number.is_integer() else int(number)
 
 
-def pairs(y: Tensor, x: Tensor) -> Tensor:
-    """Return all pairs (y, x), row by row, (H * W, 2)."""
-    dtype = torch.promote_types(y.dtype, x.dtype)
-    return torch.stack(torch.meshgrid(y.to(dtype), x.to(dtype), indexing="ij"), -1).flatten(0, 1)
+def lattice(*axes: Tensor) -> Tensor:
+    """Return all combinations of coordinates on each axis, the last axis fastest, (H * W, 2) for rows and columns."""
+    dtype = axes[0].dtype
+    for axis in axes[1:]:
+        dtype = torch.promote_types(dtype, axis.dtype)
+    return torch.stack(torch.meshgrid(*(axis.to(dtype) for axis in axes), indexing="ij"), -1).flatten(0, -2)
 
 
-def sampled(image: Tensor, axes: tuple[Axis, Axis], shape: tuple[int, int]) -> Tensor:
+def sampled(image: Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> Tensor:
     """Return a map (..., H', W') at the coordinates of `axes`, (..., *shape)."""
-    return axes[1].sample(axes[0].sample(image.mT, shape[0]).mT, shape[1])
+    for dim, (axis, side) in enumerate(zip(axes, shape, strict=True), -len(axes)):
+        image = axis.sample(image.movedim(dim, -1), side).movedim(-1, dim)
+    return image

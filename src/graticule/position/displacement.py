@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, Shape, by
 
 
 class TokenMlp(NamedTuple):
@@ -34,10 +34,10 @@ class TokenMlp(NamedTuple):
         """Return the number of groups of channels that are mixed differently."""
         return 1
 
-    def part(self, shape: tuple[int, int], rows: slice, columns: slice) -> TokenMlp:
-        """Return the MLP over the tokens of a part of a grid of `shape` = (H, W), as if the others were zero."""
-        first = self.first.unflatten(1, shape)[:, rows, columns].flatten(1)
-        return TokenMlp(first, self.first_bias, self.second.unflatten(0, shape)[rows, columns].flatten(0, 1))
+    def part(self, shape: Shape, *cuts: slice) -> TokenMlp:
+        """Return the MLP over the tokens of a part of a grid of `shape`, as if the others were zero."""
+        first = self.first.unflatten(1, shape)[:, *cuts].flatten(1)
+        return TokenMlp(first, self.first_bias, self.second.unflatten(0, shape)[cuts].flatten(0, -2))
 
     def mix(self, x: Tensor) -> Tensor:
         """Mix the tokens x: (B, N, C)."""
@@ -62,7 +62,7 @@ class Displacements(NamedTuple):
     .. math:: W_{g, ij} = t_g[p_j - p_i] \quad or \quad softmax_j(t_g[p_j - p_i])
 
     Args:
-        table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on.
+        table: t, (groups, 2H - 1, 2W - 1), over (dy, dx) from (1 - H, 1 - W) on; or with any number of axes.
         softmax: whether the weights are the softmax of the table over each row.
         weights: the weights themselves, (groups, N, N), if tokens are mixed by a matrix product; None if by `mix`.
     """
@@ -79,17 +79,17 @@ class Displacements(NamedTuple):
     @property
     def grid(self) -> Grid:
         """The grid of the tokens."""
-        return Grid((self.table.shape[1] + 1) // 2, (self.table.shape[2] + 1) // 2)
+        return Grid(*((side + 1) // 2 for side in self.table.shape[1:]))
 
     def matrix(self) -> Tensor:
         """Compute the weights, (groups, N, N)."""
-        height, width = self.grid.shape
         # a token's row is the H x W slice of the table from (H - 1 - y, W - 1 - x): no index of pairs is needed
-        if isinstance(height * width, torch.SymInt):  # such a slice would have a fixed size in an exported program
+        if isinstance(self.grid.patches, torch.SymInt):  # such a slice would have a fixed size in an exported program
             index = displacement_index(self.grid).to(self.table.device)
             pairs = self.table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
         else:
-            pairs = self.table.unfold(1, height, 1).unfold(2, width, 1).flip(1, 2).flatten(3).flatten(1, 2)
+            axes = tuple(range(1, self.table.ndim))
+            pairs = _slices(self.table, self.grid).flip(axes).flatten(len(axes) + 1).flatten(1, -2)
         return pairs.softmax(-1) if self.softmax else pairs
 
     def with_weights(self) -> Displacements:
@@ -102,10 +102,9 @@ class Displacements(NamedTuple):
         The displacements within the part are a slice of the table. So a softmax is over the tokens of the part: the
         others are removed before it, and rows sum to 1.
         """
-        rows, columns = (
-            slice(whole - side, whole + side - 1) for whole, side in zip(self.grid.shape, grid.shape, strict=True)
-        )
-        part = Displacements(self.table[:, rows, columns], self.softmax)
+        each = zip(self.grid.shape, grid.shape, strict=True)
+        cuts = [slice(whole - side, whole + side - 1) for whole, side in each]
+        part = Displacements(self.table[:, *cuts], self.softmax)
         return part if self.weights is None else part.with_weights()
 
     def mix(self, x: Tensor) -> Tensor:
@@ -132,7 +131,7 @@ class Displacements(NamedTuple):
         if x.ndim != 3 or x.shape[1] != self.grid.patches or x.shape[2] % groups:
             raise ValueError(
                 f"`x` must be (B, {self.grid.patches}, C), C a multiple of {groups}, for a table of {groups} groups on "
-                f"{self.grid.height} x {self.grid.width} tokens, got {tuple(x.shape)}."
+                f"{by(self.grid.shape)} tokens, got {tuple(x.shape)}."
             )
         wide = torch.promote_types(x.dtype, torch.float32)
         mixed: Tensor = _mix(x.to(wide), self.table.to(wide), self.softmax)
@@ -144,9 +143,8 @@ def displacement_index(grid: Grid, rows: Tensor | None = None) -> Tensor:
 
     (rows, N), int64.
     """
-    y, x = grid.coordinates(None if rows is None else rows.device).unbind(-1)
-    index = y * (2 * grid.width - 1) + x  # index in a table; differences of it, from the middle on, are indices, too
-    start = (index if rows is None else index[rows]) - (2 * grid.height * grid.width - grid.height - grid.width)
+    index, middle = grid.table_rows(None if rows is None else rows.device)
+    start = (index if rows is None else index[rows]) - middle
     return index[None] - start[:, None]
 
 
@@ -161,11 +159,11 @@ def _mix(x: Tensor, table: Tensor, softmax: bool) -> Tensor:
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         _, mixed = _laid_out(y, table)
         if unsafe is None or not unsafe.all():
-            sides, middle = _transform(grid)
-            spectrum = torch.fft.rfft2(kernel.flip(1, 2), s=sides)[:, None]
+            sides, axes, middle = _transform(grid)
+            spectrum = torch.fft.rfftn(kernel.flip(axes), sides, axes)[:, None]
             for piece in _pieces(maps):
-                whole = torch.fft.rfft2(maps[piece].double(), s=sides).mul_(spectrum)
-                mixed[piece] = torch.fft.irfft2(whole, s=sides)[middle] * inverse
+                whole = torch.fft.rfftn(maps[piece].double(), sides, axes).mul_(spectrum)
+                mixed[piece] = torch.fft.irfftn(whole, sides, axes)[middle] * inverse
         for group, rows in _parts(unsafe, grid):
             weights = _rows(table[group], rows, grid).softmax(-1)  # (rows, N)
             _channels(y, group, len(table))[:, rows] = weights @ _channels(x, group, len(table))
@@ -187,28 +185,28 @@ def _mix_backward(grad: Tensor, x: Tensor, table: Tensor, softmax: bool) -> tupl
         if unsafe is None or not unsafe.all():
             _, given = _laid_out(grad, table)
             _, taken = _laid_out(grad_x, table)
-            sides, middle = _transform(grid)
-            spectrum = torch.fft.rfft2(kernel.flip(1, 2), s=sides)[:, None]
-            backward = torch.fft.rfft2(kernel, s=sides)[:, None]
+            sides, axes, middle = _transform(grid)
+            spectrum = torch.fft.rfftn(kernel.flip(axes), sides, axes)[:, None]
+            backward = torch.fft.rfftn(kernel, sides, axes)[:, None]
             products = torch.zeros_like(spectrum[:, 0])
-            shift = torch.zeros_like(kernel[:, : grid.height, : grid.width])  # (groups, H, W)
+            shift = kernel.new_zeros(len(kernel), *grid.shape)  # (groups, H, W)
             for piece in _pieces(maps):
                 out = given[piece] * inverse
-                tokens, gradients = (torch.fft.rfft2(part.double(), s=sides) for part in (maps[piece], out))
+                tokens, gradients = (torch.fft.rfftn(part.double(), sides, axes) for part in (maps[piece], out))
                 # not the lazy conj(), which is lost within a compiled graph
                 products += torch.conj_physical(gradients).mul_(tokens).sum((0, 2))
-                taken[piece] = torch.fft.irfft2(gradients.mul_(backward), s=sides)[middle]
+                taken[piece] = torch.fft.irfftn(gradients.mul_(backward), sides, axes)[middle]
                 if softmax:
                     # y = numerator * inverse, and d inverse / d K = -inverse^2: the gradient of every K in the row's
                     # sum. y is computed again, because rounded to float32 it would not cancel exactly
-                    y = torch.fft.irfft2(tokens.mul_(spectrum), s=sides)[middle] * inverse
+                    y = torch.fft.irfftn(tokens.mul_(spectrum), sides, axes)[middle] * inverse
                     shift -= (out * y).sum((0, 2))
             if softmax:
-                ones = torch.fft.rfft2(torch.ones_like(shift), s=sides)
-                products += torch.conj_physical(torch.fft.rfft2(shift, s=sides)).mul_(ones)
+                ones = torch.fft.rfftn(torch.ones_like(shift), sides, axes)
+                products += torch.conj_physical(torch.fft.rfftn(shift, sides, axes)).mul_(ones)
             # sum_i of given_i times tokens_{i + displacement}, for all displacements
-            every = torch.fft.irfft2(products, s=sides).roll((grid.height - 1, grid.width - 1), (1, 2))
-            grad_table += every[:, : 2 * grid.height - 1, : 2 * grid.width - 1]
+            every = torch.fft.irfftn(products, sides, axes).roll([side - 1 for side in grid.shape], axes)
+            grad_table += every[:, *(slice(side) for side in grid.table)]
             grad_table *= kernel if softmax else 1
         else:
             grad_x.zero_()
@@ -259,24 +257,27 @@ def _kernel(table: Tensor, grid: Grid, softmax: bool) -> tuple[Tensor, Tensor | 
     table = table.double()
     if not softmax:
         return table, 1, None
-    kernel = (table - table.amax((1, 2), keepdim=True)).exp()
+    axes = tuple(range(1, table.ndim))
+    kernel = (table - table.amax(axes, keepdim=True)).exp()
     # row i reaches H x W of the displacements; sums of positive numbers lose no precision
-    reach = kernel.unfold(1, grid.height, 1).sum(-1).unfold(2, grid.width, 1).sum(-1).flip(1, 2)
-    unsafe = reach < _SAFE * kernel.square().sum((1, 2), keepdim=True).sqrt()
+    reach = kernel
+    for axis, side in zip(axes, grid.shape, strict=True):
+        reach = reach.unfold(axis, side, 1).sum(-1)
+    reach = reach.flip(axes)
+    unsafe = reach < _SAFE * kernel.square().sum(axes, keepdim=True).sqrt()
     # with so many unsafe rows, the transform, LARGE / N of the time of all rows, would take longer than the other rows
     if unsafe.double().mean() > max(1 - LARGE / grid.patches, 0.5):
         unsafe = torch.ones_like(unsafe)
     return kernel, torch.where(unsafe, 0, 1 / reach)[:, None], unsafe
 
 
-def _transform(grid: Grid) -> tuple[tuple[int, int], tuple[Any, slice, slice]]:
-    """Return the sides of the transform, and the slices of its middle part, H x W, which is the result.
+def _transform(grid: Grid) -> tuple[Shape, Shape, tuple[Any, ...]]:
+    """Return the sides and the axes of the transform, and the slices of its middle part, H x W, which is the result.
 
     A side of 2H - 1 is enough, since only entries outside of that part wrap around.
     """
-    sides = next_fast_len(2 * grid.height - 1, real=True), next_fast_len(2 * grid.width - 1, real=True)
-    rows, columns = (slice(side - 1, 2 * side - 1) for side in grid.shape)
-    return sides, (..., rows, columns)
+    sides = tuple(next_fast_len(side, real=True) for side in grid.table)
+    return sides, tuple(range(-len(sides), 0)), (..., *(slice(side - 1, 2 * side - 1) for side in grid.shape))
 
 
 def _pieces(x: Tensor) -> list[tuple[slice, slice, slice]]:
@@ -304,5 +305,12 @@ def _parts(unsafe: Tensor | None, grid: Grid) -> list[tuple[int, Tensor]]:
 
 def _rows(table: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     """Return the logits of some tokens to all tokens, (rows, N), from the table of a group."""
-    cuts = table.unfold(0, grid.height, 1).unfold(1, grid.width, 1)  # (H, W, H, W), a view
-    return cuts[grid.height - 1 - rows // grid.width, grid.width - 1 - rows % grid.width].flatten(1)
+    each = zip(grid.shape, torch.unravel_index(rows, grid.shape), strict=True)
+    return _slices(table[None], grid)[0][tuple(side - 1 - place for side, place in each)].flatten(1)
+
+
+def _slices(table: Tensor, grid: Grid) -> Tensor:
+    """Return all slices of the shape of `grid` of tables (groups, 2H - 1, 2W - 1), (groups, H, W, H, W), a view."""
+    for axis, side in enumerate(grid.shape, 1):
+        table = table.unfold(axis, side, 1)
+    return table

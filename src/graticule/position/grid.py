@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.position.axis import Axis, axis_of, pairs, sampled
+from graticule.position.axis import Axis, axis_of, lattice, sampled
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
+
+Shape = tuple[int, ...]
 
 #: Maximum number of tokens: no machine can hold the pairs of more.
 _MOST = 2**24
@@ -24,52 +26,61 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle of a larger image, in patches of the grid of the whole image.
+    """A rectangle of a larger image, or a box of a larger volume, in patches of the grid of the whole.
 
     It may begin between two patches. If its own grid has another number of patches than the rectangle covers, the crop
     is scaled.
 
     Args:
-        whole: (H, W) of the whole image, in patches.
-        box: (top, left, height, width) of the rectangle, in patches of the whole image.
+        whole: the shape of the whole, such as (H, W) of an image, in patches.
+        box: the first coordinate on each axis, then the size on each axis, such as (top, left, height, width), in
+            patches of the whole.
 
     Example:
         >>> Grid(2, 2, crop=Crop((14, 14), (3, 5, 2, 2))).coordinates().tolist()
         [[3, 5], [3, 6], [4, 5], [4, 6]]
     """
 
-    whole: tuple[int, int]
-    box: tuple[float, float, float, float]
+    whole: Shape
+    box: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.whole) != 2 or len(self.box) != 4:
+        if len(self.box) != 2 * len(self.whole):
             raise ValueError(
-                "`whole` must be (height, width) and `box` (top, left, height, width), in patches, "
-                f"got {self.whole} and {self.box}."
+                "`box` must have a start and a size for each axis of `whole`, such as (top, left, height, width) for "
+                f"(height, width), in patches, got {self.box} for {self.whole}."
             )
         Grid(*self.whole)  # raises for invalid sides
-        for start, side, whole in zip(self.box[:2], self.box[2:], self.whole, strict=True):
+        for start, side, whole in zip(self.starts, self.sizes, self.whole, strict=True):
             if not (start >= 0 and side > 0 and start + side <= whole + _ROUNDING):
                 raise ValueError(
-                    f"`box` must be (top, left, height, width) within the whole image of {self.whole[0]} x "
-                    f"{self.whole[1]} patches, got {tuple(self.box)}."
+                    "`box` must be (top, left, height, width), or starts and sizes on more axes, within the whole "
+                    f"image of {by(self.whole)} patches, got {tuple(self.box)}."
                 )
 
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """The first coordinate on each axis."""
+        return self.box[: len(self.whole)]
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The size on each axis."""
+        return self.box[len(self.whole) :]
+
     @classmethod
-    def of_pixels(cls, image: tuple[int, int], box: tuple[float, float, float, float], patch: tuple[int, int]) -> Crop:
+    def of_pixels(cls, image: Shape, box: tuple[float, ...], patch: Shape) -> Crop:
         """Build the crop of `box` = (top, left, height, width) from an image of (height, width), all in pixels.
 
         Raises:
             ValueError: if a side of the image is not a multiple of the patch's, or the box is not within the image.
         """
-        rows, columns = patch
         whole = Grid.of_image(image, patch).shape
-        return cls(whole, (box[0] / rows, box[1] / columns, box[2] / rows, box[3] / columns))
+        return cls(whole, tuple(each / step for each, step in zip(box, (*patch, *patch), strict=True)))
 
-    def axes(self, shape: tuple[int, int]) -> tuple[Axis, Axis]:
-        """Return the coordinates of the patches of a crop of `shape` patches on both axes of the whole image."""
-        top, left, height, width = self.box
-        return axis_of(top, height, shape[0]), axis_of(left, width, shape[1])
+    def axes(self, shape: Shape) -> tuple[Axis, ...]:
+        """Return the coordinates of the patches of a crop of `shape` patches on each axis of the whole image."""
+        return tuple(axis_of(*each) for each in zip(self.starts, self.sizes, shape, strict=True))
 
     def halved(self) -> Crop:
         """Return the same rectangle on the grid of half the sides.
@@ -77,74 +88,100 @@ class Crop:
         Raises:
             ValueError: if a side of the whole image is odd.
         """
-        if self.whole[0] % 2 or self.whole[1] % 2:
-            raise ValueError(f"`whole` must have even sides to merge patches, got {self.whole[0]} x {self.whole[1]}.")
-        top, left, height, width = self.box
-        return Crop((self.whole[0] // 2, self.whole[1] // 2), (top / 2, left / 2, height / 2, width / 2))
+        if any(side % 2 for side in self.whole):
+            raise ValueError(f"`whole` must have even sides to merge patches, got {by(self.whole)}.")
+        return Crop(tuple(side // 2 for side in self.whole), tuple(each / 2 for each in self.box))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Grid:
-    """`prefix` tokens (class, distillation, registers), then `height * width` patches, row by row.
+    """`prefix` tokens (class, distillation, registers), then the patches of a grid, the last axis fastest.
 
-    Row before column, (y, x), always. A text is a grid of height 1.
+    It has any number of axes, the first the slowest: `Grid(7)` is a text, `Grid(14, 14)` an image of rows and columns,
+    `Grid(8, 14, 14)` a film or a volume. Row before column, (y, x), always.
 
     Args:
-        height: H, in patches.
-        width: W, in patches.
+        shape: the number of patches on each axis.
         prefix: tokens without a position, before the patches.
-        sequence: whether it is the row of a text, and not an image of one row.
-        windows: (rows, columns) of the windows within which tokens interact, for this stage of a pyramid and for
-            each later one; empty for the whole grid.
         crop: the part of a larger image that the patches cover; None for a whole image.
+        spacing: distance of neighbors on each axis, for coordinates in other units than patches, such as millimeters
+            of a volume; None for patches. Tables are of patches, whatever their distance.
+        windows: the shapes of the windows within which tokens interact, for this stage of a pyramid and for each later
+            one; empty for the whole grid.
 
-    Two grids are equal if their tokens are, whatever `sequence` and `windows` are.
+    Two grids are equal if their tokens are, whatever `windows` are.
 
     Example:
         >>> Grid(2, 3, prefix=1).tokens
         7
     """
 
-    height: int
-    width: int
-    prefix: int = 0
-    sequence: bool = field(default=False, compare=False, repr=False)
-    windows: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
-    crop: Crop | None = None
+    shape: Shape
+    prefix: int
+    crop: Crop | None
+    spacing: tuple[float, ...] | None
+    windows: tuple[Shape, ...] = field(compare=False)
 
-    def __post_init__(self) -> None:
-        for name, count, least in (("height", self.height, 1), ("width", self.width, 1), ("prefix", self.prefix, 0)):
+    def __init__(
+        self,
+        *shape: int,
+        prefix: int = 0,
+        crop: Crop | None = None,
+        spacing: Sequence[float] | None = None,
+        windows: Sequence[Shape] = (),
+    ) -> None:
+        spacing = None if spacing is None else tuple(spacing)
+        given = {"shape": shape, "prefix": prefix, "crop": crop, "spacing": spacing, "windows": tuple(windows)}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        if not shape:
+            raise ValueError("`shape` must have at least one axis, got none.")
+        for name, count, least in (*(("shape", side, 1) for side in shape), ("prefix", prefix, 0)):
             if isinstance(count, bool) or not hasattr(count, "__index__"):
-                raise TypeError(f"`{name}` must be a whole number, got {count!r}.")
+                raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
             if count < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {count}.")
         if self.tokens > _MOST:
-            raise ValueError(f"`height` x `width` must be at most {_MOST:,} patches, got {self.height} x {self.width}.")
+            raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
+        if crop is not None and len(crop.whole) != len(shape):
+            raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.whole)}.")
+        if spacing is not None and (len(spacing) != len(shape) or not all(0 < each < math.inf for each in spacing)):
+            raise ValueError(f"`spacing` must be a positive number for each of {len(shape)} axes, got {spacing}.")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Grid):
             return NotImplemented
-        return self.prefix == other.prefix and self.crop == other.crop and self.has_shape(other.shape)
+        same = self.prefix == other.prefix and self.crop == other.crop and self.spacing == other.spacing
+        return same and self.has_shape(other.shape)
 
-    def has_shape(self, shape: tuple[int, int]) -> bool:
+    def __repr__(self) -> str:
+        named = (("prefix", self.prefix), ("crop", self.crop), ("spacing", self.spacing))
+        given = [*map(str, self.shape), *(f"{name}={value}" for name, value in named if value)]
+        return f"Grid({', '.join(given)})"
+
+    def replace(self, **changes: Any) -> Grid:
+        """Return a grid of the same shape with other fields."""
+        kept = {name: getattr(self, name) for name in ("prefix", "crop", "spacing", "windows")}
+        return Grid(*self.shape, **{**kept, **changes})
+
+    def has_shape(self, shape: Shape) -> bool:
         """Return whether its shape is `shape`; in a program exported for any size, whether it always is."""
-        return holds(self.height == shape[0]) and holds(self.width == shape[1])
+        return len(self.shape) == len(shape) and all(holds(a == b) for a, b in zip(self.shape, shape, strict=True))
 
     @classmethod
-    def of_text(cls, length: int) -> Grid:
-        """Build the grid of a text of `length` tokens."""
-        return cls(1, length, sequence=True)
-
-    @classmethod
-    def of_image(cls, image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
+    def of_image(cls, image: Shape, patch: Shape, prefix: int = 0) -> Grid:
         """Build the grid of an image of `image` = (height, width) pixels cut into `patch` = (height, width).
+
+        A film or a volume has one more axis, before these.
 
         Raises:
             ValueError: if a side of the image is not a positive multiple of the patch's.
         """
+        if len(image) != len(patch):
+            raise ValueError(f"`patch_size` must have {len(image)} axes, as many as the image, got {patch}.")
         if min(patch) < 1:
-            raise ValueError(f"`patch_size` must be at least 1, got {patch[0]} x {patch[1]}.")
-        for side, pixels, step in zip(("height", "width"), image, patch, strict=True):
+            raise ValueError(f"`patch_size` must be at least 1, got {by(patch)}.")
+        for side, pixels, step in zip(sides(len(image)), image, patch, strict=True):
             if pixels < step or pixels % step:
                 above = (pixels // step + 1) * step
                 near = f"sizes are {above - step} and {above}" if pixels > step else f"size is {step}"
@@ -152,45 +189,61 @@ class Grid:
                     f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
                     f"{step}; the nearest {near}."
                 )
-        return cls(image[0] // patch[0], image[1] // patch[1], prefix)
+        return cls(*(pixels // step for pixels, step in zip(image, patch, strict=True)), prefix=prefix)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(H, W), in patches."""
-        return self.height, self.width
+    def height(self) -> int:
+        """H, the number of rows of an image, the second last axis; a text is one row."""
+        return self.shape[-2] if len(self.shape) > 1 else 1
+
+    @property
+    def width(self) -> int:
+        """W, the number of columns of an image, the last axis."""
+        return self.shape[-1]
+
+    @property
+    def plane(self) -> Grid:
+        """This grid with rows and columns, to be drawn; a text is one row."""
+        return self if len(self.shape) > 1 else Grid(1, *self.shape, prefix=self.prefix)
 
     @property
     def patches(self) -> int:
-        """H * W."""
-        return self.height * self.width
+        """The number of patches, H * W of an image."""
+        return math.prod(self.shape)
 
     @property
     def tokens(self) -> int:
-        """N = prefix + H * W."""
+        """N, with the prefix tokens."""
         return self.prefix + self.patches
 
     @property
     def center(self) -> int:
-        """Flattened index, among the patches, of the one at (H // 2, W // 2)."""
-        return (self.height // 2) * self.width + self.width // 2
+        """Flattened index, among the patches, of the one at half of each side, (H // 2, W // 2) in an image."""
+        return ravel([side // 2 for side in self.shape], self.shape)
 
-    def alike(self, patches: int, shape: tuple[int, int] | None = None) -> Grid | None:
+    def alike(self, patches: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of `patches` rows of a checkpoint; None if it cannot be inferred.
 
         It is `shape`, if the checkpoint records one and it has as many patches. Without it, as in checkpoints of other
-        libraries, it is one row for a text, and a square for an image, as in published models; if the number is not a
-        square, it is this grid, if that has as many patches.
+        libraries, all its sides are the same, as in published models: one row for a text, a square for an image. If the
+        number is not a square, it is this grid, if that has as many patches.
         """
         if patches < 1:
             return None
-        if self.sequence:
-            return Grid.of_text(patches)
-        if shape is not None and shape[0] * shape[1] == patches:
+        axes = len(self.shape)
+        if shape is not None and len(shape) == axes and math.prod(shape) == patches:
             return Grid(*shape)
-        side = math.isqrt(patches)
-        if side * side == patches:
-            return Grid(side, side)
+        side = round(patches ** (1 / axes))
+        if side**axes == patches:
+            return Grid(*[side] * axes)
         return Grid(*self.shape) if patches == self.patches else None
+
+    def alike_table(self, rows: int, shape: Shape | None = None) -> Grid | None:
+        """Infer the grid of a checkpoint's table of `rows` offsets, as `alike` does; None if it cannot be inferred."""
+        found = Grid(*self.table).alike(rows, shape and Grid(*shape).table)
+        if found is None or not all(side % 2 for side in found.shape):
+            return None
+        return Grid(*((side + 1) // 2 for side in found.shape))
 
     def pyramid(self, stages: int, prefix: int = 0, pad: bool = False) -> list[Grid]:
         """Return the grids of `stages` stages, this one first, each with half the sides of the one before.
@@ -206,29 +259,29 @@ class Grid:
             ValueError: if a side cannot be halved that often, unless `pad`.
         """
         step = 1 << (stages - 1)
-        if not pad and (self.height % step or self.width % step):
+        if not pad and any(side % step for side in self.shape):
             raise ValueError(
                 f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
-                f"got {self.height} x {self.width}."
+                f"got {by(self.shape)}."
             )
         grids: list[Grid] = []
-        height, width = self.shape
-        crop = self.crop
+        shape, crop, spacing = self.shape, self.crop, self.spacing
         for stage in range(stages):
             ahead = max(self.prefix, prefix if stage == stages - 1 else 0)
-            grids.append(Grid(height, width, prefix=ahead, windows=self.windows[stage:], crop=crop))
-            height, width = ceiling(height, 2), ceiling(width, 2)
+            grids.append(Grid(*shape, prefix=ahead, crop=crop, spacing=spacing, windows=self.windows[stage:]))
+            shape = tuple(ceiling(side, 2) for side in shape)
             crop = crop.halved() if crop is not None and stage < stages - 1 else None
+            spacing = spacing and tuple(2 * each for each in spacing)
         return grids
 
     @property
     def within(self) -> Grid:
         """The grid within which tokens interact: that of a window, or this one if there are no windows."""
-        return Grid(*self.windows[0]) if self.windows else self
+        return Grid(*self.windows[0], spacing=self.spacing) if self.windows else self
 
-    def with_windows(self, windows: Sequence[tuple[int, int]]) -> Grid:
-        """Return this grid with windows of (rows, columns) for it and for the later stages."""
-        return replace(self, windows=tuple(windows))
+    def with_windows(self, windows: Sequence[Shape]) -> Grid:
+        """Return this grid with windows of these shapes for it and for the later stages."""
+        return self.replace(windows=windows)
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
         """Return this grid with windows of `sides` for it and later stages, each no larger than its grid.
@@ -240,50 +293,66 @@ class Grid:
         return self.with_windows([stage.window(side).shape for stage, side in stages])
 
     def window(self, side: int) -> Grid:
-        """Return the grid of a square window of `side` patches, no larger than this grid.
+        """Return the grid of a window of `side` patches on each axis, no larger than this grid.
 
         Raises:
             ValueError: if `side` is less than 1.
         """
         if not isinstance(side, int) or side < 1:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
-        rows, columns = (side if holds(side <= most) else min(side, most) for most in self.shape)
-        return Grid(rows, columns)
+        return Grid(*(side if holds(side <= most) else min(side, most) for most in self.shape))
 
     def pooled(self, step: int) -> Grid:
-        """Return the grid of every `step`-th row and column, from the first on, with the same prefix tokens."""
-        return self if step == 1 else Grid(ceiling(self.height, step), ceiling(self.width, step), prefix=self.prefix)
+        """Return the grid of every `step`-th patch on each axis, from the first on, with the same prefix tokens."""
+        if step == 1:
+            return self
+        spacing = self.spacing and tuple(step * each for each in self.spacing)
+        return Grid(*(ceiling(side, step) for side in self.shape), prefix=self.prefix, spacing=spacing)
 
     def every(self, step: int, device: torch.device | str | None = None) -> Tensor:
         """Return the index of each token of `pooled(step)` among the tokens of this grid, (N',), int64."""
-        y, x = (step * torch.arange(side, device=device) for side in self.pooled(step).shape)
-        patches = (y[:, None] * self.width + x).flatten() + self.prefix
+        places = lattice(*(step * torch.arange(side, device=device) for side in self.pooled(step).shape))
+        patches = ravel(places.unbind(-1), self.shape) + self.prefix
         return torch.cat([torch.arange(self.prefix, device=device), patches])
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""
-        return self if crop is None else replace(self, crop=crop)
+        return self if crop is None else self.replace(crop=crop)
 
     @property
     def whole(self) -> Grid:
         """The grid of the whole image, of which this one may be a crop."""
-        return self if self.crop is None else Grid(*self.crop.whole, prefix=self.prefix)
+        return self if self.crop is None else Grid(*self.crop.whole, prefix=self.prefix, spacing=self.spacing)
 
     @property
-    def axes(self) -> tuple[Axis, Axis]:
-        """The coordinates of the rows and the columns in the whole image."""
-        return (Axis(), Axis()) if self.crop is None else self.crop.axes(self.shape)
+    def extent(self) -> tuple[float, ...]:
+        """The length of each axis of the whole image, in the unit of the coordinates."""
+        sides = self.whole.shape
+        return sides if self.spacing is None else tuple(a * b for a, b in zip(sides, self.spacing, strict=True))
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The index on each axis of the whole image."""
+        return (Axis(),) * len(self.shape) if self.crop is None else self.crop.axes(self.shape)
+
+    def _spaced(self, axes: Sequence[Axis]) -> Sequence[Axis]:
+        """Return coordinates in the unit of `spacing`."""
+        if self.spacing is None:
+            return axes
+        return [Axis(axis.first * unit, axis.step * unit) for axis, unit in zip(axes, self.spacing, strict=True)]
 
     def coordinates(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the (y, x) of every patch in the whole image, (H * W, 2), in flattened order.
+        """Return the coordinates of every patch in the whole image, (H * W, 2) as (y, x), in flattened order.
 
         int64; float64 if they are not whole numbers, such as in a crop that begins between two patches or is scaled.
         """
-        y, x = (axis.coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
-        return pairs(y, x)
+        return self._lattice(self._spaced(self.axes), device)
+
+    def _lattice(self, axes: Sequence[Axis], device: torch.device | str | None) -> Tensor:
+        return lattice(*(axis.coordinates(side, device) for axis, side in zip(axes, self.shape, strict=True)))
 
     def order(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the index of every patch in the whole image, row by row, (H * W,), int64.
+        """Return the index of every patch in the whole image, in flattened order, (H * W,), int64.
 
         Raises:
             ValueError: if the patches of a crop do not coincide with patches of the whole image.
@@ -291,40 +360,47 @@ class Grid:
         if self.crop is not None and not all(axis.whole for axis in self.axes):
             raise ValueError(
                 "`crop` must consist of whole patches of the whole image for an encoding of their order, got the box "
-                f"{self.crop.box} for {self.height} x {self.width} patches."
+                f"{self.crop.box} for {by(self.shape)} patches."
             )
-        y, x = self.coordinates(device).unbind(-1)
-        return y * self.whole.width + x
+        return ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
 
-    def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """Return all displacements of rows and of columns, from the lowest to the highest, (2H-1,) and (2W-1,).
+    def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
+        """Return all displacements on each axis, from the lowest to the highest, (2H-1,) and (2W-1,) of an image.
 
         int64, or float64 in a crop that is scaled.
         """
-        rows, columns = (
-            axis.displacements(side).coordinates(2 * side - 1, device)
-            for axis, side in zip(self.axes, self.shape, strict=True)
-        )
-        return rows, columns
+        axes = self._spaced([axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True)])
+        return tuple(axis.coordinates(2 * side - 1, device) for axis, side in zip(axes, self.shape, strict=True))
 
     def offsets(self, device: torch.device | str | None = None) -> Tensor:
         """Return p_i - p_j for every pair of patches, (H * W, H * W, 2), as (dy, dx): int64, or float64 if scaled."""
-        y, x = (Axis(0, axis.step).coordinates(side, device) for axis, side in zip(self.axes, self.shape, strict=True))
-        patch = pairs(y, x)
+        patch = self._lattice(self._spaced([Axis(0, axis.step) for axis in self.axes]), device)
         self._check_pairs()
         return patch[:, None] - patch[None, :]
+
+    @property
+    def table(self) -> Shape:
+        """The shape of a table of all offsets, (2H-1, 2W-1) in an image."""
+        return tuple(2 * side - 1 for side in self.shape)
+
+    def table_rows(self, device: torch.device | str | None = None) -> tuple[Tensor, int]:
+        """Return the row of each patch in a table of offsets, (H * W,), int64, and the row of offset 0.
+
+        Differences of rows, from that of offset 0 on, are the rows of offsets.
+        """
+        places = self._lattice((Axis(),) * len(self.shape), device).unbind(-1)
+        return ravel(places, self.table), ravel([side - 1 for side in self.shape], self.table)
 
     def offset_index(self, device: torch.device | str | None = None) -> Tensor:
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
         self._check_pairs()
-        y, x = Grid(*self.shape).coordinates(device).unbind(-1)
-        row = y * (2 * self.width - 1) + x  # of p_i in a table; differences of it, from the middle on, are rows, too
-        middle = 2 * self.patches - self.height - self.width
+        row, middle = self.table_rows(device)
         return (row + middle)[:, None] - row
 
     def _check_pairs(self) -> None:
-        """Check that two whole numbers for each pair of patches fit into memory."""
-        check_memory("grid", f"the values of all pairs of its {self.patches} patches", 16 * self.patches**2)
+        """Check that the values of each pair of patches fit into memory."""
+        size = 8 * len(self.shape) * self.patches**2
+        check_memory("grid", f"the values of all pairs of its {self.patches} patches", size)
 
     def distances(self, device: torch.device | str | None = None) -> Tensor:
         """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
@@ -342,7 +418,7 @@ class Grid:
 
     def from_map(self, features: Tensor) -> Tensor:
         """Flatten a feature map (B, D, H, W) into patches (B, H * W, D); the inverse of `to_map`."""
-        return features.flatten(-2).transpose(-2, -1)
+        return features.flatten(-len(self.shape)).transpose(-2, -1)
 
     def with_prefix_rows(self, table: Tensor) -> Tensor:
         """Prepend `prefix` zero rows to a table of the patches, (H * W, D) -> (N, D)."""
@@ -358,7 +434,7 @@ class Grid:
         The rows of the patches are resampled by `resampler`; prefix rows are unchanged.
 
         Raises:
-            ValueError: if the grids differ in their number of prefix tokens.
+            ValueError: if the grids differ in their number of prefix tokens or of axes.
         """
         if new.prefix != self.prefix:
             raise ValueError(f"`new` must have as many prefix tokens as the table ({self.prefix}), got {new.prefix}.")
@@ -380,8 +456,32 @@ class Grid:
         if self.crop is None:
             return image
         each = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
-        rows, columns = (Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True))
-        return sampled(image, (rows, columns), (2 * self.height - 1, 2 * self.width - 1))
+        axes = [Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True)]
+        return sampled(image, axes, self.table)
+
+
+def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
+    """Return the flattened index, the last axis fastest, of an index on each axis of `shape`, numbers or tensors."""
+    flat = index[0]
+    for each, side in zip(index[1:], shape[1:], strict=True):
+        flat = flat * side + each
+    return flat
+
+
+def by(shape: Sequence[float]) -> str:
+    """Return a shape as text, such as '14 x 14'."""
+    return " x ".join(map(str, shape))
+
+
+def letters(axes: int) -> Sequence[str]:
+    """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a film or volume."""
+    return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
+
+
+def sides(axes: int) -> Sequence[str]:
+    """Return the names of the axes of a text, an image, or a film or volume."""
+    named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
+    return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
 
 
 class Tile(NamedTuple):

@@ -2,6 +2,8 @@ r"""Resampling of the tables of a grid: one small matrix per axis, each row of w
 
 .. math:: T' = R\, T\, C^\top, \quad R: (H', H), \quad C: (W', W)
 
+for an image; on more axes, or on one, each axis is multiplied by its matrix.
+
 So resampling is linear, differentiable and separable, and it is exported as matrix products. A `resampler` is a name
 with options, such as 'bicubic(antialias=False)'.
 """
@@ -23,7 +25,7 @@ from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 from graticule.system.symbolic import as_tensor, holds
 
-Size = tuple[int, int]
+Size = tuple[int, ...]
 
 
 class Resampler(ABC):
@@ -41,19 +43,31 @@ class Resampler(ABC):
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
         """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64; rows sum to one."""
 
-    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """Return the matrices of rows and columns, (H', H) and (W', W), float64."""
-        rows, columns = (self.weights(n, m, device) for n, m in zip(old, new, strict=True))
-        return rows, columns
+    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Return the matrix of each axis, (H', H) and (W', W) for an image, float64.
+
+        Raises:
+            ValueError: if the sizes have different numbers of axes.
+        """
+        if len(old) != len(new):
+            raise ValueError(
+                f"`grid` must have {len(old)} axes, as many as the table that is resampled for it, got {len(new)}."
+            )
+        return tuple(self.weights(n, m, device) for n, m in zip(old, new, strict=True))
 
     def __call__(self, image: Tensor, size: Size) -> Tensor:
-        """Resample (..., H, W) to (..., H', W'), in float32 (in float64 if the map is); unchanged at its own size."""
-        old = (image.shape[-2], image.shape[-1])
-        if holds(old[0] == size[0]) and holds(old[1] == size[1]):
+        """Resample (..., H, W) to (..., H', W'), in float32 (in float64 if the map is); unchanged at its own size.
+
+        As many axes are resampled as `size` has, the last ones.
+        """
+        old = tuple(image.shape[-len(size) :])
+        if all(holds(a == b) for a, b in zip(old, size, strict=True)):
             return image
         wide = image.to(torch.promote_types(image.dtype, torch.float32))
-        rows, columns = (matrix.to(wide.dtype) for matrix in self.matrices(old, size, image.device))
-        return (rows @ wide @ columns.mT).to(image.dtype)
+        *first, last = (matrix.to(wide.dtype) for matrix in self.matrices(old, size, image.device))
+        for axis, matrix in enumerate(first, -len(size)):
+            wide = (matrix @ wide.movedim(axis, -2)).movedim(-2, axis)
+        return (wide @ last.mT).to(image.dtype)
 
     @classmethod
     def options(cls, **given: object) -> Spec:
@@ -138,13 +152,13 @@ class _Filter(Resampler):
         # PyTorch skips an axis of the same length, only with antialias
         return _kept_if(as_tensor([new], entries) == old, weights) if self.offset else weights
 
-    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """Return the matrices of rows and columns, (H', H) and (W', W), float64; identities at the same size."""
-        rows, columns = super().matrices(old, new, device)
+    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Return the matrix of each axis, (H', H) and (W', W) for an image, float64; identities at the same size."""
+        each = super().matrices(old, new, device)
         if not self.offset:
-            return rows, columns
-        same = (as_tensor(new, rows) == as_tensor(old, rows)).all()  # a program for any size compares at run time
-        return _kept_if(same, rows), _kept_if(same, columns)
+            return each
+        same = (as_tensor(new, each[0]) == as_tensor(old, each[0])).all()  # a program for any size compares at run time
+        return tuple(_kept_if(same, matrix) for matrix in each)
 
     def at(self, center: Tensor, old: int) -> Tensor:
         """Return the matrix that samples an axis of `old` entries at `center` (m,), in entries from 0, (m, old).
@@ -252,12 +266,11 @@ class Crop(Resampler):
         """Return the matrix of an axis if both axes are scaled by the same factor, (new, old), float64."""
         return self.inner.weights(old, new, device)
 
-    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, ...]:
         """Return the first H' and W' rows of the matrices of the covering size, (H', H) and (W', W), float64."""
         pairs = list(zip(old, new, strict=True))
         covering = [max(-(-n * longer // side) for side, longer in pairs) for n in old]
-        rows, columns = (self.weights(n, c, device)[:m] for n, c, m in zip(old, covering, new, strict=True))
-        return rows, columns
+        return tuple(self.weights(n, c, device)[:m] for n, c, m in zip(old, covering, new, strict=True))
 
 
 class _Displacements(Resampler):

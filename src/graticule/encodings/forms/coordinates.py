@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -19,17 +19,19 @@ Factor = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Coordinates:
-    r"""The coordinates (y, x) of every patch, axis by axis; i is the index on an axis of n patches.
+    r"""The coordinates of every patch, (y, x) in an image, axis by axis; i is the index on an axis of n patches.
 
     coordinates: 'patches', i + o;
         'separate', 'min' or 'max', the centers of patches in [-1, 1], 2 (i + 1/2 + o) / m - 1 where m is n, or the
         shorter or the longer side of the grid, as in DINOv3;
-        'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), which keeps the
-        aspect ratio; 'unit', from 0 to 1.
+        'corners', from -1 at the first patch to 1 at the last; 'area', the same times n / sqrt(H W), or over the
+        geometric mean of more sides, which keeps the aspect ratio; 'unit', from 0 to 1.
     offset: o, in patches.
 
-    Sides are those of the grid itself, but for a text those of the grid that the encoding is built for: its tokens keep
-    their coordinates as the text grows, and a longer text has coordinates beyond that range.
+    If the grid has a `spacing`, i and n are multiplied by it, and 'patches' are in its unit.
+
+    Sides are those of the grid itself, but on one axis, as of a text, those of the grid that the encoding is built for:
+    its tokens keep their coordinates as the text grows, and a longer text has coordinates beyond that range.
     """
 
     coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
@@ -43,16 +45,17 @@ class Coordinates:
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
         index = grid.coordinates(device).double()
-        sides = as_tensor(built.shape if built is not None and grid.sequence else grid.whole.shape, index)
+        step: Any = 1.0 if grid.spacing is None else index.new_tensor(grid.spacing)
         if self.coordinates == "patches":
-            return index + self.offset
+            return index + self.offset * step
+        sides = as_tensor((grid if built is None or len(grid.shape) > 1 else built).extent, index)
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
-            return 2 * (index + (0.5 + self.offset)) / by - 1
-        share = index / (sides - 1).clamp(min=1)
+            return 2 * (index + (0.5 + self.offset) * step) / by - 1
+        share = index / (sides - step).clamp(min=step)
         if self.coordinates == "unit":
             return share
-        reach = sides / sides.prod().sqrt() if self.coordinates == "area" else 1.0
+        reach = sides / sides.prod() ** (1 / len(sides)) if self.coordinates == "area" else 1.0
         return (2 * share - 1) * reach
 
 
@@ -60,9 +63,9 @@ class Coordinates:
 class Noise:
     r"""Random augmentation of the coordinates in training: one draw per forward pass, for all images and layers.
 
-    shift: s; a number from [-s, s] is added to each coordinate, drawn separately for y and x.
+    shift: s; a number from [-s, s] is added to each coordinate, drawn separately for each axis.
     jitter: j; each coordinate is multiplied by a number from [1 / j, j], drawn separately, uniform in its logarithm.
-    rescale: r; both coordinates are multiplied by the same number from [1 / r, r], uniform in its logarithm.
+    rescale: r; all coordinates are multiplied by the same number from [1 / r, r], uniform in its logarithm.
 
     Reference: DINOv3 (Simeoni et al., 2025), section 3.2 and its code.
     """
@@ -81,7 +84,7 @@ class Noise:
 
     def __call__(self, coordinates: Tensor) -> Tensor:
         """Apply noise, drawn from PyTorch's generator, to coordinates (H * W, 2)."""
-        like = coordinates.new_empty(2, dtype=torch.float32)
+        like = coordinates.new_empty(coordinates.shape[-1], dtype=torch.float32)
         if self.shift is not None:
             coordinates = coordinates + like.uniform_(-self.shift, self.shift)
         if self.jitter is not None:
@@ -89,3 +92,36 @@ class Noise:
         if self.rescale is not None:
             coordinates = coordinates * like[:1].uniform_(-math.log(self.rescale), math.log(self.rescale)).exp()
         return coordinates
+
+
+def spread_directions(index: Tensor, axes: int) -> Tensor:
+    r"""Return unit vectors that cover the sphere evenly, (..., axes), from their numbers, (...), float64.
+
+    .. math:: \mathrm{erf}^{-1}(2 u_i - 1), \quad u_i = (i + 1) (g^{-1}, \dots, g^{-n}) \bmod 1, \quad g^{n + 1} = g + 1
+
+    divided by their length, for n axes: the points u fill the cube evenly.
+
+    Reference: The Unreasonable Effectiveness of Quasirandom Sequences (Roberts, 2018).
+    """
+    ratio = 2.0  # its fixed point is g
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (axes + 1))
+    powers = ratio ** -torch.arange(1, axes + 1, device=index.device, dtype=torch.float64)
+    directions = torch.erfinv(2 * ((index[..., None] + 1) * powers % 1) - 1)
+    return directions / directions.norm(dim=-1, keepdim=True)
+
+
+def linear(places: Tensor, vectors: Tensor) -> Tensor:
+    """Return the dot product of coordinates (..., N, axes) with vectors (..., 1, n, axes), (..., N, n).
+
+    By elementwise products, whose precision autocast and TF32 do not reduce as that of a matrix product.
+
+    Raises:
+        ValueError: if they have different numbers of axes.
+    """
+    if places.shape[-1] != vectors.shape[-1]:
+        raise ValueError(
+            f"`grid` must have {vectors.shape[-1]} axes, as many as the encoding is built for, got {places.shape[-1]}."
+        )
+    each = [place * vector for place, vector in zip(places[..., None].unbind(-2), vectors.unbind(-1), strict=True)]
+    return sum(each[1:], each[0])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.coordinates import Coordinates, Noise
+from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, Layers, joined_layers, spread
 from graticule.position.layer import LayerPosition
@@ -44,13 +44,13 @@ class Scaling:
     axis as in FiT (Lu et al., 2024).
 
     scaling: one of the three ways; None keeps the frequencies per patch.
-    reference: (H, W) of the reference grid, in patches; by default the one that the encoding is built for.
+    reference: the shape of the reference grid, (H, W) for images; by default the one that the encoding is built for.
     ramp: turns below which a frequency is interpolated, and above which it is unchanged, (1, 32) by default as in the
         paper. On a small grid no frequency is above 32 turns; there (0.25, 1) keeps some.
     """
 
     scaling: Literal["interpolation", "ntk", "yarn"] | None = None
-    reference: tuple[Count, Count] | None = None
+    reference: tuple[Count, ...] | None = None
     ramp: tuple[Positive, Positive] | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Scaling:
         return self if known else Scaling(self.scaling, built.shape, self.ramp)
 
     def ratios(self, grid: Grid, like: Tensor) -> Tensor | None:
-        """Return s on both axes, (y, x), as a tensor like `like`; None if both are known to be 1."""
+        """Return s on each axis, such as (y, x), as a tensor like `like`; None if all are known to be 1."""
         if self.scaling is None or self.reference is None:
             return None
         axes, longer = zip(grid.whole.shape, self.reference, strict=True), self.scaling != "interpolation"
@@ -78,7 +78,15 @@ class Scaling:
         return s.clamp(min=1) if longer else s
 
     def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
-        """Scale frequency vectors (..., 2), in radians per patch along (y, x), for `grid`."""
+        """Scale frequency vectors (..., axes), in radians per patch along each axis, for `grid`.
+
+        Raises:
+            ValueError: if the reference grid has another number of axes than `grid`.
+        """
+        if self.reference is not None and len(self.reference) != len(grid.shape):
+            raise ValueError(
+                f"`reference` must have {len(grid.shape)} sides, as many as the grid has axes, got {self.reference}."
+            )
         s = self.ratios(grid, vectors)
         if s is None:
             return vectors
@@ -98,7 +106,7 @@ class Scaling:
 
 
 def _depth(vectors: Tensor) -> Tensor:
-    """Return the relative depth of frequency vectors (..., 2), from the longest, 0, to the shortest nonzero one, 1."""
+    """Return the relative depth of frequency vectors (..., axes), from the longest, 0, to the shortest nonzero, 1."""
     lengths = vectors.norm(dim=-1)
     moves = lengths > 0
     logs = torch.where(moves, lengths, 1).log()
@@ -180,7 +188,7 @@ class RotaryEncoding(Encoding):
 
 
 class PlaneRotary(RotaryEncoding):
-    r"""Rotates each pair of channels by an angle that is a linear function of the coordinates (y, x).
+    r"""Rotates each pair of channels by an angle that is a linear function of the coordinates, (y, x) in an image.
 
     .. math:: \theta_k = y\,f^y_k + x\,f^x_k
 
@@ -197,7 +205,7 @@ class PlaneRotary(RotaryEncoding):
 
     @abstractmethod
     def vectors(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequency vectors (f^y, f^x), (..., d / 2, 2), float32 at least, in radians."""
+        """Return the frequency vectors (f^y, f^x), (..., d / 2, axes), float32 at least, in radians."""
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (..., N, 2d)."""
@@ -218,9 +226,7 @@ class PlaneRotary(RotaryEncoding):
         places = self.coordinates(grid, vectors.device, self.grid)
         if noisy:
             places = self.noise(places)
-        y, x = places.to(vectors.dtype)[..., None].unbind(1)  # (H * W, 1)
-        # elementwise products: autocast would round a matrix product
-        return y * vectors[..., None, :, 0] + x * vectors[..., None, :, 1]
+        return linear(places.to(vectors.dtype), vectors[..., None, :, :])
 
     def _check_scaling(self) -> None:
         if self.scaling.scaling is not None and self.coordinates.coordinates != "patches":
@@ -338,11 +344,12 @@ def geometric(base: float, count: int, device: torch.device | None = None) -> Te
     return base ** -(torch.arange(count, device=device, dtype=torch.float64) / count)
 
 
-def axial(first: Tensor, second: Tensor) -> Tensor:
-    """Return the vectors (f, 0) of the frequencies `first`, then (0, f) of `second`, (n, 2)."""
-    along = torch.stack([first, torch.zeros_like(first)], -1)
-    across = torch.stack([torch.zeros_like(second), second], -1)
-    return torch.cat([along, across])
+def axial(*frequencies: Tensor) -> Tensor:
+    """Return the vectors (f, 0) of the first frequencies, then (0, f) of the second, (n, 2); or more axes."""
+    zeros = [torch.zeros_like(each) for each in frequencies]
+    count = len(frequencies)
+    rows = [[own if axis == at else zeros[at] for axis in range(count)] for at, own in enumerate(frequencies)]
+    return torch.cat([torch.stack(row, -1) for row in rows])
 
 
 def waves(angles: Tensor, grid: Grid, layout: Layout | None) -> Tensor:
