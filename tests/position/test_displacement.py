@@ -224,9 +224,9 @@ def test_work_done_in_pieces_is_the_same_work(workspace, kernel, monkeypatch):
 @pytest.mark.parametrize(("workspace", "pieces"), [(1, 15), (4 * 35 * 3 * 2, 10), (4 * 35 * 3 * 7, 3), (1 << 20, 1)])
 def test_a_small_workspace_cuts_samples_and_then_channels_into_pieces(workspace, pieces, monkeypatch):
     """5 samples of 3 groups of 3 channels: pieces of 1 channel, 2 channels, 2 samples, or all at once."""
-    transform, calls = torch.fft.irfft2, []
+    transform, calls = torch.fft.irfftn, []
     monkeypatch.setattr(displacement_module, "_WORKSPACE", workspace)
-    monkeypatch.setattr(torch.fft, "irfft2", lambda *args, **kwargs: calls.append(1) or transform(*args, **kwargs))
+    monkeypatch.setattr(torch.fft, "irfftn", lambda *args, **kwargs: calls.append(1) or transform(*args, **kwargs))
     assert_is_the_product(drawn(Grid(5, 7), 3, True), torch.randn(5, 35, 9, dtype=torch.float64))
     assert len(calls) == pieces
 
@@ -347,8 +347,8 @@ def test_a_number_that_is_not_finite_spoils_its_channel_of_its_sample_alone(soft
 @pytest.mark.parametrize(("reach", "transforms"), [(0.0, True), (3.0, True), (6.0, False), (40.0, False)])
 def test_nothing_is_transformed_where_most_rows_have_to_be_computed_pair_by_pair(reach, transforms, monkeypatch):
     kernel = gaussian(Grid(9, 9), [(reach, 0.0)] * 2, 20.0, torch.float32)
-    calls, transform = [], torch.fft.irfft2
-    monkeypatch.setattr(torch.fft, "irfft2", lambda *args, **kwargs: calls.append(1) or transform(*args, **kwargs))
+    calls, transform = [], torch.fft.irfftn
+    monkeypatch.setattr(torch.fft, "irfftn", lambda *args, **kwargs: calls.append(1) or transform(*args, **kwargs))
     x, given = torch.randn(2, 1, 81, 4)
     found = gradients_of(lambda x, table: Displacements(table, True).mix(x), x, kernel.table, given)
     expected = gradients_of(lambda x, table: product(Displacements(table, True).matrix(), x), x, kernel.table, given)

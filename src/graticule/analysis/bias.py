@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -146,7 +146,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
     if isinstance(model, LanguageModel):
         each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
-    return BiasMaps(where.replace(prefix=0).plane, tuple(tuple(group) for _, group in found.values()), each)
+    return BiasMaps(replace(where, prefix=0).plane, tuple(tuple(group) for _, group in found.values()), each)
 
 
 def _softmax(logits: Array) -> Array:

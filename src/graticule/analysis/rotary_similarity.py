@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -73,7 +74,7 @@ def correlations_of(layers: list[Array | None], grid: Grid) -> Correlations | No
     nothing = np.full((grid.patches, grid.patches), np.nan)
     similarity = np.stack([nothing if layer is None else layer for layer in layers])
     return Correlations(
-        grid.replace(prefix=0).plane, similarity, tuple(None if one is None else "rotation" for one in layers)
+        replace(grid, prefix=0).plane, similarity, tuple(None if one is None else "rotation" for one in layers)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -131,7 +132,7 @@ def _join(prefix: Tensor, x: Tensor) -> Tensor:
 
 
 def _joined_grid(grid: Grid, prefix: int) -> Grid:
-    return grid.replace(prefix=prefix)
+    return replace(grid, prefix=prefix)
 
 
 # a position and a grid are not tensors, so torch.fx records the calls as one node each

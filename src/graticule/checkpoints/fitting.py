@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Fitting:
         rows = value.reshape(-1, encoding.dim)
         here = self.prefix_here[: encoding.grid.prefix]
         tokens = self.prefix_there
-        grid = encoding.grid.replace(prefix=0)
+        grid = replace(encoding.grid, prefix=0)
         for prefix in (tokens, here, []):  # the first stages of a pyramid have none, even if the last one has some
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
@@ -97,7 +98,7 @@ class Fitting:
             else:
                 ahead.append(torch.zeros_like(new[row]) if token in tokens else new[row])
         same_prefix = torch.cat([*(row[None] for row in ahead), rows[len(prefix) :]])
-        table = encoding.fit(same_prefix, old.replace(prefix=len(here)))
+        table = encoding.fit(same_prefix, replace(old, prefix=len(here)))
         if table is None:
             return None
         details = [f"{_by(old)} -> {_by(grid)}"] if old != grid else []

@@ -99,7 +99,9 @@ def build_position(
             one = build_joining(its, dim, depth, num_heads, grid.prefix)
             one.check(kind.joined, its.options)
             parts.append(kind.position(site, one, **options))
-        return combine(parts)
+        position = combine(parts)
+        position.axes = grid.ndim
+        return position
 
     return build_within_memory(build, "encoding")
 

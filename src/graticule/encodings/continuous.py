@@ -49,17 +49,13 @@ class ContinuousBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = next(self.cpb_mlp.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
-        sides = [
-            each.to(wide) / (whole - 1).clamp(min=1)
-            for each, whole in zip(grid.displacements(weight.device), self.reference, strict=True)
-        ]
-        scaled = [t.sign() * torch.log2(1 + 8 * t.abs()) / 3 for t in sides]  # log to base 8
-        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
+        t = grid.lags(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
+        return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
-        return self.of_pairs(table.T, grid)
+        return grid.of_lags(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""

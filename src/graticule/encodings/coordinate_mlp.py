@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.encodings.forms.coordinates import Coordinates, Factor, Noise
 from graticule.position.grid import Grid
+from graticule.position.points import Points
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
 from graticule.registry.fields import NotNegative
@@ -77,5 +78,6 @@ class CoordinateMlp(ComputedEncoding):
         place = self.coordinates(grid, next(self.mlp.parameters()).device, self.grid)
         if self.local_shift:
             local = torch.empty_like(place).uniform_(-self.local_shift, self.local_shift)
-            place = place + local * (2 / as_tensor(grid.whole.shape, place))
+            whole = self.grid if isinstance(grid, Points) else grid.whole
+            place = place + local * (2 / as_tensor(whole.shape, place))
         return self.noise(place)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
-from graticule.position.axis import lattice
 from graticule.position.grid import Grid
+from graticule.position.points import Points
 from graticule.position.position import register_encoding
 from graticule.registry.checks import checked
 from graticule.system.symbolic import as_tensor
@@ -78,24 +78,25 @@ class Fire(PatchBias):
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
-        if self.causal and len(grid.shape) == 1:
+        if self.causal and grid.ndim == 1:
             place = grid.coordinates(device)[:, 0].to(wide)
             distance = (place[:, None] - place).clamp(min=0)  # keys after the query are masked
             return self._mlp(self._share(distance, place[:, None], reference)[..., None])
-        return self.of_pairs(self._mlp(self.shares(grid)), grid)
+        return grid.of_lags(self._mlp(self.shares(grid)))
 
     def shares(self, grid: Grid) -> Tensor:
         """Return the inputs of the MLP for an image, one row per displacement, (displacements, 1 or axes)."""
         wide = torch.promote_types(self.log_scale.dtype, torch.float32)
         device = self.log_scale.device
         reference = (self.reference - 1).clamp(min=1).to(wide)
-        sides = [displacements.to(wide) for displacements in grid.displacements(device)]
-        offsets = lattice(*sides)  # (displacements, axes)
-        step = 1 if grid.spacing is None else offsets.new_tensor(grid.spacing)
-        largest = as_tensor(grid.extent, offsets) - step
+        offsets = grid.lags(device).flatten(0, -2).to(wide)  # (displacements, axes)
+        whole = self.grid if isinstance(grid, Points) else grid
+        step = 1 if whole.spacing is None else offsets.new_tensor(whole.spacing)
+        largest = as_tensor(whole.extent, offsets) - step
         if self.form == "axes":
             return offsets.sign() * self._share(offsets.abs(), largest, reference)
-        return self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), reference.norm())
+        diagonal = (self.reference - 1).to(wide).norm().clamp(min=1)
+        return self._share(offsets.norm(dim=-1, keepdim=True), largest.norm(), diagonal)
 
     def _share(self, distance: Tensor, largest: Tensor, reference: Tensor) -> Tensor:
         """Return psi of distances, divided by psi of the largest one, or of the threshold if that is larger."""

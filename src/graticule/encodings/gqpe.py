@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.coordinates import spread_directions
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
-from graticule.position.axis import lattice
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -136,8 +135,8 @@ class QuadraticMixing(MixingEncoding):
         wide = torch.promote_types(self.center.dtype, torch.float32)
         center, matrix = self.center.to(wide), self.matrix.to(wide)
         # elementwise products of coordinates, whose precision autocast and TF32 do not reduce
-        axes = [displacements.to(wide) for displacements in grid.displacements(center.device)]
-        delta = lattice(*axes).unbind(-1)[::-1]  # (x, y): (displacements,) each
+        lags = grid.lags(center.device).to(wide)
+        delta = lags.flatten(0, -2).unbind(-1)[::-1]  # (x, y): (displacements,) each
         at = center[..., None].unbind(1)  # (groups, 1) each
         if self._isotropic:
             scale = matrix[:, None]
@@ -155,7 +154,7 @@ class QuadraticMixing(MixingEncoding):
             rest = [place - each / 2 for place, each in zip(at, delta, strict=True)]
             rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
             logits = _dot(delta, [_dot(row, rest) for row in rows])
-        return logits.unflatten(-1, grid.table)
+        return logits.unflatten(-1, lags.shape[:-1])
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); with a softmax, rows sum to 1."""

@@ -51,9 +51,8 @@ class GqpeBias(PatchBias):
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
-        # the table is indexed by key minus query, so its mirror image is indexed by query minus key
-        table = self.gaussian.logits(grid).flatten(1).flip(1).to(self.gaussian.center.dtype)
-        return self.of_pairs(table, grid)
+        logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
+        return grid.of_lags(logits).mT.contiguous()  # of key minus query
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding; no parameter depends on it."""

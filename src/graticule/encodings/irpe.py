@@ -176,7 +176,7 @@ class Irpe(BiasEncoding):
     def _buckets(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Return the bucket of every pair of tokens in every table, (tables, N, N), int64."""
         offsets = grid.offsets(device)
-        middle, axes = self.side // 2, len(grid.shape)
+        middle, axes = self.side // 2, grid.ndim
         if self.method in ("product", "cross"):
             each = [self._bucket(offset) + middle for offset in offsets.unbind(-1)]
             each = [ravel(each, [self.side] * axes)] if self.method == "product" else each

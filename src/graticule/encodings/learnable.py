@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -64,7 +65,7 @@ class Learnable(AbsoluteEncoding):
         if held == grid:
             return table
         first, patches = held.split(table)
-        return torch.cat([first, grid.replace(prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])
+        return torch.cat([first, replace(grid, prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the encoding."""
@@ -85,4 +86,4 @@ class Learnable(AbsoluteEncoding):
 
 def _with_rows(grid: Grid, prefix_rows: bool | Literal["first"]) -> Grid:
     """Return the grid of the tokens that have rows."""
-    return grid if prefix_rows is True else grid.replace(prefix=min(grid.prefix, 1) if prefix_rows else 0)
+    return grid if prefix_rows is True else replace(grid, prefix=min(grid.prefix, 1) if prefix_rows else 0)

@@ -43,13 +43,13 @@ class MlpBias(PatchBias):
         """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
         weight = self.fc1.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
-        scaled = [t.sign() * t.abs().to(wide).log1p() for t in grid.displacements(weight.device)]
-        return torch.stack(torch.meshgrid(*scaled, indexing="ij"), -1).to(weight.dtype)
+        t = grid.lags(weight.device)
+        return (t.sign() * t.abs().to(wide).log1p()).to(weight.dtype)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
         table = self.fc2(self.fc1(self.coordinates(grid).flatten(0, -2)).relu())  # (displacements, heads)
-        return self.of_pairs(table.T, grid)
+        return grid.of_lags(table.T)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """Return the name of a parameter in timm."""

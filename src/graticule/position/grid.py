@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.axis import Axis, axis_of, lattice, sampled
+from graticule.position.points import Places, Shape
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
-
-Shape = tuple[int, ...]
 
 #: Maximum number of tokens: no machine can hold the pairs of more.
 _MOST = 2**24
@@ -94,14 +93,15 @@ class Crop:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Grid:
+class Grid(Places):
     """`prefix` tokens (class, distillation, registers), then the patches of a grid, the last axis fastest.
 
     It has any number of axes, the first the slowest: `Grid(7)` is a text, `Grid(14, 14)` an image of rows and columns,
     `Grid(8, 14, 14)` a film or a volume. Row before column, (y, x), always.
 
     Args:
-        shape: the number of patches on each axis.
+        sides: the number of patches on each axis.
+        shape: the same as a tuple.
         prefix: tokens without a position, before the patches.
         crop: the part of a larger image that the patches cover; None for a whole image.
         spacing: distance of neighbors on each axis, for coordinates in other units than patches, such as millimeters
@@ -124,12 +124,14 @@ class Grid:
 
     def __init__(
         self,
-        *shape: int,
+        *sides: int,
+        shape: Shape = (),
         prefix: int = 0,
         crop: Crop | None = None,
         spacing: Sequence[float] | None = None,
         windows: Sequence[Shape] = (),
     ) -> None:
+        shape = sides or tuple(shape)
         spacing = None if spacing is None else tuple(spacing)
         given = {"shape": shape, "prefix": prefix, "crop": crop, "spacing": spacing, "windows": tuple(windows)}
         for name, value in given.items():
@@ -159,11 +161,6 @@ class Grid:
         given = [*map(str, self.shape), *(f"{name}={value}" for name, value in named if value)]
         return f"Grid({', '.join(given)})"
 
-    def replace(self, **changes: Any) -> Grid:
-        """Return a grid of the same shape with other fields."""
-        kept = {name: getattr(self, name) for name in ("prefix", "crop", "spacing", "windows")}
-        return Grid(*self.shape, **{**kept, **changes})
-
     def has_shape(self, shape: Shape) -> bool:
         """Return whether its shape is `shape`; in a program exported for any size, whether it always is."""
         return len(self.shape) == len(shape) and all(holds(a == b) for a, b in zip(self.shape, shape, strict=True))
@@ -192,6 +189,11 @@ class Grid:
         return cls(*(pixels // step for pixels, step in zip(image, patch, strict=True)), prefix=prefix)
 
     @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
     def height(self) -> int:
         """H, the number of rows of an image, the second last axis; a text is one row."""
         return self.shape[-2] if len(self.shape) > 1 else 1
@@ -210,11 +212,6 @@ class Grid:
     def patches(self) -> int:
         """The number of patches, H * W of an image."""
         return math.prod(self.shape)
-
-    @property
-    def tokens(self) -> int:
-        """N, with the prefix tokens."""
-        return self.prefix + self.patches
 
     @property
     def center(self) -> int:
@@ -281,7 +278,7 @@ class Grid:
 
     def with_windows(self, windows: Sequence[Shape]) -> Grid:
         """Return this grid with windows of these shapes for it and for the later stages."""
-        return self.replace(windows=windows)
+        return replace(self, windows=windows)
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
         """Return this grid with windows of `sides` for it and later stages, each no larger than its grid.
@@ -317,7 +314,7 @@ class Grid:
 
     def cropped(self, crop: Crop | None) -> Grid:
         """Return this grid as a part of a larger image; unchanged if None."""
-        return self if crop is None else self.replace(crop=crop)
+        return self if crop is None else replace(self, crop=crop)
 
     @property
     def whole(self) -> Grid:
@@ -397,19 +394,20 @@ class Grid:
         row, middle = self.table_rows(device)
         return (row + middle)[:, None] - row
 
+    def lags(self, device: torch.device | str | None = None) -> Tensor:
+        """Return every different offset once, as a map, (2H-1, 2W-1, 2) of an image."""
+        return lattice(*self.displacements(device)).unflatten(0, self.table)
+
+    def of_lags(self, values: Tensor) -> Tensor:
+        """Return the values of all pairs, (heads, N, N), from those of all lags, (heads, (2H-1)(2W-1))."""
+        index = self.offset_index(values.device)
+        pairs: Tensor = values.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return pairs
+
     def _check_pairs(self) -> None:
         """Check that the values of each pair of patches fit into memory."""
         size = 8 * len(self.shape) * self.patches**2
         check_memory("grid", f"the values of all pairs of its {self.patches} patches", size)
-
-    def distances(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
-        distances: Tensor = self.offsets(device).float().norm(dim=-1)
-        return distances
-
-    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Split tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
-        return tokens[..., : self.prefix, :], tokens[..., self.prefix :, :]
 
     def to_map(self, tokens: Tensor) -> Tensor:
         """Return the patches of tokens (B, N, D) as a feature map, (B, D, H, W); prefix tokens are left out."""
@@ -419,14 +417,6 @@ class Grid:
     def from_map(self, features: Tensor) -> Tensor:
         """Flatten a feature map (B, D, H, W) into patches (B, H * W, D); the inverse of `to_map`."""
         return features.flatten(-len(self.shape)).transpose(-2, -1)
-
-    def with_prefix_rows(self, table: Tensor) -> Tensor:
-        """Prepend `prefix` zero rows to a table of the patches, (H * W, D) -> (N, D)."""
-        return F.pad(table, (0, 0, self.prefix, 0))
-
-    def with_prefix_bias(self, bias: Tensor) -> Tensor:
-        """Prepend zero rows and columns for the prefix tokens to a bias, (..., H * W, H * W) -> (..., N, N)."""
-        return F.pad(bias, (self.prefix, 0, self.prefix, 0))
 
     def resize(self, table: Tensor, new: Grid, resampler: Resampler = BICUBIC) -> Tensor:
         """Resample a table of this grid, (N, D), for another one, (N', D); a crop takes its part of the table.
@@ -438,6 +428,8 @@ class Grid:
         """
         if new.prefix != self.prefix:
             raise ValueError(f"`new` must have as many prefix tokens as the table ({self.prefix}), got {new.prefix}.")
+        if len(new.shape) != len(self.shape):
+            raise ValueError(f"`new` must have {len(self.shape)} axes, as many as the table, got {len(new.shape)}.")
         if new == self:
             return table
         prefix, patches = self.split(table)

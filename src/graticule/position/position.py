@@ -23,10 +23,12 @@ class Position(nn.Module, ABC):
 
     #: True if the position of every layer is empty.
     empty: bool = False
+    #: The number of axes of the grids that it is built for; None if it is not known.
+    axes: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_forward_pre_hook(_refuse_crops, with_kwargs=True)
+        self.register_forward_pre_hook(_check_grid, with_kwargs=True)
 
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:
@@ -83,13 +85,17 @@ class Position(nn.Module, ABC):
         return value
 
 
-def _refuse_crops(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a crop that a part of a position cannot encode.
+def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a grid of another number of axes, and a crop that a part of a position cannot encode.
 
     Raises:
-        ValueError: naming the part.
+        ValueError: naming the number of axes, or the part.
     """
     grid: Grid = args[0] if args else kwargs["grid"]
+    if position.axes is not None and grid.ndim != position.axes:
+        kinds = {1: "texts", 2: "images", 3: "films or volumes"}
+        built = f"{position.axes} axes ({kinds.get(position.axes, 'more than three')})"
+        raise ValueError(f"`grid` must have {built}, for which the encoding is built, got {grid.ndim}.")
     if grid.crop is None:
         return
     if grid.windows:

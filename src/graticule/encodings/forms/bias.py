@@ -268,13 +268,6 @@ class PatchBias(BiasEncoding):
         """Return the bias for `grid`, (heads, N, N)."""
         return self.with_prefix(self.patch_bias(grid), grid)
 
-    @staticmethod
-    def of_pairs(table: Tensor, grid: Grid) -> Tensor:
-        """Return the values of all pairs of patches, (heads, N, N), from those of displacements, (heads, n)."""
-        index = grid.offset_index(table.device)
-        pairs: Tensor = table.index_select(1, index.flatten()).unflatten(1, index.shape)
-        return pairs
-
     @classmethod
     def one(cls, site: Site, joining: Joining, options: Mapping[str, Any]) -> LayerBias:
         """Build the bias of a layer, with its own norm if the joining is LaPE."""

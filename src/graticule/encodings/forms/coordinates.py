@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from graticule.position.grid import Grid
+from graticule.position.points import Points
 from graticule.registry.fields import Finite, NotNegative, check_fields
 from graticule.system.symbolic import as_tensor
 
@@ -30,8 +31,9 @@ class Coordinates:
 
     If the grid has a `spacing`, i and n are multiplied by it, and 'patches' are in its unit.
 
-    Sides are those of the grid itself, but on one axis, as of a text, those of the grid that the encoding is built for:
-    its tokens keep their coordinates as the text grows, and a longer text has coordinates beyond that range.
+    Sides are those of the grid itself, but on one axis, as of a text, and of `Points` those of the grid that the
+    encoding is built for: its tokens keep their coordinates as the text grows, and a longer text has coordinates beyond
+    that range.
     """
 
     coordinates: Literal["patches", "separate", "min", "max", "corners", "area", "unit"] = "patches"
@@ -48,7 +50,8 @@ class Coordinates:
         step: Any = 1.0 if grid.spacing is None else index.new_tensor(grid.spacing)
         if self.coordinates == "patches":
             return index + self.offset * step
-        sides = as_tensor((grid if built is None or len(grid.shape) > 1 else built).extent, index)
+        relative = built is not None and (isinstance(grid, Points) or grid.ndim == 1)
+        sides = as_tensor((built if relative else grid).extent, index)
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
             return 2 * (index + (0.5 + self.offset) * step) / by - 1

@@ -31,7 +31,7 @@ Size = tuple[int, int]
 def correlation_sheet(correlations: Correlations, title: str, limits: tuple[float, float] = (-1.0, 1.0)) -> Figure:
     """Draw, for the table w and for every layer, all pairs of tokens and beneath them the center token's map.
 
-    Of a text, which is a grid of height 1, the center token's row is drawn as a line.
+    Of a text, which is drawn as one row, the center token's row is drawn as a line.
 
     All sheets have one color scale, from -1 to 1, so that any two can be compared. The center token is marked. A layer
     that receives no position is an empty panel that says so.

@@ -1,0 +1,156 @@
+"""Places of tokens: the interface of grids, and points without a grid."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Places(ABC):
+    """`prefix` tokens without a position, then tokens with coordinates: the patches of a `Grid`, or `Points`."""
+
+    prefix: int
+    crop: Any = None
+    spacing: tuple[float, ...] | None = None
+    windows: tuple[Shape, ...] = ()
+
+    @property
+    @abstractmethod
+    def ndim(self) -> int:
+        """The number of axes."""
+
+    @property
+    @abstractmethod
+    def patches(self) -> int:
+        """The number of tokens with coordinates."""
+
+    @abstractmethod
+    def coordinates(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the coordinates of these tokens, (N, axes)."""
+
+    @abstractmethod
+    def offsets(self, device: torch.device | str | None = None) -> Tensor:
+        """Return p_i - p_j for every pair of these tokens, (N, N, axes)."""
+
+    @abstractmethod
+    def lags(self, device: torch.device | str | None = None) -> Tensor:
+        """Return offsets, (..., axes), for a function that is computed once for each; see `of_lags`."""
+
+    @abstractmethod
+    def of_lags(self, values: Tensor) -> Tensor:
+        """Return the values of all pairs, (heads, N, N), from those of all lags, (heads, lags)."""
+
+    @property
+    def tokens(self) -> int:
+        """N, with the prefix tokens."""
+        return self.prefix + self.patches
+
+    def distances(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the Euclidean distance of every pair of patches, (H * W, H * W), float32, in patches of the whole."""
+        distances: Tensor = self.offsets(device).float().norm(dim=-1)
+        return distances
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Split tokens (..., N, D) into prefix (..., prefix, D) and patches (..., H * W, D)."""
+        return tokens[..., : self.prefix, :], tokens[..., self.prefix :, :]
+
+    def with_prefix_rows(self, table: Tensor) -> Tensor:
+        """Prepend `prefix` zero rows to a table of the patches, (H * W, D) -> (N, D)."""
+        return F.pad(table, (0, 0, self.prefix, 0))
+
+    def with_prefix_bias(self, bias: Tensor) -> Tensor:
+        """Prepend zero rows and columns for the prefix tokens to a bias, (..., H * W, H * W) -> (..., N, N)."""
+        return F.pad(bias, (self.prefix, 0, self.prefix, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Points(Places):
+    """`prefix` tokens, then tokens at any coordinates: merged or irregular tokens, sensors, tiles of a map.
+
+    They have no order and no neighbors, so only encodings that are functions of coordinates take them. An encoding is
+    built for a grid: its coordinates are those of this grid, and so is the range of relative ones ('separate', 'unit').
+
+    Args:
+        places: the coordinates, (N, axes), in patches of the grid, or in the unit of its spacing.
+        prefix: tokens without a position, before them.
+
+    Example:
+        >>> Points(torch.tensor([[0.5, 2.0], [3.25, 1.0]]), prefix=1).tokens
+        3
+    """
+
+    places: Tensor
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.places.ndim != 2 or not self.places.shape[1]:
+            raise ValueError(f"`places` must be (N, axes), one row per token, got {tuple(self.places.shape)}.")
+        if self.prefix < 0:
+            raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.places.shape[1]
+
+    @property
+    def patches(self) -> int:
+        """The number of points."""
+        return self.places.shape[0]
+
+    @property
+    def shape(self) -> Shape:
+        """Refused: points have no shape.
+
+        Raises:
+            ValueError: naming the encodings that take points.
+        """
+        raise ValueError(
+            "`grid` must be a Grid, got Points: this encoding has a table for the patches of a grid, or uses their "
+            "order or neighbors. Encodings that are functions of coordinates take points: sinusoidal_2d, fourier, "
+            "coordinates, rope, rope_mixed, rope_golden_gate, liere, mrope, pope, alibi, fire, kerple, sandwich, "
+            "continuous_bias, mlp_bias, gqpe_bias, irpe, pape, gpsa and log_n."
+        )
+
+    whole = extent = table = axes = shape
+
+    def has_shape(self, shape: Shape) -> bool:
+        """Return False: points have no shape."""
+        return False
+
+    @property
+    def within(self) -> Points:
+        """These points: there are no windows."""
+        return self
+
+    def coordinates(self, device: torch.device | str | None = None) -> Tensor:
+        """Return the coordinates, (N, axes)."""
+        return self.places.to(device)
+
+    def offsets(self, device: torch.device | str | None = None) -> Tensor:
+        """Return p_i - p_j for every pair of points, (N, N, axes)."""
+        places = self.coordinates(device)
+        return places[:, None] - places
+
+    lags = offsets
+
+    def of_lags(self, values: Tensor) -> Tensor:
+        """Return the values of all pairs, (heads, N, N), from those in a row, (heads, N * N)."""
+        return values.unflatten(1, (self.patches, self.patches))
+
+    def order(self, device: torch.device | str | None = None) -> Tensor:
+        """Refused: points have no order.
+
+        Raises:
+            ValueError: naming the encodings that take points.
+        """
+        return self.offsets().new_tensor(self.shape)
+
+    displacements = offset_index = order
