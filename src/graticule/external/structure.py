@@ -325,13 +325,13 @@ def grid_after(x: Tensor, size: Size, before: Grid | None, last: bool) -> Grid:
         raise Unavailable(f"a block returns {x.ndim} axes, neither a sequence of tokens nor a map")
     tokens = x.shape[1]
     if before is not None and 0 <= tokens - before.patches < min(before.patches, _PREFIX):
-        return Grid(*before.shape, tokens - before.patches)
+        return Grid(*before.shape, prefix=tokens - before.patches)
     several = range(_PREFIX) if before is None else dict.fromkeys((before.prefix, 0))  # prefix tokens may leave
     for ahead in several:
         patches = tokens - ahead
         height = round(math.sqrt(patches * size[0] / size[1])) if patches > 0 else 0
         if height and patches % height == 0 and abs(patches / height * size[0] / size[1] - height) < 1:
-            return Grid(height, patches // height, ahead)
+            return Grid(height, patches // height, prefix=ahead)
     raise Unavailable(f"{tokens} tokens are not a grid of an image of {size[0]} x {size[1]} pixels")
 
 

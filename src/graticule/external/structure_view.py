@@ -265,7 +265,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
     if queries != grid.tokens and window is not None:
         inner = Grid(*window)
     factor = math.isqrt(inner.patches // max(keys - inner.prefix, 1)) or 1  # keys may be of a coarser grid
-    coarse = Grid(max(inner.height // factor, 1), max(inner.width // factor, 1), inner.prefix)
+    coarse = Grid(max(inner.height // factor, 1), max(inner.width // factor, 1), prefix=inner.prefix)
     if (inner.tokens, coarse.tokens) != (queries, keys):
         raise Unavailable(f"attention of {queries} queries and {keys} keys is not between patches")
     each = weights.flatten(0, -4) if weights.ndim > 4 else weights
