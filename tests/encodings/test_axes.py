@@ -45,9 +45,11 @@ COMPUTED = [
     "gpsa",
     "log_n",
 ]
+#: Encodings with parts for each axis, so that the parts of a film are others.
+_PER_AXIS = ("alibi(distance='axes')", "irpe(method='cross'")
 #: Encodings whose film of one frame, and whose one row, equals the image, or text, with the same parameters.
 SAME = [
-    *(name for name in COMPUTED if not name.startswith(("sinusoidal", "rope", "pope", "alibi(distance='axes')"))),
+    *(name for name in COMPUTED if not name.startswith(("sinusoidal", "rope", "pope", *_PER_AXIS))),
     "rope_1d",
     "rope_mixed",
     "sinusoidal_1d",
@@ -143,12 +145,17 @@ def shared_parameters(source, target):
     Along an axis of a parameter that is longer by one, the values of the new axis are the first, or the last where the
     axes are counted from the last.
     """
-    given = dict(source.named_parameters())
+    given, random = dict(source.named_parameters()), dict(source.named_buffers())
+    for name, buffer in target.named_buffers():
+        if "scales" in name:
+            buffer.copy_(random[name])
     for name, parameter in target.named_parameters():
         if name not in given:
             continue
         value = given[name].data
-        if value.shape != parameter.shape:
+        if value.numel() == parameter.numel():
+            value = value.view(parameter.shape)  # a filter of one frame has one more axis
+        elif value.shape != parameter.shape:
             last_first = "freqs" in name or "center" in name or "matrix" in name
             at = 2 if name.endswith("pos_proj.weight") else None  # (x, y, squared distance)
             for axis, (old, new) in enumerate(zip(value.shape, parameter.shape, strict=True)):
@@ -156,10 +163,9 @@ def shared_parameters(source, target):
                     assert new == old + 1, name
                     place = (value.shape[axis] - 1 if at else old) if last_first or at else 0
                     fresh = parameter.data.narrow(axis, place, 1)
-                    for other in range(axis + 1, value.ndim):
-                        fresh = fresh.narrow(other, 0, value.shape[other])
-                    for other in range(axis):
-                        fresh = fresh.narrow(other, 0, value.shape[other])
+                    for other in range(value.ndim):
+                        fresh = fresh if other == axis else fresh.narrow(other, 0, value.shape[other])
+                    fresh = 0 * fresh if "matrix" in name else fresh  # a Gaussian whose axes are independent
                     parts = value.split([place, old - place], axis)
                     value = torch.cat([parts[0], fresh, parts[1]], axis)
         parameter.data = value.clone()
