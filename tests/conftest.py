@@ -67,6 +67,36 @@ def _start_alike(monkeypatch):
     monkeypatch.setattr(plugins, "_loaded", [])  # runs in other processes load them again
 
 
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory):
+    """Train a short run on images with the default position; tests must not change its folder."""
+    from graticule.lab.training.loop import train
+    from short_runs import short
+
+    return train(short(), tmp_path_factory.mktemp("runs") / "plain", progress=False)
+
+
+@pytest.fixture(scope="session")
+def lape_run(tmp_path_factory):
+    """Train a short run on images with LaPE; tests must not change its folder."""
+    from graticule.lab.training.loop import train
+    from short_runs import short
+
+    return train(short(joining="lape"), tmp_path_factory.mktemp("runs") / "lape", progress=False)
+
+
+@pytest.fixture(scope="session")
+def pairs_run(tmp_path_factory):
+    """Train a short run on byte pairs of a folder of texts; tests must not change its folder."""
+    from graticule.lab.training.loop import train
+    from text_commands import short_recipe, write_text_folder
+
+    folder = tmp_path_factory.mktemp("pairs")
+    texts = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
+    recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="bucketed_bias", **texts)
+    return train(recipe, folder / "pairs", progress=False)
+
+
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Draw small figures without a layout, which takes most of the time, in tests that do not inspect them."""

@@ -9,23 +9,17 @@ from safetensors.torch import load_file
 
 import graticule
 from commands import run_command
+from graticule.checkpoints.read import save_weights
 from graticule.dense.factory import create_segmenter
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.training.loop import train
+from graticule.lab.data.registry import load_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    recipe = Recipe(joining="lape", limit_train=40, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
-    return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
-
-
-def test_export_writes_a_program_of_a_run_and_says_what_it_is(trained, tmp_path, capsys):
+def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path, capsys):
     file = tmp_path / "model.pt2"
     code, out, _ = run_command(
-        capsys, "export", trained.folder, "--output", file, "--data", "digits", "--dynamic", "batch"
+        capsys, "export", lape_run.folder, "--output", file, "--data", "digits", "--dynamic", "batch"
     )
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
@@ -50,15 +44,15 @@ def test_export_converts_a_model_of_timm_and_gives_it_another_position(tmp_path,
     assert "blocks.0.pe_norm.weight" in load_file(file)
 
 
-def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
+def test_publish_writes_what_graticule_and_timm_open(lape_run, tmp_path, capsys):
     folder = tmp_path / "published"
-    code, out, _ = run_command(capsys, "publish", trained.folder, folder, "--format", "svg")
+    code, out, _ = run_command(capsys, "publish", lape_run.folder, folder, "--format", "svg")
     assert code == 0 and "model.safetensors" in out and "correlations.svg" in out
     assert (folder / "correlations.svg").is_file()
     card = (folder / "README.md").read_text()
-    best = f"{trained.result()['best_top1']:.2f}"
+    best = f"{lape_run.result()['best_top1']:.2f}"
     assert f"| {best} |" in card and "![" in card and (folder / "correlations.png").stat().st_size > 10_000
-    model = trained.model()
+    model = lape_run.model()
     x = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
         for again in (
@@ -79,11 +73,11 @@ def test_publish_writes_what_graticule_and_timm_open(trained, tmp_path, capsys):
     }
 
 
-def test_publish_takes_names_files_of_weights_and_models_of_timm(trained, tmp_path, capsys):
+def test_publish_takes_names_files_of_weights_and_models_of_timm(lape_run, tmp_path, capsys):
     cases = [
         ("name", ("vit_nano_patch4_28", "--encoding", "rope"), "rope"),
         ("timm", ("timm:vit_tiny_patch16_224", "--weights", "random", "--joining", "lape"), "learnable"),
-        ("file", (str(trained.folder / "weights.safetensors"),), "learnable"),
+        ("file", (str(lape_run.folder / "weights.safetensors"),), "learnable"),
     ]
     for name, (target, *options), encoding in cases:
         code, _, err = run_command(capsys, "publish", target, tmp_path / name, *options)
@@ -93,12 +87,16 @@ def test_publish_takes_names_files_of_weights_and_models_of_timm(trained, tmp_pa
     again = graticule.from_pretrained(tmp_path / "file")
     x = torch.randn(2, 1, 28, 28)
     with torch.no_grad():
-        torch.testing.assert_close(again(x), trained.model()(x))
+        torch.testing.assert_close(again(x), lape_run.model()(x))
 
 
-def test_commands_open_a_published_folder(trained, tmp_path, capsys):
-    folder = graticule.save_pretrained(trained.model(), tmp_path / "published")
-    by_name = [trained.recipe().model, "--joining", "lape", "--weights", trained.folder / "weights.safetensors"]
+def test_commands_open_a_published_folder(tmp_path, capsys):
+    model = graticule.create_model("vit_nano_patch4_28", joining="lape")
+    info = load_dataset("digits", "test", None)[1]
+    model.pretrained_cfg = {**model.pretrained_cfg, "mean": info.mean, "std": info.std}
+    folder = graticule.save_pretrained(model, tmp_path / "published")
+    weights = save_weights(model.state_dict(), tmp_path / "weights.safetensors")
+    by_name = ["vit_nano_patch4_28", "--joining", "lape", "--weights", weights]
     tables = []
     for target in ([folder], by_name):
         code, _, err = run_command(capsys, "evaluate", *target, "--data", "digits", "--output", tmp_path / "out")
@@ -137,8 +135,8 @@ def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_pa
         graticule.from_pretrained(folder)
 
 
-def test_mistakes_are_one_line(trained, tmp_path, capsys):
-    run, new = trained.folder, tmp_path / "new"
+def test_mistakes_are_one_line(lape_run, tmp_path, capsys):
+    run, new = lape_run.folder, tmp_path / "new"
     cases = [
         (("export", tmp_path / "nothing"), "`run` must be the folder of a run"),
         (("export", "vit_nano_patch4_82"), "did you mean 'vit_nano_patch4_28'"),

@@ -22,7 +22,7 @@ from graticule.lab.tasks.language import tokenizer_of
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from in_turn import in_turn
-from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch, write_text_folder
+from text_commands import CONTEXT, short_recipe, spoiled_after_first_epoch
 
 #: Printed on standard error after the text.
 SPEED = re.compile(r"(\d+) tokens?, \d+ tokens/s(; the document ended)?(; wrote .*)?\n")
@@ -41,15 +41,6 @@ def table(tmp_path_factory) -> Run:
     """Train a run with a learned table of `CONTEXT` positions."""
     recipe = short_recipe(encoding="learnable", joining="lape")
     return train(recipe, tmp_path_factory.mktemp("runs") / "table", progress=False)
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory) -> Run:
-    """Train a run on byte pairs."""
-    folder = tmp_path_factory.mktemp("runs")
-    options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
-    recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="bucketed_bias", **options)
-    return train(recipe, folder / "pairs", progress=False)
 
 
 def continued(run: Run, prompt: str, new_tokens: int, model=None, **options) -> str:
@@ -96,7 +87,7 @@ class Recorder(io.StringIO):
 
 
 @pytest.mark.parametrize("prompt", ["", "the cat où "])
-@pytest.mark.parametrize("kind", ["computed", "table", "pairs"])
+@pytest.mark.parametrize("kind", ["computed", "table", "pairs_run"])
 def test_the_text_is_the_librarys_and_alone_on_standard_output(capsys, request, kind, prompt):
     run = request.getfixturevalue(kind)
     given = ["--prompt", prompt] if prompt else []
@@ -142,10 +133,10 @@ def test_a_prompt_may_look_like_an_option(capsys, computed, prompt):
     assert code == 0 and out.startswith(prompt.removeprefix("--prompt="))
 
 
-def test_the_text_is_in_the_file_that_is_asked_for(capsys, tmp_path, pairs):
+def test_the_text_is_in_the_file_that_is_asked_for(capsys, tmp_path, pairs_run):
     file = tmp_path / "new" / "text.txt"
     code, out, err = run_command(
-        capsys, "generate", pairs.folder, "--prompt", "où\r\n", "--tokens", 8, "--output", file
+        capsys, "generate", pairs_run.folder, "--prompt", "où\r\n", "--tokens", 8, "--output", file
     )
     assert code == 0 and file.read_bytes().decode() == out and f"; wrote {file}" in err
     assert [path.name for path in file.parent.iterdir()] == ["text.txt"]
@@ -381,8 +372,8 @@ def copied(run: Run, folder) -> Run:
     return Run.open(folder)
 
 
-def test_the_tokenizer_of_another_text_is_refused_and_a_missing_one_is_named(capsys, tmp_path, pairs):
-    run = copied(pairs, tmp_path / "run")
+def test_the_tokenizer_of_another_text_is_refused_and_a_missing_one_is_named(capsys, tmp_path, pairs_run):
+    run = copied(pairs_run, tmp_path / "run")
     BytePairTokenizer.train(["another text of other words"], 270).save(run.tokenizer_file)
     code, out, err = run_command(capsys, "generate", run.folder)
     assert code == 1 and out == "" and "`tokenizer` must have the vocabulary of" in err

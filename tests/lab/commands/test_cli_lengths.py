@@ -5,7 +5,6 @@ import json
 import pytest
 
 from commands import run_command
-from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
@@ -40,12 +39,6 @@ def learned(folder) -> Run:
 @pytest.fixture(scope="module")
 def rotary(folder) -> Run:
     return trained(folder / "rope", "rope_1d")
-
-
-@pytest.fixture(scope="module")
-def on_images(folder) -> Run:
-    recipe = Recipe(limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
-    return train(recipe, folder / "digits", progress=False)
 
 
 def lines_of(out: str, start: str) -> list[str]:
@@ -112,8 +105,8 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
         (["TEXT", "--length", 8], "did you mean --lengths"),
     ],
 )
-def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, on_images, arguments, said):
-    named = {"TEXT": rotary.folder, "IMAGES": on_images.folder}
+def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, plain_run, arguments, said):
+    named = {"TEXT": rotary.folder, "IMAGES": plain_run.folder}
     given = [named.get(argument, argument) for argument in arguments]
     code, _, err = run_command(capsys, "evaluate", *given, "--output", tmp_path / "out")
     assert code == 1 and said in err

@@ -33,14 +33,6 @@ def trained(tmp_path_factory) -> Run:
         return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory) -> Run:
-    """Train a run on byte pairs."""
-    folder = tmp_path_factory.mktemp("runs")
-    options = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
-    return train(short_recipe(tokenizer="bpe", vocab_size=270, **options), folder / "pairs", progress=False)
-
-
 # Commands on a run
 
 
@@ -165,14 +157,14 @@ def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, op
     assert f" {option.split()[0]} " not in every
 
 
-def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, pairs):
-    err = refused(capsys, tmp_path, "--start-from", pairs.folder)
-    assert "vocabulary" in err and str(pairs.folder) in err
-    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (trained, pairs)]
+def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, pairs_run):
+    err = refused(capsys, tmp_path, "--start-from", pairs_run.folder)
+    assert "vocabulary" in err and str(pairs_run.folder) in err
+    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (trained, pairs_run)]
     assert all(vocabulary in err for vocabulary in vocabularies)
     root = write_text_folder(tmp_path / "others", c="other words are put together otherwise " * 60)
     options = ("--dataset", "text_folder", "--data-root", root, "--tokenizer", "bpe", "--vocab-size", 270)
-    err = refused(capsys, tmp_path, *options, "--start-from", pairs.folder)  # as many tokens, but different ones
+    err = refused(capsys, tmp_path, *options, "--start-from", pairs_run.folder)  # as many tokens, but different ones
     assert "vocabulary" in err and vocabularies[1] in err
 
 
@@ -183,8 +175,8 @@ def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, trained):
     assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)
 
 
-def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, pairs):
-    shutil.copytree(pairs.folder, tmp_path / "run")
+def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, pairs_run):
+    shutil.copytree(pairs_run.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     code, out, _ = run_command(capsys, "train", "--resume", run.folder)
     assert code == 0 and "already finished" in out
@@ -194,12 +186,12 @@ def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_p
     before = run.metrics_file.read_bytes()
     code, _, err = run_command(capsys, "train", "--resume", run.folder)
     assert code == 0 and run.finished, err
-    assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == pairs.result()["best_bpb"]
-    assert run.tokenizer_file.read_bytes() == pairs.tokenizer_file.read_bytes()
+    assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == pairs_run.result()["best_bpb"]
+    assert run.tokenizer_file.read_bytes() == pairs_run.tokenizer_file.read_bytes()
 
 
-def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs):
-    shutil.copytree(pairs.folder, tmp_path / "run")
+def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs_run):
+    shutil.copytree(pairs_run.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run.result_file.unlink()
     BytePairTokenizer.train(["another text of other words"], 270).save(run.tokenizer_file)

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
 from commands import run_command
 from graticule.lab.cli import main
@@ -18,11 +17,7 @@ from graticule.lab.training.metric import TOP1
 from graticule.lab.training.run import Run
 from graticule.system.files import append, held, remove, write_bytes
 from in_turn import in_turn
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Run:
-    return train(short(), tmp_path_factory.mktemp("whole") / "run", progress=False)
+from short_runs import assert_same_end, at_step, copied, rows, short, stopped
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +56,9 @@ def test_exactly_the_last_ones_and_the_best_are_kept(tmp_path, options, kept):
     ]
 
 
-def test_the_best_is_that_of_the_highest_top1(whole):
-    pointer = json.loads((whole.checkpoints / "best.json").read_text())
-    scores = [float(row["val_top1"]) for row in rows(whole)]
+def test_the_best_is_that_of_the_highest_top1(plain_run):
+    pointer = json.loads((plain_run.checkpoints / "best.json").read_text())
+    scores = [float(row["val_top1"]) for row in rows(plain_run)]
     assert pointer["val_top1"] == max(scores)
     assert pointer["checkpoint"] == f"step-{3 * (1 + scores.index(max(scores))):09d}.ckpt"
 
@@ -77,12 +72,12 @@ def test_a_run_killed_between_saving_and_pointing_points_to_the_best_when_it_is_
     assert run.best.name == "step-000000003.ckpt" and run.best.is_file()
 
 
-def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, whole):
-    run = copied(whole, tmp_path / "run")
+def test_a_run_killed_before_it_pointed_to_its_last_epoch_finishes(tmp_path, plain_run):
+    run = copied(plain_run, tmp_path / "run")
     for path in (run.checkpoints / "best.json", run.result_file, run.weights):
         path.unlink()
     train(short(), run.folder, resume=True, progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, plain_run)
 
 
 @in_turn("name", ["../x", "x.ckpt", "/etc/passwd", "step-1.ckpt"])
@@ -126,7 +121,7 @@ def cut(path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, capsys, halfway, whole):
+def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, capsys, halfway, plain_run):
     run = copied(halfway, tmp_path / "run")
     assert steps(run) == [2, 3, 4, 5]
     cut(run.last)
@@ -137,7 +132,7 @@ def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, c
     assert "also step-000000003.ckpt, step-000000002.ckpt" in said and "Traceback" not in said
     run.last.unlink()
     train(short(), run.folder, resume=True, progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, plain_run)
     assert "resumed after step 4" in run.log_file.read_text()
 
 
@@ -155,14 +150,14 @@ def test_a_file_that_is_no_checkpoint_of_a_run_is_named(tmp_path):
         train(short(), run.folder, resume=True, progress=False)
 
 
-def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, whole):
+def test_going_back_to_an_older_checkpoint_finds_the_best_again(tmp_path, plain_run):
     run = copied(train(short(keep=9, checkpoint_steps=1), tmp_path / "first", progress=False), tmp_path / "run")
     run.result_file.unlink()
     for step in (3, 4, 5, 6):  # including the best one
         (run.checkpoints / f"step-{step:09d}.ckpt").unlink()
     train(short(), run.folder, resume=True, progress=False)
-    assert run.best.is_file() and run.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
-    assert torch.equal(load_file(run.weights)["head.weight"], load_file(whole.weights)["head.weight"])
+    assert run.best.is_file() and run.result() | {"seconds": 0} == plain_run.result() | {"seconds": 0}
+    assert torch.equal(load_file(run.weights)["head.weight"], load_file(plain_run.weights)["head.weight"])
 
 
 # A folder that is replaced during training
@@ -220,7 +215,7 @@ def full(path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, monkeypatch, capsys, whole):
+def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, monkeypatch, capsys, plain_run):
     save, folder = torch.save, tmp_path / "run"
 
     def limited(values, path, *arguments):
@@ -236,10 +231,10 @@ def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, mo
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["best.json", "step-000000003.ckpt"]
     assert "stopped by OSError" in run.log_file.read_text()
     train(short(checkpoint_steps=2), folder, resume=True, progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, plain_run)
 
 
-def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, whole):
+def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, plain_run):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:  # from the fourth step on, no file can be larger than that
@@ -251,7 +246,7 @@ def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, wh
     run = Run.open(tmp_path / "run")
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["best.json", "step-000000003.ckpt"]
     train(short(), run.folder, resume=True, progress=False)
-    assert_same_end(run, whole)
+    assert_same_end(run, plain_run)
 
 
 def test_a_disk_that_is_full_when_the_folder_is_made_is_said(tmp_path, monkeypatch):

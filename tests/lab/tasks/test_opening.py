@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import short
 
 import graticule
 from graticule.lab.cli import main
 from graticule.lab.training.loop import train
+from short_runs import copied, short
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Train a short run."""
-    return train(short(joining="lape"), tmp_path_factory.mktemp("load") / "run", progress=False)
+def run(lape_run, tmp_path_factory):
+    """Return a copy of a short run."""
+    return copied(lape_run, tmp_path_factory.mktemp("load") / "run")
 
 
 def same_weights(model, other):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import assert_same_end, at_step, rows, short, signal_itself
 
 from forked import forked, run_command
 from graticule.lab.cli import main
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from short_runs import assert_same_end, at_step, copied, rows, short, signal_itself
 
 #: All options with random numbers or state are on; three epochs of 10 steps.
 TYPED = """
@@ -74,25 +74,22 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path, monkeypatch):
     assert run.finished and run.result()["epochs"] == 2
 
 
-def test_a_run_folder_is_not_trained_over(tmp_path):
-    train(short(), tmp_path, progress=False)
+def test_a_run_folder_is_not_trained_over(plain_run):
     with pytest.raises(FileExistsError, match="--resume"):
-        train(short(seed=1), tmp_path, progress=False)
-    assert Run.open(tmp_path).recipe() == short()
+        train(short(seed=1), plain_run.folder, progress=False)
+    assert plain_run.recipe() == short()
 
 
-def test_a_run_can_be_repeated_from_its_folder(tmp_path):
-    first = train(short(joining="lape"), tmp_path / "first", progress=False)
-    again = train(Run.open(first.folder).recipe(), tmp_path / "again", progress=False)
-    ours, theirs = load_file(first.weights), load_file(again.weights)
+def test_a_run_can_be_repeated_from_its_folder(tmp_path, lape_run):
+    again = train(Run.open(lape_run.folder).recipe(), tmp_path / "again", progress=False)
+    ours, theirs = load_file(lape_run.weights), load_file(again.weights)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_another_seed_gives_other_weights(tmp_path):
-    first = train(short(), tmp_path / "a", progress=False)
+def test_another_seed_gives_other_weights(tmp_path, plain_run):
     other = train(short(seed=1), tmp_path / "b", progress=False)
     name = "head.weight"
-    assert not torch.equal(load_file(first.weights)[name], load_file(other.weights)[name])
+    assert not torch.equal(load_file(plain_run.weights)[name], load_file(other.weights)[name])
 
 
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
@@ -102,16 +99,15 @@ def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
         Run.open(Path(tmp_path, "nowhere"))
 
 
-def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
-    train(short(), tmp_path, progress=False)
+def test_a_run_is_not_resumed_with_another_recipe(plain_run):
     with pytest.raises(ValueError, match="whose recipe differs"):
-        train(short(lr=0.5), tmp_path, resume=True, progress=False)
+        train(short(lr=0.5), plain_run.folder, resume=True, progress=False)
 
 
-def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path):
-    run = train(short(), tmp_path, progress=False)
+def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path, plain_run):
+    run = copied(plain_run, tmp_path / "run")
     result, written = run.result(), run.last.stat().st_mtime_ns
     run.result_file.unlink()
     run.weights.unlink()
-    train(short(), tmp_path, resume=True, progress=False)
+    train(short(), run.folder, resume=True, progress=False)
     assert run.result() == result and run.weights.is_file() and run.last.stat().st_mtime_ns == written

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import short
 
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.commands.choices import parse_choices
@@ -18,6 +17,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.task import build_data, build_model
 from in_turn import in_turn
+from short_runs import short
 
 
 def module_of(recipe: Recipe) -> TrainingModule:
