@@ -300,6 +300,12 @@ def test_quantized_and_debiased_models_are_refused():
         graticule.debias(once, pictures(12))
 
 
+def test_pictures_of_a_size_that_the_model_refuses_are_refused():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, embed_dim=24, num_heads=3)
+    with pytest.raises(ValueError, match="`images` must have a size that the model takes, got 48 x 48"):
+        graticule.debias(model, tiny.images(48, 48, batch=9))
+
+
 def test_an_eraser_of_orthonormal_directions_is_a_projection():
     basis = torch.linalg.qr(torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
     mean, x = torch.arange(6.0, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)

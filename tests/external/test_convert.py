@@ -1,5 +1,7 @@
 """Models of timm are converted to ours and back, with equal outputs and equal bits."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -40,3 +42,16 @@ def test_another_joining_keeps_the_table_and_all_other_weights(vit):
 def test_with_another_position_there_is_no_way_back(vit):
     with pytest.raises(ValueError, match="`model` must come from `convert`"):
         graticule.to_timm(graticule.convert(vit, encoding="rope"))
+
+
+def test_a_saved_model_goes_back_by_another_model_of_timm_that_is_built_alike(vit, tmp_path):
+    theirs, x = copy.deepcopy(vit).float(), images(24, 40)
+    opened = graticule.from_pretrained(graticule.convert(theirs).save_pretrained(tmp_path))
+    like = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (32, 32), "num_classes": 3})
+    back = graticule.to_timm(opened, like=like)
+    assert holds(back, theirs.state_dict()) and torch.equal(back(x), theirs(x))
+    with pytest.raises(ValueError, match="`model` must come from `convert`"):
+        graticule.to_timm(opened)
+    deeper = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40), "depth": 2})
+    with pytest.raises(ValueError, match=r"`like` must be built as .* another depth"):
+        graticule.to_timm(opened, like=deeper)
