@@ -27,6 +27,7 @@ PLAIN = [
     ("PixtralVisionModel", SMALL),
     ("SamVisionModel", {**SAM, "window_size": 0}),
 ]
+SLOW = ["export", "caches", "autocast", "transposition", "crop", "sizes"]
 HIERA = {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
 #: Names of the tensors of models with windows that give them position, and their value without it.
 WINDOWED = [
@@ -86,6 +87,28 @@ def test_zeroing_position_is_zeroing_its_parameters():
         assert sum(view.position_parameters.values()) >= sum(
             value.numel() for own, value in model.named_parameters() if own.endswith(names)
         )
+
+
+def test_tokens_in_the_order_of_windows_are_put_row_by_row():
+    torch.manual_seed(0)
+    model = tiny.draw(build("HieraModel", HIERA)).double()
+    found = find_structure(model)
+    assert [grid.shape for grid in found.grids] == [(16, 16), (8, 8), (4, 4), (2, 2)] and None not in found.orders[:2]
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    other = images.clone()
+    other[:, :, 16:24, 40:] += 1  # rows 4 and 5, columns 10 to 15 of patches of 4 x 4 pixels
+    before, after = (StructureView(model).run(one).layers[0][0] for one in (images, other))
+    changed = (after - before).norm(dim=-1).view(2, 16, 16)
+    assert changed[:, 4:6, 10:].min() > 10 * changed[:, 12:].max()
+    view = StructureView(model)
+    kept = view.run(images, lambda layer, x, grid: x).layers[-1][0]
+    torch.testing.assert_close(kept, view.run(images).layers[-1][0], rtol=0, atol=0)
+    assert "correlation" in {one.kind for one in explorer_maps(view, images[:1]).maps}
+
+
+def test_a_table_that_is_not_square_and_is_read_as_a_square_is_found():
+    found = {one.check: one for one in inspect_model(build("ViTModel", {**SMALL, "image_size": (24, 96)}), skip=SLOW)}
+    assert found["axes"].outcome == "failed" and "resampled for 15 x 15 patches must run row" in found["axes"].detail
 
 
 def test_other_sizes_are_asked_for_by_the_models_own_interpolation(plain):

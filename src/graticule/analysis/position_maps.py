@@ -26,18 +26,19 @@ from graticule.position.grid import Grid
 def table_correlations(found: Structure) -> Correlations | None:
     """Return the position correlations of a table that is added before the first block; None if there is none.
 
-    Each layer sees the table through the norm of its own input, as in `position_correlations`.
+    Each layer of the first grid sees the table through the norm of its own input, as in `position_correlations`.
     """
     tables = [site for site in found.of_kind("absolute table") if site.layer is None]
-    if len(tables) != 1 or len({grid.shape for grid in found.grids}) > 1 or None in found.norms:
+    norms = [norm for norm, grid in zip(found.norms, found.grids, strict=True) if grid.shape == found.grid.shape]
+    if len(tables) != 1 or None in norms:
         return None
     grid, (site,) = Grid(*found.grid.shape), tables
     rows = site.rows()[-grid.patches :]
     if len(rows) < grid.patches:
         return None
     w = rows.double().cpu()
-    norms = [norm for norm in found.norms if norm is not None]
-    seen = [F.layer_norm(w, w.shape[-1:], _double(a), _double(b), eps) for a, b, eps in norms]
+    known = [norm for norm in norms if norm is not None]
+    seen = [F.layer_norm(w, w.shape[-1:], _double(a), _double(b), eps) for a, b, eps in known]
     similarity = np.stack([cosine_similarity(one.numpy()) for one in seen])
     return Correlations(grid, similarity, ("stream",) * len(seen), cosine_similarity(w.numpy()))
 

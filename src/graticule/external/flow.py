@@ -83,6 +83,8 @@ class Flow(TorchFunctionMode):
         change: replaces the constants of meetings, and where a projection is added to logits, that.
         before: replaces the tensors that depend on the images before they are projected.
         keep: whether the weights of attention are kept.
+        stem: index and value (B, D, H, W) of a map of a convolution that is replaced; attention then returns zeros, so
+            that each token depends only on its patch of the map.
 
     meetings, attentions: in the order of their calls.
     norms: name of a module of a list -> weight, bias and eps of the LayerNorm of its input, if that is its first call.
@@ -92,7 +94,12 @@ class Flow(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, change: Change | None = None, before: Change | None = None, keep: bool = False
+        self,
+        model: nn.Module,
+        change: Change | None = None,
+        before: Change | None = None,
+        keep: bool = False,
+        stem: tuple[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.meetings: list[Meeting] = []
@@ -100,7 +107,7 @@ class Flow(TorchFunctionMode):
         self.norms: dict[str, tuple[Tensor | None, Tensor | None, float]] = {}
         self.called: dict[str, Tensor] = {}
         self.maps: list[tuple[tuple[str, ...], Tensor, int]] = []
-        self._model, self._change, self._before, self._keep = model, change, before, keep
+        self._model, self._change, self._before, self._keep, self._stem = model, change, before, keep, stem
         self._names = {id(value): name for name, value in [*model.named_buffers(), *model.named_parameters()]}
         self._facts: Any = WeakTensorKeyDictionary()
         self._origins: Any = WeakTensorKeyDictionary()
@@ -165,6 +172,10 @@ class Flow(TorchFunctionMode):
         if name in ("softmax", "_softmax") and (facts.logits or output.ndim > 3) and not facts.weights:
             facts = replace(facts, logits=True, weights=True)
             self.attentions.append(AttentionCall(tuple(self._within), output.detach() if self._keep else None))
+        if self._stem and (func is F.scaled_dot_product_attention or (facts.weights and "softmax" in name)):
+            output = torch.zeros_like(output)
+        if name == "conv2d" and self._stem and len(self.maps) == self._stem[0]:
+            output = self._stem[1]
         if name == "conv2d" and output.ndim == 4:
             self.maps.append((tuple(self._within), output.detach(), len(self.called)))
         made = [args[0]] if name == "__setitem__" else list(_tensors(output))
@@ -289,6 +300,7 @@ class Flow(TorchFunctionMode):
         if self._keep:
             named["average_attn_weights"] = False
         output, weights = func(*args, **named)
+        output = torch.zeros_like(output) if self._stem else output
         self._facts[output] = facts
         self.attentions.append(AttentionCall(tuple(self._within), weights if self._keep else None))
         return output, weights

@@ -20,7 +20,7 @@ from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.flow import Change, Flow
 from graticule.external.images import Size, call, error_line, image_size, set_input_size, window_of
-from graticule.external.structure import find_structure, grid_after, stem_map, tokens_last
+from graticule.external.structure import Structure, find_structure, grid_after, stem_map, tokens_last
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, evaluating
 from graticule.position.grid import Grid, Windows
 
@@ -49,7 +49,7 @@ class StructureView(ModelView):
         self.structure = find_structure(model, img_size or image_size(model))
         self.img_size: Size = self.structure.img_size
         self.changed = changed
-        self._grids: dict[Size, list[Grid]] = {self.img_size: list(self.structure.grids)}
+        self._structures = {self.img_size: self.structure}
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -61,16 +61,19 @@ class StructureView(ModelView):
         if self.structure.packed and len(images) > 1:
             return _joined([self.run(one[None], edit) for one in images])
         size: Size = (images.shape[-2], images.shape[-1])
+        orders = self._at(size).orders
         found: dict[int, tuple[Tensor, Grid]] = {}
 
         def keep(layer: int, module: nn.Module, args: Any, output: Any) -> Any:
             given = output[0] if isinstance(output, tuple) else output
             last = tokens_last(given, module)
             tokens, grid = self._tokens(given, size, last, found.get(layer - 1))
+            tokens = _moved(tokens, grid, orders[layer])
             changed = tokens if edit is None else edit(layer, tokens, grid)
             found[layer] = changed, grid
             if edit is None:
                 return None
+            changed = _moved(changed, grid, None if (order := orders[layer]) is None else order.argsort())
             replaced = (changed if last else changed.mT).reshape(given.shape)
             return (replaced, *output[1:]) if isinstance(output, tuple) else replaced
 
@@ -93,9 +96,13 @@ class StructureView(ModelView):
 
     def grids(self, img_size: Size) -> list[Grid]:
         """Return the grid after each layer, for images of `img_size`, found in a forward pass."""
-        if img_size not in self._grids:
-            self._grids[img_size] = list(find_structure(self.model, img_size).grids)
-        return self._grids[img_size]
+        return list(self._at(img_size).grids)
+
+    def _at(self, img_size: Size) -> Structure:
+        """Return the structure at a size."""
+        if img_size not in self._structures:
+            self._structures[img_size] = find_structure(self.model, img_size)
+        return self._structures[img_size]
 
     def sized(self, img_size: Size) -> StructureView:
         """Return a view that takes images of another size, by the model's own `set_input_size` if it has one."""
@@ -147,9 +154,11 @@ class StructureView(ModelView):
             for name in one.within:
                 if name in layer_of and one.weights is not None:
                     first.setdefault(layer_of[name], one.weights)
-        grids = self.grids((images.shape[-2], images.shape[-1]))
+        found = self._at((images.shape[-2], images.shape[-1]))
         chosen = self.structure.attention if layers is None else layers
-        return [_map(layer, first[layer], grids[layer], self.blocks[layer]) for layer in chosen]
+        if any(found.orders[layer] is not None for layer in chosen):
+            raise Unavailable(f"the attention of {type(self.model).__name__} is not between tokens row by row")
+        return [_map(layer, first[layer], found.grids[layer], self.blocks[layer]) for layer in chosen]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes of the model and of a copy without its position information."""
@@ -221,7 +230,7 @@ class StructureView(ModelView):
 
     def _tokens(self, x: Tensor, size: Size, last: bool, before: Any) -> tuple[Tensor, Grid]:
         """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
-        stem = self.structure.stem if size == self.img_size else None
+        stem = self._at(size).stem
         start = before[1] if before is not None else None if stem is None else Grid(*stem)
         grid = grid_after(x, size, start, last)
         if x.ndim == 4:
@@ -243,6 +252,14 @@ def _logits(model: nn.Module, output: Any) -> Tensor | None:
         output = output[0]
     classes = getattr(model, "num_classes", 1) > 0
     return output if isinstance(output, Tensor) and output.ndim == 2 and classes else None
+
+
+def _moved(tokens: Tensor, grid: Grid, order: Tensor | None) -> Tensor:
+    """Return tokens (B, N, D) with the patches in another order, or as they are without one."""
+    if order is None:
+        return tokens
+    ahead, patches = grid.split(tokens)
+    return torch.cat([ahead, patches[:, order.to(tokens.device)]], 1)
 
 
 def _joined(passes: Sequence[Pass]) -> Pass:
