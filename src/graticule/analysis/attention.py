@@ -84,7 +84,7 @@ def attention_maps(
     Reference: CPVT (Chu et al., 2023), Figures 5 and 6.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed,
+        model: one of our backbones, or another model of images, as of timm or transformers; not changed,
             and run in evaluation mode.
         images: (B, C, height, width).
         layers: counted from 0 through all stages; all by default.

@@ -21,7 +21,7 @@ from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_pictures
 from graticule.external.debiased import Debiased, Eraser
-from graticule.external.images import Size
+from graticule.external.images import Size, image_channels
 from graticule.external.open_view import view_of
 from graticule.external.structure import find_structure
 from graticule.external.structure_view import StructureView
@@ -175,7 +175,7 @@ def audit(
     The model is not changed.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as in timm.
+        model: one of our backbones, or another model of images, as of timm or transformers.
         images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
             sizes.
         img_size: (height, width) in pixels; that of the model by default.
@@ -291,16 +291,11 @@ def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, Mo
             changed = change()
             changed.grids(changed.img_size)
             one = next(view.model.parameters())
-            changed.run(one.new_zeros(1, _channels(view), *view.img_size))
+            changed.run(one.new_zeros(1, image_channels(view.model), *view.img_size))
             found[name] = changed
         except Unavailable as error:
             unavailable[name] = str(error)
     return found
-
-
-def _channels(view: ModelView) -> int:
-    first = next((one for one in view.model.modules() if isinstance(one, nn.Conv2d)), None)
-    return int(getattr(view.model, "in_chans", 0)) or (3 if first is None else first.in_channels)
 
 
 def _probe_sums(

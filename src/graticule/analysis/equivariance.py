@@ -137,7 +137,7 @@ def translation_error(
     Reference: CPVT (Chu et al., 2023), appendix A, which argues it without a measurement.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed,
+        model: one of our backbones, or another model of images, as of timm or transformers; not changed,
             and measured in evaluation mode.
         images: (B, C, height, width), real images; at least two, for their spread. Sides are multiples of the model's
             coarsest patch.

@@ -323,7 +323,7 @@ def position_share(
     The model is not changed, and is measured in evaluation mode.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as in timm.
+        model: one of our backbones, or another model of images, as of timm or transformers.
         images: preprocessed images (B, C, height, width), at least two that differ.
         sizes: further (height, width) in pixels, to which the images are resized; see `PositionShare.others`.
         batch_size: images per forward pass.

@@ -291,7 +291,7 @@ def explored(
     """Compute the maps and images of a model for the explorer; `write_explorer` makes a page of one or two models.
 
     Args:
-        model: one of our backbones, or another model whose blocks are found by structure, as in timm; not changed.
+        model: one of our backbones, or another model of images, as of timm or transformers; not changed.
         images: for each size of the images, (B, C, height, width), normalized; the same images in each. The first size
             is shown first.
         mean: of each channel, as used to normalize the images.
