@@ -122,6 +122,15 @@ def test_where_there_is_no_position_there_is_nothing_to_remove(method):
     assert torch.equal(found(images), model(images)) and found.certificate.match_change.value == 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_nine_pictures_are_enough(method):
+    model = Planted(ROW_AND_COLUMN, amplitude=6.0).eval()
+    found = graticule.debias(model, pictures(9), method)
+    before, after = found.certificate.share
+    assert after.value < before.value / 4 and found.certificate.components <= 4
+    assert all(buffer.isfinite().all() for buffer in found.removals.buffers())
+
+
 def test_a_given_number_of_components_is_removed():
     model = Planted(PRODUCT).eval()
     for method in ("leace", "blank"):

@@ -270,9 +270,10 @@ def _none(patches: Tensor, grid: Grid) -> bool:
 
 
 def _folds(patches: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the images outside and inside of each fold."""
-    index = torch.arange(len(patches)) % _FOLDS
-    return [(patches[index != fold], patches[index == fold]) for fold in range(_FOLDS)]
+    """Return the images outside and inside of each fold, at least two each."""
+    folds = min(_FOLDS, len(patches) // 2)
+    index = torch.arange(len(patches)) % folds
+    return [(patches[index != fold], patches[index == fold]) for fold in range(folds)]
 
 
 def _fit(
