@@ -12,7 +12,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "graticule"
 FLOORS = (
     *("system", "registry", "position", "encodings", "layers", "checkpoints", "hub", "backbones", "dense"),
     *("surgery", "external", "analysis", "testing"),
-    *("lab.locks", "lab.terminal", "lab.data", "lab.training", "lab.figures", "lab.tasks", "lab.recipes"),
+    *(
+        "lab.locks",
+        "lab.terminal",
+        "lab.arguments",
+        "lab.data",
+        "lab.training",
+        "lab.figures",
+        "lab.tasks",
+        "lab.recipes",
+    ),
     *("lab.studies", "lab.gym", "lab.pages", "lab.testing", "lab.commands", "lab.cli", "__main__"),
 )
 FLOOR = {room: floor for floor, room in enumerate(FLOORS)}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz import SCALARS, Traceback, changed, edited, fuzzed
+from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS, main
 from graticule.lab.commands.completion import command_options
-from graticule.lab.commands.help import options_of
 
 pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
 
@@ -91,7 +91,7 @@ TEXTS = [
 def options(command: str) -> list[tuple[str, bool]]:
     """Return the options of a command and whether they take values."""
     found = options_of(command_options(command))
-    return [(f"--{one.name}", bool(one.metavar)) for one in found if not one.positional and one.name not in LONG]
+    return [(f"--{one.name}", bool(one.word)) for one in found if not one.positional and one.name not in LONG]
 
 
 @st.composite

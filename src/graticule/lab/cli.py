@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError:  # the disk is full, which Python would report again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 2 if type(error).__name__ == "BadArguments" else 1
 
 
 def _run(arguments: list[str]) -> int:

@@ -7,9 +7,10 @@ import subprocess
 import pytest
 
 from commands import run_command
+from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS
 from graticule.lab.commands.completion import command_options
-from graticule.lab.commands.help import help_page, options_of
+from graticule.lab.commands.help import help_page
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
 

@@ -192,7 +192,6 @@ def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures)
         ("mixing POSMLP GMLP --groups 2", "`groups` must be from 1 to 1 in"),
         ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
         ("mixing POSMLP VIT", "must mix its tokens by position"),
-        ("mixing", "`runs`"),
     ],
 )
 def test_a_mistake_in_mixing_is_named_and_nothing_is_written(capsys, tmp_path, runs, monkeypatch, arguments, said):
@@ -208,7 +207,9 @@ def test_values_that_mixing_does_not_know_are_answered_with_those_it_knows(capsy
 
 def test_mixing_explains_itself(capsys):
     code, _, err = run_command(capsys, "mixing", "nowhere", "--layer", 1)
-    assert code == 1 and "did you mean --layers" in err
+    assert code == 2 and "did you mean --layers" in err
+    code, _, err = run_command(capsys, "mixing")
+    assert code == 2 and "`RUN ...` (run folders) must be given; see graticule mixing --help." in err
     code, out, _ = run_command(capsys, "mixing", "--help")
     assert code == 0 and all(option in out for option in ("--layers", "--groups", "--query", "--values", "--img-size"))
     code, out, _ = run_command(capsys)

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from commands import run_command
-from graticule.lab.commands.help import options_of
+from graticule.lab.arguments import options_of
 from graticule.lab.commands.new import New
 from in_turn import in_turn
 

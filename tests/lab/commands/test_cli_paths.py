@@ -190,7 +190,7 @@ def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run)
         code, out, err = run_command(capsys, *arguments)
         assert "\x1b" not in out + err and err.count("\n") == (code == 1)
     code, _, err = run_command(capsys, "train", "digits_quick", "--\x1b[31m")
-    assert code == 1 and err.count("\n") == 1 and "\x1b" not in err
+    assert code == 2 and err.count("\n") == 1 and "\x1b" not in err
 
 
 def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tmp_path):

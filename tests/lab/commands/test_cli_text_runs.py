@@ -150,7 +150,7 @@ def test_an_invalid_option_is_named(capsys, tmp_path, options, said):
 def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, option):
     folder = tmp_path / "run"
     code, _, err = run_command(capsys, "train", "pydoc_quick", "--quick", "--output", folder, *option.split())
-    assert code == 1 and not folder.exists() and f"unknown option '{option.split()[0]}'" in err
+    assert code == 2 and not folder.exists() and f"unknown option '{option.split()[0]}'" in err
     assert "graticule train pydoc_quick --help-all" in err
     every = run_command(capsys, "train", "pydoc_quick", "--help-all")[1]
     assert all(f" {name} " in every for name in ("--context", "--vocab-size", "--encoding", "--no-tied"))

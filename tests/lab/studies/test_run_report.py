@@ -65,7 +65,6 @@ def test_what_cannot_be_reported_is_refused(capsys, tmp_path, folder, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     cases = {
-        (): "`runs` must be one run folder or more",
         ("nowhere",): "'nowhere', which does not exist",
         ("empty",): "which has none",
         (str(folder), "--output", "a.pdf"): "NAME.html",

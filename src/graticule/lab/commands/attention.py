@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.figures import ScaledFigures, limits_of
 from graticule.lab.commands.opening import NamedData, labels_of, open_models, size_of, test_data
 from graticule.lab.commands.options import Output, output_folder, parse, parse_query, parse_size
@@ -25,7 +24,7 @@ class Attention(ScaledFigures, NamedData):
     graticule attention RUN RUN --layers 1 6 --heads 1 2 --image 5
     """
 
-    models: tyro.conf.Positional[list[str]]
+    models: Positional[list[str]]
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
     layers: list[int] = dataclasses.field(default_factory=lambda: [2])
     """layers, counted from 1"""

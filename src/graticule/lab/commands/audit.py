@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import NamedModels, Opened, open_models, size_of, with_images
 from graticule.lab.commands.options import (
     Output,
@@ -39,7 +38,7 @@ class Audit(NamedModels):
     column per layer, the effects of zeroing, shuffling or removing position, other sizes, translation, and attention.
     """
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
@@ -47,13 +46,13 @@ class Audit(NamedModels):
     """largest number of images, evenly spaced"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
-    labels: Path | None = None
+    labels: Rare[Path | None] = None
     """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    batch_size: int = 16
+    batch_size: Rare[int] = 16
     """images per forward pass"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for audit.html and audit.json (default: the run's, or this one)"""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import TIMM, is_published, module_of_file
 from graticule.lab.commands.options import Output, parse
 from graticule.registry.checks import known_name, parse_sizes
@@ -34,11 +33,11 @@ class Check:
     The exit code is 1 if a check failed.
     """
 
-    target: tyro.conf.Positional[str]
+    target: Positional[str]
     """MODEL, FILE.py or FILE.py:NAME"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    patch_size: str | None = None
+    patch_size: Rare[str | None] = None
     """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
     skip: list[str] = dataclasses.field(default_factory=list)
     """names of checks to leave out"""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
+from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import Output, overridden, parse_part
 from graticule.lab.studies.execution import parse_on, slurm_script
 from graticule.registry.specs import split_outside
@@ -42,7 +41,7 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
 
 
 def flags_of(key: str, value: str) -> list[str]:
-    """Convert one override to options of tyro: a truth value is --option or --no-option."""
+    """Convert one override to options of train: a truth value is --option or --no-option."""
     *group, name = key.replace("_", "-").split(".")
     truth = value.lower()
     if truth in ("true", "false"):
@@ -57,17 +56,17 @@ class RunOptions:
 
     epochs: int | None = None
     """epochs of every run (default: those of the recipe)"""
-    precision: str | None = None
+    precision: Rare[str | None] = None
     """precision of every run, such as bf16-mixed, which may be faster (default: that of the recipe)"""
-    values: Annotated[list[str], tyro.conf.arg(name="set")] = field(default_factory=list)
+    set_: list[Annotated[str, "KEY=VALUE"]] = field(default_factory=list)
     """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
-    list_runs: Annotated[bool, tyro.conf.arg(name="list")] = False
+    list_: bool = False
     """list the runs with their states and an estimate of the remaining time, and train nothing"""
-    dry_run: bool = False
+    dry_run: Rare[bool] = False
     """the same, with the script of a job for --on slurm"""
-    part: str | None = None
+    part: Rare[str | None] = None
     """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
-    on: str = "here"
+    on: Rare[str] = "here"
     """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
     workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
     json: bool = False
@@ -86,7 +85,7 @@ class RunOptions:
         """Return whether runs are only listed; a script that --dry-run asks for is printed."""
         if self.dry_run and self.on.startswith("slurm"):
             print(slurm_script(self.on, folder))
-        return self.list_runs or self.dry_run
+        return self.list_ or self.dry_run
 
     def report_part(self, left: int, output: Output) -> None:
         """Say that a part is finished, and how many runs are not."""
@@ -101,7 +100,7 @@ class RunOptions:
         """
         named = [("epochs", self.epochs), ("precision", self.precision)]
         pairs = [(key, str(value)) for key, value in named if value is not None]
-        for text in self.values:
+        for text in self.set_:
             key, equals, value = text.partition("=")
             if not (key and equals):
                 raise ValueError(f"`set` must be like lr=1e-3, got {text!r}.")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, parse_choices
 from graticule.lab.commands.opening import check_task_options
 from graticule.lab.commands.options import choose_device, command_line, output_folder, parse
@@ -32,7 +31,7 @@ class Compare(RunOptions):
     method for their number.
     """
 
-    recipe: tyro.conf.Positional[str]
+    recipe: Positional[str]
     """name of a recipe, or a Python file"""
     choices: list[str]
     """the choices; the others are tested against the first"""
@@ -48,7 +47,7 @@ class Compare(RunOptions):
     """for text: also evaluate every run in windows of these numbers of tokens: a second table and a plot"""
     quick: bool = False
     """only a few steps, to check that everything works"""
-    replace: bool = False
+    replace: Rare[bool] = False
     """replace the tables of a comparison with further choices or seeds in the same folder"""
 
 

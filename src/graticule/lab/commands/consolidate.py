@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import parse, parse_checkpoint
 from graticule.registry.checks import printable
 
@@ -21,9 +20,9 @@ class Consolidate:
     average, the average is written. A run need not be finished.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Positional[Path]
     """run folder"""
-    checkpoint: str = "last"
+    checkpoint: Rare[str] = "last"
     """best or last"""
     output: Path | None = None
     """file to write, ending in .safetensors (default: weights-last.safetensors or weights-best.safetensors in the

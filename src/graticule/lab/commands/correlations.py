@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.figures import ScaledFigures, limits_of
 from graticule.lab.commands.opening import NamedModels, open_models
 from graticule.lab.commands.options import Output, output_folder, parse, parse_size
@@ -25,11 +24,11 @@ class Correlations(ScaledFigures, NamedModels):
     graticule correlations deit_tiny_patch16_224 --weights random
     """
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """run or published folder, file of weights, name of a model, timm:NAME or hf:NAME"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
-    untrained: int = 39
+    untrained: Rare[int] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the run's)"""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.figures import Figures
 from graticule.lab.commands.opening import (
     NamedData,
@@ -35,11 +34,11 @@ class Evaluate(Figures, NamedData):
     The results are one table, and a plot of the difference from the size or length of the training.
     """
 
-    models: tyro.conf.Positional[list[str]]
+    models: Positional[list[str]]
     """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task; names are of classifiers"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
-    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None = None
+    precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
     """precision of the computation (default: that of the run)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or this one)"""

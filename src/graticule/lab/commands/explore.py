@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import (
     NamedModels,
     Opened,
@@ -40,7 +39,7 @@ class Explore(NamedModels):
     all its data, so it can be sent as one file.
     """
 
-    models: tyro.conf.Positional[list[str]]
+    models: Positional[list[str]]
     """one or two: runs, published folders, files of weights, names, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: list[str] = dataclasses.field(default_factory=list)
     """files of images, or indices of test images of runs, counted from 0 (default: 0)"""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import NamedModels, open_source
 from graticule.lab.commands.options import Output, parse
 from graticule.registry.checks import parse_sizes
@@ -34,7 +33,7 @@ class Export(NamedModels):
     than 1e-4 of the largest one (in float32).
     """
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """folder of a run or of a published model, name of a model, timm:NAME or hf:NAME, which are converted"""
     format: str | None = None
     """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import choose_device, parse
 from graticule.registry.checks import printable
 
@@ -35,7 +34,7 @@ class Generate:
     graticule generate RUN --tokens 1000 --temperature 0.8
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Positional[Path]
     """run folder"""
     prompt: str = ""
     """beginning of the text (default: none, the beginning of a document)"""
@@ -49,11 +48,11 @@ class Generate:
     """draw only from this number of most likely tokens (default: from all)"""
     seed: int = 0
     """seed of the text"""
-    context: int | None = None
+    context: Rare[int | None] = None
     """resample a learned table to this number of tokens; the run is unchanged"""
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: Rare[Literal["best", "last"]] = "best"
     """checkpoint of the run"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """file to which the text is also written"""

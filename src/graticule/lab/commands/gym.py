@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import Output, command_line, output_folder, parse
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import executor_of, parse_on
@@ -37,20 +35,20 @@ class Gym:
     """also test on pictures with this number of cells per side"""
     output: Path = Path("runs/gym")
     """folder of the tables and the picture"""
-    on: str = "here"
+    on: Rare[str] = "here"
     """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
-    list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
+    list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
     json: bool = False
     """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
-    recipe: Annotated[GymRecipe, tyro.conf.arg(name="")] = dataclasses.field(default_factory=GymRecipe)
+    recipe: GymRecipe = dataclasses.field(default_factory=GymRecipe)
 
 
 def run(arguments: list[str]) -> int:
     """Train choices on tasks, and print their profiles."""
     options = parse(Gym, "gym", arguments)
     output = Output(options.json)
-    if options.list_tasks:
+    if options.list_:
         from graticule.lab.gym.base import task_rows
 
         columns, *rows = task_rows()

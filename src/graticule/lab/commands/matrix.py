@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import Output, parse
 from graticule.registry.checks import known_name
 
@@ -23,7 +22,7 @@ class Matrix:
     models that --plugin FILE.py registers are included.
     """
 
-    models: tyro.conf.Positional[list[str]] = dataclasses.field(default_factory=list)
+    models: Positional[list[str]] = dataclasses.field(default_factory=list)
     """models (default: a small one of each family, and those of plugins)"""
     encodings: list[str] = dataclasses.field(default_factory=list)
     """encodings, with options (default: every one)"""

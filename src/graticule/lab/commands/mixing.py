@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.figures import ScaledFigures, limits_of
 from graticule.lab.commands.opening import check_on_images
 from graticule.lab.commands.options import (
@@ -32,7 +31,7 @@ class Mixing(ScaledFigures):
     If the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
     """
 
-    runs: tyro.conf.Positional[list[Path]]
+    runs: Positional[list[Path]]
     """run folders"""
     layers: list[int] = dataclasses.field(default_factory=list)
     """layers, counted from 1 (default: all, six of them drawn)"""
@@ -44,7 +43,7 @@ class Mixing(ScaledFigures):
     """weights, or the logits before their softmax"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: the training size)"""
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: Rare[Literal["best", "last"]] = "best"
     """checkpoint of the run"""
     output: Path | None = None
     """folder for the figures and the arrays (default: the first run's)"""
@@ -57,7 +56,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Mixing, "mixing", arguments)
     limits = limits_of(options.scale)
     output = Output(options.json)
-    runs = open_runs(options.runs, "mixing")
+    runs = open_runs(options.runs)
     from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
     from graticule.lab.figures.mixing_sheet import (
         bias_sheet,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import Output, parse
 from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
 
@@ -24,7 +23,7 @@ class Models:
     graticule models "deit_*"
     """
 
-    pattern: tyro.conf.Positional[str] = "*"
+    pattern: Positional[str] = "*"
     """pattern of names, as in a shell: deit_* or lm_*"""
     json: bool = False
     """print all their properties as JSON, and nothing else, on stdout"""

@@ -7,8 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import parse, print_written
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -35,9 +34,9 @@ class New:
     which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
     """
 
-    kind: tyro.conf.Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
+    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
     """kind of class or function that the file registers"""
-    name: tyro.conf.Positional[str]
+    name: Positional[str]
     """its name, an identifier such as my_encoding"""
     folder: Path = Path()
     """folder to write to (default: this one)"""

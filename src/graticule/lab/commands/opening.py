@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from graticule.lab.arguments import Rare
 from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import is_path, known_name, printable
 
@@ -79,7 +80,7 @@ class NamedModels:
     """for a model of graticule given by name: encoding (default: its own)"""
     joining: str | None = None
     """for a model of graticule given by name: joining (default: its own)"""
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: Rare[Literal["best", "last"]] = "best"
     """checkpoint of a run"""
 
 
@@ -89,7 +90,7 @@ class NamedData(NamedModels):
 
     data: str | None = None
     """for models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
-    data_root: Path | None = None
+    data_root: Rare[Path | None] = None
     """folder of the data set, if `data` is a name"""
 
 

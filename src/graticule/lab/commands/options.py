@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
-import io
 import json
 import math
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-import tyro
-
-from graticule.lab.commands.help import BadOption, help_page, options_of, value_registry
-from graticule.lab.terminal import red
+from graticule.lab.arguments import FieldPath, change, options_of, parse_arguments
+from graticule.lab.commands.help import help_page
 from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import parse_sizes, printable
 from graticule.registry.plugins import named_plugins
@@ -31,140 +25,65 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def parse(kind: type[T], name: str, arguments: list[str]) -> T:
-    """Parse typed options; the error for an unknown one names the nearest.
+def parse(kind: type[T], name: str, arguments: Sequence[str], **defaults: Any) -> T:
+    """Parse the arguments of a command into a dataclass.
+
+    Args:
+        kind: the dataclass.
+        name: the command, for messages.
+        arguments: as given.
+        defaults: defaults of its fields, instead of their own.
 
     Raises:
-        SystemExit: after the help was printed, or with code 2 if an option or a value is invalid.
+        SystemExit: after the help was printed.
+        BadArguments: for an unknown option, a missing or an invalid value.
     """
+    return _build(kind, _given(kind, name, arguments, defaults), defaults)
+
+
+def _given(kind: type, name: str, arguments: Sequence[str], defaults: Mapping[str, Any]) -> dict[FieldPath, Any]:
+    """Return the field of each given option -> its value; prints the help if it is asked for."""
     if asked := {"-h", "--help", "--help-all"} & set(arguments):
-        print(help_page(kind, name, every="--help-all" in asked))
+        print(help_page(kind, name, every="--help-all" in asked, **defaults))
         raise SystemExit(0)
-    if arguments[:1] and arguments[0].startswith("--"):  # otherwise positional arguments come first
-        _check_order(kind, name, arguments)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parsed, unknown = tyro.cli(
-                kind, prog=f"graticule {name}", args=arguments, return_unknown_args=True, registry=value_registry()
-            )
-    except BadOption as error:
-        _refuse(str(error))
-    except SystemExit:
-        _refuse(_one_line(said.getvalue(), kind, name))
-    if unknown:
-        known = [f"--{one.name}" for one in options_of(kind) if not one.positional]
-        _check_known(unknown[0], known, name)
-    return parsed
+    return parse_arguments(options_of(kind, **defaults), arguments, name)
 
 
-def _refuse(reason: str) -> NoReturn:
-    """Report a bad option."""
-    print(red("graticule: error:", sys.stderr), reason, file=sys.stderr)
-    raise SystemExit(2)
+def _build(kind: type[T], given: Mapping[FieldPath, Any], defaults: Mapping[str, Any]) -> T:
+    own = {path[0]: value for path, value in given.items() if not path[1:]}
+    within = {path: value for path, value in given.items() if path[1:]}
+    built: T = change(kind(**{**defaults, **own}), within)
+    return built
 
 
-def _one_line(text: str, kind: type, name: str) -> str:
-    """Return the text of a box of tyro as one line."""
-    said = " ".join(re.sub("[│|╭╮╰╯─]|-{3,}", " ", text).split())  # boxes differ in a terminal without UTF-8
-    if found := re.search(r"Missing value for argument '([^']+)'", said):
-        option = next((one for one in options_of(kind) if one.name == found[1].removeprefix("--")), None)
-        if option is not None and option.positional:
-            return f"`{option.shown}` ({option.about}) must be given; see graticule {name} --help."
-        shown = option.shown if option is not None else found[1]
-        return f"`{found[1]}` must have a value, as in {shown}, got none or too few; see graticule {name} --help-all."
-    if "Missing from" in said:
-        missing = [one for one in options_of(kind) if one.required and one.about[:20] in said]
-        needed = " and ".join(f"`{one.shown}` ({one.about})" for one in missing)
-        return f"{needed or said} must be given; see graticule {name} --help."
-    return said
+@dataclasses.dataclass
+class _Overrides:
+    recipe: Any
 
 
-def _check_known(option: str, known: Sequence[str], name: str) -> None:
-    """Check that a command has an option.
-
-    Raises:
-        ValueError: with the nearest options, and all of them if they are few.
-    """
-    if not option.startswith("-"):
-        raise ValueError(f"{option!r} is one value too many; see graticule {name} --help.")
-    close = difflib.get_close_matches(option.replace("_", "-").partition("=")[0], known, n=2)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    every = f"The options are: {' '.join(known)}" if len(known) <= 20 else f"See graticule {name} --help-all."
-    raise ValueError(f"unknown option {option!r}; {hint}{every}")
+def overridden(recipe: Any, arguments: Sequence[str], command: str) -> Any:
+    """Parse overrides of a recipe."""
+    return parse_recipe(_Overrides, recipe, arguments, command).recipe
 
 
-def _check_order(kind: type, name: str, arguments: Sequence[str]) -> None:
-    """Check that an option of several values did not consume the positional arguments.
-
-    Raises:
-        ValueError: with the order that works.
-    """
-    if not any("Positional" in str(field.type) for field in dataclasses.fields(kind)):
-        return
-    options = options_of(kind)
-    many = {one.name for one in options if one.many and not one.positional}
-    single = {one.name for one in options if one.metavar and not one.many}
-    wanted = [one.name for one in options if one.positional and one.required]
-    taken: dict[str, list[str]] = {}
-    option, free = "", True  # `free`: the next value does not belong to an option
-    for text in arguments:
-        if text.startswith("--"):
-            option, equals, value = text[2:].replace("_", "-").partition("=")
-            free = option not in many | single or bool(equals and option in single)
-            if option in many:
-                taken[option] = [value] if equals else []
-        elif option in taken:
-            taken[option].append(text)
-        elif free:
-            return
-        else:
-            free = True
-    if wanted and any(taken.values()):
-        option, values = next((option, values) for option, values in reversed(taken.items()) if values)
-        *before, last = values
-        raise ValueError(
-            f"`{wanted[0]}` must come before --{option}, which takes every value up to the next option, got "
-            f"--{option} {' '.join(values)}; write graticule {name} {last} --{option} {' '.join(before) or '...'}"
-        )
-
-
-def overridden(recipe: Any, arguments: list[str], command: str) -> Any:
-    """Parse overrides of a recipe; a refused value is an error of the recipe, not of the parser."""
-
-    def options(recipe: Any) -> type:
-        @dataclasses.dataclass
-        class Overrides:
-            recipe: Any = dataclasses.field(default_factory=lambda: recipe)
-
-        Overrides.__annotations__["recipe"] = Annotated[type(recipe), tyro.conf.arg(name="")]
-        return Overrides
-
-    return parse_recipe(options, recipe, arguments, command).recipe
-
-
-def parse_recipe(kind: Callable[[Any], type], recipe: Any, arguments: list[str], command: str) -> Any:
+def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: str) -> T:
     """Parse options with overrides of a recipe, which must have an effect; its own warm-up and decays fit `--epochs`.
 
     Args:
-        kind: returns the options with the values of a recipe as the defaults of their field `recipe`.
-        recipe: the recipe.
+        kind: a dataclass with a field `recipe`.
+        recipe: the recipe, whose values are the defaults.
         arguments: the options as given.
         command: the command, for messages.
     """
-    known = set(_value_names(recipe))
-    given: dict[str, str] = {}
-    for text, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        option, equals, value = text.partition("=")
-        *groups, name = option.removeprefix("--").replace("-", "_").split(".")
-        named = (".".join([*groups, each]) for each in (name, name.removeprefix("no_")))
-        given |= {each: value if equals else following for each in named if option.startswith("--") and each in known}
-    if given.get("epochs", "").isdecimal():
-        recipe = _shortened(recipe, int(given["epochs"]), given)
-    options: Any = parse(kind(recipe), command, arguments)
+    given = _given(kind, command, arguments, {"recipe": recipe})
+    names = {".".join(path[1:]) for path in given if path[0] == "recipe"}
+    if epochs := given.get(("recipe", "epochs")):
+        recipe = _shortened(recipe, epochs, names)
+    options: Any = _build(kind, given, {"recipe": recipe})
     if hasattr(recipe, "give"):
-        options.recipe.give(recipe.given | given.keys())
-    return options
+        options.recipe.give(recipe.given | names)
+    found: T = options
+    return found
 
 
 def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:
@@ -186,15 +105,6 @@ def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:
 def _listed(epochs: Sequence[int]) -> str:
     """Return the epochs as a text."""
     return ", ".join(map(str, epochs)) or "none"
-
-
-def _value_names(recipe: Any) -> Iterator[str]:
-    """Yield the names of the values of a recipe, such as mixing.prob."""
-    for one in dataclasses.fields(recipe):
-        inner = getattr(recipe, one.name)
-        yield one.name
-        if dataclasses.is_dataclass(inner):
-            yield from (f"{one.name}.{name}" for name in _value_names(inner))
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:
@@ -268,10 +178,8 @@ def choose_device(given: str) -> str:
     return given
 
 
-def open_runs(folders: Sequence[Path], command: str) -> list[Run]:
-    """Open runs, at least one and all different; a folder without a run is an error before PyTorch is imported."""
-    if not folders:
-        raise ValueError(f"`runs` must be one run folder or more, got none; see graticule {command} --help.")
+def open_runs(folders: Sequence[Path]) -> list[Run]:
+    """Open different runs; a folder without a run is an error before PyTorch is imported."""
     if len(set(folders)) < len(folders):
         raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
     found = [RunFolder.open(folder) for folder in folders]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import parse
 from graticule.registry.checks import printable
 
@@ -22,11 +21,11 @@ class Pack:
     and val/*.tar.
     """
 
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """folder to pack; with --verify, the packed folder"""
-    output: tyro.conf.Positional[Path | None] = None
+    output: Positional[Path | None] = None
     """folder to write, outside the other"""
-    workers: int | None = None
+    workers: Rare[int | None] = None
     """number of files that are written in parallel (default: slightly more than the number of cores)"""
     skip_broken: bool = False
     """leave out empty files, which are otherwise an error"""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import Output, open_runs, parse, run_labels
 from graticule.registry.checks import printable
 
@@ -30,7 +29,7 @@ class Plot:
     graticule plot runs/study --group --output curves.png
     """
 
-    runs: tyro.conf.Positional[list[Path]]
+    runs: Positional[list[Path]]
     """run folders, or folders of runs at any depth"""
     metric: str | None = None
     """a column of their metrics.csv, such as val_loss (default: the one that the runs are judged by, as val_top1)"""
@@ -48,7 +47,7 @@ def run(arguments: list[str]) -> int:
     """Draw the training of runs in one figure."""
     options = parse(Plot, "plot", arguments)
     output = Output(options.json)
-    runs = open_runs(_runs_in(options.runs, output), "plot")
+    runs = open_runs(_runs_in(options.runs, output))
     from graticule.lab.figures.save import save_figure
     from graticule.lab.figures.scores import MOST_LINES, convergence_plot
     from graticule.lab.studies.runs import curve, group_seeds, read_recipe

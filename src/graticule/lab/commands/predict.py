@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.figures import Figures
 from graticule.lab.commands.options import Output, choose_device, open_runs, output_folder, parse, read_picture
 from graticule.registry.checks import printable
@@ -29,17 +28,17 @@ class Predict(Figures):
     the backbone.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Positional[Path]
     """run folder"""
-    images: tyro.conf.Positional[list[Path]] = field(default_factory=list)
+    images: Positional[list[Path]] = field(default_factory=list)
     """files of images"""
     threshold: float = 0.5
     """detections with a lower score are not drawn; JSON has all"""
     count: int = 8
     """without images: number of held-out images that are drawn"""
-    checkpoint: Literal["best", "last"] = "best"
+    checkpoint: Rare[Literal["best", "last"]] = "best"
     """checkpoint of the run"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for pictures, JSON or the report (default: predictions in the run folder)"""
@@ -50,7 +49,7 @@ class Predict(Figures):
 def run(arguments: list[str]) -> int:
     """Draw and write the predictions of a run."""
     options = parse(Predict, "predict", arguments)
-    (run,) = open_runs([options.run], "predict")
+    (run,) = open_runs([options.run])
     if not 0 <= options.threshold <= 1:
         raise ValueError(f"`threshold` must be from 0 to 1, got {options.threshold}.")
     if options.count < 1:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import NamedModels, open_source
 from graticule.lab.commands.options import parse, print_written
 
@@ -23,13 +22,13 @@ class Publish(NamedModels):
     graticule.from_pretrained opens it, and timm.create_model("local-dir:FOLDER", pretrained=True) opens classifiers.
     """
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """folder of a run, file of its weights, name of a model, timm:NAME or hf:NAME (converted), or FILE.py:NAME"""
-    folder: tyro.conf.Positional[Path]
+    folder: Positional[Path]
     """folder to write to"""
     push: str | None = None
     """upload the folder to this repository of the hub, OWNER/NAME"""
-    private: bool = False
+    private: Rare[bool] = False
     """make a new repository private"""
     host: str | None = None
     """for FILE.py:NAME with an attached position: the source of the module, such as torchvision:vit_b_16"""

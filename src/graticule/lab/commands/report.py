@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import open_runs, parse, print_written, run_labels
 
 
@@ -21,11 +20,11 @@ class ReportOptions:
     For predictions of a detector or a segmentation model, graticule predict RUN writes a page.
     """
 
-    runs: tyro.conf.Positional[list[Path]]
+    runs: Positional[list[Path]]
     """run folders, or folders of runs at any depth"""
     position: bool = True
     """draw the position information in the layers of the first run of each choice"""
-    untrained: int = 39
+    untrained: Rare[int] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
     """file NAME.html (default: report.html in the first folder)"""
@@ -48,7 +47,7 @@ def run(arguments: list[str]) -> int:
         if not found:
             raise ValueError(f"`runs` must be run folders or folders with runs, got {str(given)!r}, which has none.")
         folders += found
-    runs = open_runs(folders, "report")
+    runs = open_runs(folders)
     from graticule.lab.pages.run_report import run_report
 
     report = run_report(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import NamedModels, open_models, size_of, with_images
 from graticule.lab.commands.options import Output, choose_device, output_folder, parse
 from graticule.registry.checks import parse_sizes, printable
@@ -24,7 +23,7 @@ class Resamplers(NamedModels):
     one folder per class. A model of timm is converted first.
     """
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """run or published folder, file of weights, or name of a model"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
@@ -32,7 +31,7 @@ class Resamplers(NamedModels):
     """sides in pixels, or HEIGHTxWIDTH"""
     count: int = 256
     """largest number of images, evenly spaced"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the values of every image as JSON (default: the run's, or this one)"""

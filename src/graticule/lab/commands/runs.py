@@ -14,8 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import Output, parse
 from graticule.registry.checks import printable
 
@@ -37,7 +36,7 @@ class Runs:
     graticule runs runs/study --format latex > table.tex
     """
 
-    folders: tyro.conf.Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
+    folders: Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
     """folders with runs, at any depth"""
     sort: Literal["age", "name", "best"] = "age"
     """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""

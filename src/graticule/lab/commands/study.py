@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
 from graticule.lab.commands.options import output_folder, parse
 from graticule.registry.checks import known_name
@@ -31,7 +30,7 @@ class StudyOptions(RunOptions):
     All results are in one table, a CSV file with a row per score.
     """
 
-    study: tyro.conf.Positional[str]
+    study: Positional[str]
     """a Python file with a function `study()`, or a folder of such files"""
     seeds: list[int] = dataclasses.field(default_factory=list)
     """run only these seeds (default: those of the study)"""
@@ -43,7 +42,7 @@ class StudyOptions(RunOptions):
     """folder of the runs, and of the results without --docs (default: runs/study-NAME, followed by changed values)"""
     docs: Path | None = None
     """folder of pages to update: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
-    data_root: Path | None = None
+    data_root: Rare[Path | None] = None
     """folder of the data set"""
     report: bool = False
     """only rewrite tables, tests, figure and text from the table"""

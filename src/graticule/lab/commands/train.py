@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from graticule.lab.commands.options import command_line, output_folder, parse_recipe
 from graticule.lab.commands.stopping import STOPPED, requeue_code
@@ -42,6 +39,26 @@ the scheduler to queue it again; with --output and --auto-resume the same
 command then resumes it. Several machines: the same command on each, by torchrun
 or SLURM.
 """
+
+
+def _smallest() -> TrainingRecipe:
+    """Return the recipe whose options a shell completes."""
+    from graticule.lab.recipes.load import load_recipe
+
+    return load_recipe("digits_quick")
+
+
+@dataclass(kw_only=True)
+class Train:
+    """Train a recipe; every value of it can be overridden."""
+
+    recipe: Any = field(default_factory=_smallest)
+    output: Path | None = None
+    """run folder (default: runs/RECIPE-DATE-TIME)"""
+    auto_resume: bool = False
+    """resume the run in the output folder if there is one, otherwise start it"""
+    quick: bool = False
+    """only a few steps, to check that everything works"""
 
 
 def run(arguments: list[str]) -> int:
@@ -114,7 +131,7 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     run = Run.open(given[0])
     recipe = run.recipe()
     if given[1:]:
-        options = _overridden(recipe, given[1:], f"train --resume {given[0]}")
+        options = parse_recipe(Train, recipe, given[1:], f"train --resume {given[0]}")
         if options.output is not None or options.auto_resume or options.quick:
             raise ValueError(
                 "`--resume` must be given without --output, --auto-resume and --quick: a run is resumed in its folder."
@@ -134,7 +151,7 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     loaded = load_recipe(arguments[0])
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()
-    options = _overridden(loaded, arguments[1:], f"train {arguments[0]}")
+    options = parse_recipe(Train, loaded, arguments[1:], f"train {arguments[0]}")
     if options.auto_resume and options.output is None:
         raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
@@ -151,36 +168,6 @@ def _warn_of_changes(run: str) -> None:
     if changed := Run.open(run).changed_surroundings():
         what = printable(f"those of {run}: {', '.join(changed)}")
         print(f"graticule: warning: the weights may differ from {what}.", file=sys.stderr)
-
-
-def _overridden(loaded: Any, arguments: list[str], command: str) -> Any:
-    """Parse options with the values of a recipe as defaults."""
-    return parse_recipe(options_class, loaded, arguments, command)
-
-
-def options_class(loaded: object) -> type:
-    """Return the options of the command with the values of a recipe as defaults."""
-    kind = type(loaded)
-
-    @dataclass
-    class Train:
-        """Train a recipe; every value of it can be overridden."""
-
-        recipe: Annotated[Any, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: loaded)
-        output: Path | None = None
-        """run folder (default: runs/RECIPE-DATE-TIME)"""
-        auto_resume: bool = False
-        """resume the run in the output folder if there is one, otherwise start it"""
-        quick: bool = False
-        """only a few steps, to check that everything works"""
-
-    Train.__annotations__ |= {
-        "recipe": Annotated[kind, tyro.conf.arg(name="")],
-        "output": Path | None,
-        "auto_resume": bool,
-        "quick": bool,
-    }
-    return Train
 
 
 def _shared(folder: Path) -> Path:

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.figures import Figures
 from graticule.lab.commands.opening import NamedData, labels_of, open_models, size_of, test_data
 from graticule.lab.commands.options import Output, choose_device, output_folder, parse, parse_size
@@ -24,17 +23,17 @@ class Translation(Figures, NamedData):
     Test images are shifted by whole patches. The results are one table per model, and one figure.
     """
 
-    models: tyro.conf.Positional[list[str]]
+    models: Positional[list[str]]
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
     images: int | None = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = dataclasses.field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
-    border: int = 1
+    border: Rare[int] = 1
     """tokens closer to an edge than this many patches are reported separately"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH, multiples of the coarsest patch (default: that of the model)"""
-    device: str = "auto"
+    device: Rare[str] = "auto"
     """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the numbers and the figure (default: the first run's, or this one)"""

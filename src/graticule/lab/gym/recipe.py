@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from graticule.lab.arguments import Usual
 from graticule.registry.fields import Count, NotNegative, Positive, check_fields
 from graticule.registry.plugins import plugins_of
 
@@ -19,11 +20,11 @@ _TINY = ("embed_dim=32", "depth=2", "num_heads=2")
 class GymRecipe:
     """A tiny model, trained in seconds; every step has new pictures, so nothing can be memorized."""
 
-    model: str = "vit_nano_patch4_28"
+    model: Usual[str] = "vit_nano_patch4_28"
     """name of the model; its patches are the cells of the pictures"""
-    encoding: str | None = None
+    encoding: Usual[str | None] = None
     """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's own)"""
-    joining: str = "default"
+    joining: Usual[str] = "default"
     """joining of the encoding to the layers, with its options, such as lape(layers=1)"""
     model_kwargs: tuple[str, ...] = _TINY
     """arguments of the model, such as depth=2"""
@@ -35,15 +36,15 @@ class GymRecipe:
     """steps of training per task"""
     solved_loss: NotNegative = 0.02
     """training ends early when the mean loss of 20 steps is below this value; never with 0"""
-    batch_size: Count = 64
+    batch_size: Usual[Count] = 64
     """pictures per step"""
-    lr: Positive = 4e-3
+    lr: Usual[Positive] = 4e-3
     """highest learning rate, reached after a tenth of the steps; it then falls to 0 as a cosine"""
-    weight_decay: NotNegative = 0.01
+    weight_decay: Usual[NotNegative] = 0.01
     """weight decay of all parameters except norms, biases and position parameters"""
     test: Count = 512
     """held-out pictures per size"""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    precision: Usual[Literal["32-true", "bf16-mixed"]] = "32-true"
     """precision of the forward pass; the default model is too small to benefit from bf16-mixed"""
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
@@ -84,23 +85,23 @@ class Recipe(TrainingRecipe):
         "augmentation.color_jitter": "augmentation.rand_augment=None",
     }
 
-    model: str = "vit_nano_patch4_28"
+    model: Usual[str] = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
     position_from: Path | None = None
     """start with the position parameters of this checkpoint; with peg(frozen=True) they are not trained"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
-    dataset: str = "digits"
+    dataset: Usual[str] = "digits"
     """data set: digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face, or a registered one"""
     limit_train: Count | None = None
     """train on only this many images, balanced over the classes"""
     limit_test: Count | None = None
     """test on only this many images, balanced over the classes"""
-    batch_size: Count = 64
+    batch_size: Usual[Count] = 64
     """images per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
     """images per batch in evaluation"""
-    img_size: tuple[Side, Side] = (28, 28)
+    img_size: Usual[tuple[Side, Side]] = (28, 28)
     """height and width of the images, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graticule.lab.arguments import Usual
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, DetectionScore, show
 from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import BOX_MAP, Metric
@@ -58,7 +59,7 @@ class DetectionRecipe(DenseRecipe):
     task: ClassVar[str] = "detection"
     metric: ClassVar[Metric] = BOX_MAP
 
-    head: str = "retinanet"
+    head: Usual[str] = "retinanet"
     """detector: retinanet, fcos, faster_rcnn or mask_rcnn, with options such as retinanet(score=0.1)"""
     by_shape: Flag = False
     """put only wide or only tall images in a batch, which reduces padding"""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import TypedDict
 
+from graticule.lab.arguments import Usual
 from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
 from graticule.lab.training.metric import BITS_PER_BYTE, Metric
 from graticule.lab.training.recipe import TrainingRecipe
@@ -100,21 +101,21 @@ class TextRecipe(TrainingRecipe):
     task: ClassVar[str] = "language"
     metric: ClassVar[Metric] = BITS_PER_BYTE
 
-    model: str = "lm_tiny"
+    model: Usual[str] = "lm_tiny"
     """language model, one of `graticule models`"""
-    dataset: str = "pydoc"
+    dataset: Usual[str] = "pydoc"
     """text: pydoc, text_folder, or a registered one"""
     limit_train: Count | None = None
     """train on only this many windows from the beginning of the text"""
     limit_test: Count | None = None
     """test on only this many windows from the beginning of the held-out text"""
-    batch_size: Count = 16
+    batch_size: Usual[Count] = 16
     """windows per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 64
     """windows per batch in evaluation"""
-    context: Count = 128
+    context: Usual[Count] = 128
     """tokens per window in training, for which position information is built"""
-    tokenizer: str = "bytes"
+    tokenizer: Usual[str] = "bytes"
     """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
     vocab_size: Count | None = None
     """number of tokens of bpe"""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graticule.lab.arguments import Rare
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, PixelScore, show, windows_of
 from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import MIOU, Metric
@@ -24,12 +25,12 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
 
     label = "mIoU (%)"
 
-    window: int | None = None
+    window: Rare[int | None] = None
     """for segmentation: side of the windows that images are split into, in pixels (default: as in the recipe)"""
-    stride: int | None = None
+    stride: Rare[int | None] = None
     """for segmentation: distance of the windows in pixels (default: two thirds of `--window`; without it, as in the
     recipe)"""
-    located: bool = False
+    located: Rare[bool] = False
     """for segmentation: encode each window with its position in the image"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from graticule.lab.arguments import Usual
 from graticule.lab.training.metric import Metric
 from graticule.registry.checks import known_name
 from graticule.registry.fields import (
@@ -65,22 +66,22 @@ class TrainingRecipe:
     #: The values that a user gave in place of those of a recipe file, such as mixing.prob.
     given: ClassVar[frozenset[str]] = frozenset()
 
-    model: str
+    model: Usual[str]
     """name of the model"""
-    encoding: str | None = None
+    encoding: Usual[str | None] = None
     """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's)"""
-    joining: str = USUAL_JOINING
+    joining: Usual[str] = USUAL_JOINING
     """joining of the encoding to the layers, with its options, such as lape(layers=6)"""
-    start_from: Path | None = None
+    start_from: Usual[Path | None] = None
     """start with the weights of this checkpoint or run, of any size, classes, encoding or joining: weights that fit are
     loaded, resampled where needed, and the rest is initialized"""
     position_from: Path | None = None
     """start with the position parameters of this checkpoint"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the model, such as depth=2"""
-    dataset: str = ""
+    dataset: Usual[str] = ""
     """data set"""
-    data_root: Path | None = None
+    data_root: Usual[Path | None] = None
     """folder of the data set (default: its usual folder)"""
     limit_train: Count | None = None
     """train on only this many examples"""
@@ -88,15 +89,15 @@ class TrainingRecipe:
     """test on only this many examples"""
     drop_path_rate: ShareBelowOne = 0.0
     """stochastic depth of the last block"""
-    batch_size: Count = 64
+    batch_size: Usual[Count] = 64
     """examples per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
     """examples per batch in evaluation"""
-    epochs: Annotated[Epochs, Field(ge=1)] = 10
+    epochs: Usual[Annotated[Epochs, Field(ge=1)]] = 10
     """passes over the training data, without the cool-down"""
     optimizer: str = "adamw"
     """timm's name of the optimizer: adamw, sgd, lamb, ..."""
-    lr: Positive = 1e-3
+    lr: Usual[Positive] = 1e-3
     """highest learning rate"""
     min_lr: NotNegative = 1e-5
     """learning rate at the end of the schedules cosine and poly"""
@@ -122,7 +123,7 @@ class TrainingRecipe:
     """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
     """epsilon in the denominators of the optimizer (default: that of the optimizer, mostly 1e-8)"""
-    weight_decay: NotNegative = 0.05
+    weight_decay: Usual[NotNegative] = 0.05
     """decay of all weights except norms, biases and position parameters; those that mix tokens (gMLP, PosMLP) decay"""
     decay_position: Flag = False
     """also decay tables of position and prefix tokens, as in ViT-Adapter's UperNet"""
@@ -130,11 +131,11 @@ class TrainingRecipe:
     """largest norm of the gradient (default: no clipping)"""
     ema_decay: Annotated[Positive, Field(lt=1)] | None = None
     """decay of the moving average of the weights, which is then evaluated (default: none)"""
-    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
+    precision: Usual[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]] = "32-true"
     """Lightning's precision"""
     accelerator: str = "auto"
     """Lightning's accelerator: auto, cpu, gpu, ..."""
-    devices: Count = 1
+    devices: Usual[Count] = 1
     """GPUs (or processes, on CPUs) per node"""
     nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
@@ -152,7 +153,7 @@ class TrainingRecipe:
     """also save a checkpoint every this many steps (default: only at the end of each epoch)"""
     nonfinite: Literal["stop", "skip"] = "stop"
     """on a loss that is not finite: stop the run, or skip the step and count it"""
-    seed: Seed = 0
+    seed: Usual[Seed] = 0
     """seed of initialization, order and augmentation"""
 
     def __post_init__(self) -> None:

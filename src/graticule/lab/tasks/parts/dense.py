@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
 from graticule.lab.training.evaluation import Evaluated, Evaluation
 from graticule.lab.training.recipe import TrainingRecipe
@@ -116,7 +117,7 @@ class DenseEvaluation(Evaluation[S], Generic[S]):
     sizes: list[str] = field(default_factory=list)
     """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch; for detection and segmentation
     SHORTERxLONGER, any sides that images are fitted in (default: the training size)"""
-    per_class: bool = False
+    per_class: Rare[bool] = False
     """for detection and segmentation: add a row for each class"""
 
     def check(self, task: Any, model: Any, data: Any) -> None:
@@ -151,21 +152,21 @@ class DenseEvaluation(Evaluation[S], Generic[S]):
 class DenseRecipe(TrainingRecipe):
     """The values of a training run of a detector or a segmentation model."""
 
-    model: str = "vit_nano_patch4_28"
+    model: Usual[str] = "vit_nano_patch4_28"
     """backbone, one of `graticule models`"""
     neck: str | None = None
     """necks on the feature maps of the backbone, such as fpn(channels=128) or adapter + fpn (default: what fits)"""
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as depth=4"""
-    dataset: str = "scenes"
+    dataset: Usual[str] = "scenes"
     """data set: scenes, scenes_sides, coco, ade20k, camvid, mask_folder, voc_detection, ..., or a registered one"""
-    img_size: tuple[Side, Side] = (96, 96)
+    img_size: Usual[tuple[Side, Side]] = (96, 96)
     """height and width for which the backbone's position information is built"""
     fit: tuple[Side, Side] = (96, 96)
     """shorter and longer side in pixels that images are resized to fit in, keeping their aspect ratio"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
-    batch_size: Count = 16
+    batch_size: Usual[Count] = 16
     """images per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 1
     """images per batch in evaluation; several of different sizes are padded to one"""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from graticule.lab.arguments import Rare
 from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
 from graticule.registry.checks import parse_sizes
 
@@ -30,9 +31,9 @@ class ImageEvaluation(Evaluation["Score"]):
     uses the middle"""
     causes: bool = False
     """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
-    windows: list[int] = field(default_factory=list)
+    windows: Rare[list[int]] = field(default_factory=list)
     """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""
-    real: Path | None = None
+    real: Rare[Path | None] = None
     """for images of ImageNet's validation set: real.json of ImageNet-ReaL, which adds the share of images whose top-1
     is one of their labels"""
 
