@@ -7,7 +7,9 @@ from torch import nn
 
 import graticule
 import tiny
+from graticule.external.backbone_view import BackboneView
 from graticule.external.flow import Flow
+from graticule.external.open_view import view_of
 from graticule.external.structure import find_structure
 from graticule.external.structure_view import StructureView
 from graticule.external.view import Unavailable
@@ -110,6 +112,20 @@ def test_the_table_of_dinov2_is_found_by_conversion():
     (table,) = resampled_modules(graticule.convert(model))
     assert table.grid.shape == (37, 37)
     assert [site.rows().shape for site in find_structure(model).sites] == [(1370, 12)]
+
+
+def test_a_model_that_converts_is_viewed_converted_unless_it_has_hooks():
+    model = tiny.draw(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12, num_heads=2)).eval()
+    handle = model.blocks[1].register_forward_hook(lambda module, args, output: 2 * output)
+    changed, compiled = view_of(model), view_of(torch.compile(model, backend="eager"))
+    handle.remove()
+    stock = view_of(model)
+    assert isinstance(changed, StructureView) and compiled.model is model and isinstance(stock, BackboneView)
+    images = torch.randn(2, 3, 32, 32)
+    for (x, grid), (y, other) in zip(stock.run(images).layers, StructureView(model).run(images).layers, strict=True):
+        torch.testing.assert_close(x, y)
+        assert grid == other
+    torch.testing.assert_close(stock.run(images).logits, model(images))
 
 
 def test_models_that_take_no_single_pictures_are_refused():

@@ -46,7 +46,7 @@ def table_correlations(found: Structure) -> Correlations | None:
 @torch.no_grad()
 def logit_biases(found: Structure) -> list[BiasMaps]:
     """Return the biases of attention, one entry for each size of window and number of heads."""
-    each: dict[tuple[Size, int], dict[int, Array]] = {}
+    each: dict[tuple[tuple[int, ...], int], dict[int, Array]] = {}
     blocks = found.modules()
     for site in found.of_kind("bias of displacements"):
         if site.layer is None or site.constant is None:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from graticule.encodings.build import build_position
 from graticule.external.attach_start import start_position, tokens_after
-from graticule.external.attach_survey import find_blocks, make_example, survey
+from graticule.external.attach_survey import added_tables, find_blocks, make_example, names_of_blocks, survey
 from graticule.external.images import call
-from graticule.external.structure import added_tables, names_of_blocks
 from graticule.external.view import evaluating
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid

@@ -4,16 +4,63 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from graticule.external.flow import Flow
 from graticule.external.images import call, image_size
+from graticule.external.structure import called_blocks, pattern_of
 from graticule.external.view import evaluating
 from graticule.surgery.attach_attention import Survey, first_tensor
+
+
+def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], blocks: str | None) -> tuple[str, str]:
+    """Return a pattern of the names of the blocks of any module, and the name in a block of the norm of its input.
+
+    Args:
+        module: called with `example`, a tensor or a mapping of keyword arguments.
+        example: the input.
+        blocks: the pattern if it is known.
+
+    Returns:
+        'blocks.*' and 'norm1', as in timm, for what is not found.
+    """
+    flow = _flow_of(module, example)
+    names = called_blocks(flow)
+    if blocks is not None:
+        pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
+        names = tuple(name for name in flow.called if pattern.fullmatch(name))
+    if not names or len({pattern_of(name) for name in names}) > 1:
+        return "blocks.*", "norm1"
+    weight = flow.norms.get(names[0], (None,))[0]
+    inside = module.get_submodule(names[0]).named_modules()
+    norm = next((own for own, one in inside if weight is not None and getattr(one, "weight", None) is weight), "norm1")
+    parent = names[0].rpartition(".")[0]
+    return f"{pattern_of(parent)}.*" if parent else "*", norm
+
+
+def added_tables(
+    module: nn.Module, example: Tensor | Mapping[str, Any], blocks: Sequence[str], dim: int
+) -> tuple[str, ...]:
+    """Return the names of the parameters and buffers with rows (..., `dim`) that are added to tokens before blocks."""
+    tensors = dict([*module.named_buffers(), *module.named_parameters()])
+    outside = [one for one in _flow_of(module, example).meetings if not set(one.within) & set(blocks)]
+    added = {name for one in outside if one.kind == "added" for name in one.origins}
+    tables = (name for name in tensors if name in added and tensors[name].numel() > dim)
+    return tuple(name for name in tables if tensors[name].shape[-1:] == (dim,))
+
+
+def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
+    """Return the flow of a call with any input; where the module refuses it, up to that."""
+    given = example.values() if isinstance(example, Mapping) else (example,)
+    flow = Flow(module)
+    with evaluating(module), flow.following(*(one for one in given if isinstance(one, Tensor))), suppress(Exception):
+        call(module, example)
+    return flow
 
 
 def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:

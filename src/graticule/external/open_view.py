@@ -36,6 +36,7 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
         return BackboneView(cast("Backbone", model), img_size)
     if isinstance(model, TokenModel):
         raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose functions are not recorded
     converted = convert_stock(model)
     if converted is not None:
         return BackboneView(converted, img_size)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from graticule.external.flow import Flow, Meeting
 from graticule.external.images import Size, call, check_pictures, error_line, image_channels, image_size
+from graticule.external.token_order import token_orders
 from graticule.external.view import Unavailable, evaluating, nearest, permutation
 from graticule.position.grid import Grid
 
@@ -248,7 +248,7 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
             said = f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
             raise ValueError(said) from error
-    blocks = _blocks(flow)
+    blocks = called_blocks(flow)
     if not blocks:
         raise ValueError(
             "`model` must be one of our backbones, or a model with attention in a list of blocks, or with a list named "
@@ -276,17 +276,17 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
     )
 
 
-def _blocks(flow: Flow) -> tuple[str, ...]:
+def called_blocks(flow: Flow) -> tuple[str, ...]:
     """Return the names of the blocks in the order in which they return."""
-    patterns = {_pattern(one.within[-1]) for one in flow.attentions if one.within}
+    patterns = {pattern_of(one.within[-1]) for one in flow.attentions if one.within}
     if not patterns:
-        named = [_pattern(name) for name in flow.called if _is_listed(name)]
+        named = [pattern_of(name) for name in flow.called if _is_listed(name)]
         patterns = {max(named, key=named.count)} if named else set()
-    called = [name for name in flow.called if _pattern(name) in patterns]
+    called = [name for name in flow.called if pattern_of(name) in patterns]
     return tuple(name for name in called if flow.called[name].ndim != 3 or flow.called[name].shape[1] > 1)
 
 
-def _pattern(name: str) -> str:
+def pattern_of(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
@@ -355,75 +355,6 @@ def _has_channels(module: nn.Module) -> bool:
     return norm and isinstance(module.weight, Tensor)
 
 
-def token_orders(
-    model: nn.Module,
-    images: Tensor,
-    flow: Flow,
-    cut: Tensor | None,
-    blocks: Sequence[str],
-    grids: Sequence[Grid],
-) -> tuple[Tensor | None, ...]:
-    """Return the index of the token of each patch after each block, (H * W,); None where they are row by row.
-
-    The map that the images are cut into is replaced, and attention is silenced, so that a token depends only on the
-    patches in its place. For each binary digit of their rows and columns, one map changes the patches with a one,
-    another those with a zero. Only the first digits are tried, unless these show another order, as of Hiera, whose
-    tokens are in the order of its windows.
-    """
-    shape = grids[0].shape
-    if cut is None or cut.shape[2:] != shape or len(images) < 2 or flow.called[blocks[0]].ndim != 3:
-        return (None,) * len(blocks)
-    at = next(index for index, (_, x, _) in enumerate(flow.maps) if x is cut)
-    noise = torch.randn(cut.shape[1:], generator=torch.Generator().manual_seed(0)).to(cut)
-
-    def places(digits: Sequence[Sequence[int]]) -> list[Tensor | None]:
-        return _places_by(model, images, (at, noise), blocks, grids, digits)
-
-    digits = [range(max(1, (side - 1).bit_length())) for side in shape]
-    if all(one is None for one in places([each[-1:] for each in digits])):
-        return (None,) * len(blocks)
-    found = places(digits)
-    return tuple(None if one is None or len(one.unique()) < len(one) else one.argsort() for one in found)
-
-
-def _places_by(
-    model: nn.Module,
-    images: Tensor,
-    stem: tuple[int, Tensor],
-    blocks: Sequence[str],
-    grids: Sequence[Grid],
-    digits: Sequence[Sequence[int]],
-) -> list[Tensor | None]:
-    """Return the place of each token in the grid after each block, (H * W,), by some digits of rows and columns.
-
-    None where tokens are row by row or a map, or the grid is not the first one after halving its sides.
-    """
-    at, noise = stem
-    height, width = grids[0].shape
-    place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))  # (2, H, W)
-    ones = torch.stack([place[axis] >> digit & 1 for axis in (0, 1) for digit in digits[axis]]).bool()
-    masks = torch.cat([ones[:1] & False, ones, ~ones]).to(noise)[:, None]
-    given = images[:1].expand(len(masks), -1, -1, -1)
-    flow = Flow(model, stem=(at, noise * (1 + masks)))
-    with evaluating(model), flow.following(given):
-        call(model, given)
-    found: list[Tensor | None] = []
-    for name, grid in zip(blocks, grids, strict=True):
-        x, halvings = flow.called[name], (height // grid.height).bit_length() - 1
-        if x.ndim != 3 or (grid.height << halvings, grid.width << halvings) != (height, width):
-            found.append(None)
-            continue
-        of_ones, of_zeros = (x[1:] - x[:1])[:, grid.prefix :].norm(dim=-1).cpu().chunk(2)  # (digits, N) each
-        scales = [
-            scale * (1 << digit >> halvings) for scale, of in zip((grid.width, 1), digits, strict=True) for digit in of
-        ]
-        step = 1 << halvings
-        both = torch.stack([(of_ones > of_zeros).long(), ones[:, ::step, ::step].flatten(1).long()])
-        places, by_rows = (both * torch.tensor(scales)[:, None]).sum(1)
-        found.append(None if torch.equal(places, by_rows) else places)
-    return found
-
-
 def _sites(meetings: Sequence[Meeting], grids: Sequence[Grid], layer_of: dict[str, int]) -> Iterator[Site]:
     """Yield the sites of position information among the meetings of a pass."""
     counts = {count for grid in grids for count in (grid.patches, grid.tokens)}
@@ -452,7 +383,7 @@ def _sites(meetings: Sequence[Meeting], grids: Sequence[Grid], layer_of: dict[st
             yield Site(index, kind, one.constant, one.shape, axes, sine, one.origins, layer)
 
 
-def _token_axes(one: Meeting, counts: set[int], shapes: set[Size]) -> tuple[int, ...]:
+def _token_axes(one: Meeting, counts: set[int], shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the axes of the tokens: two of a map, or one of a sequence; () if there are none."""
     dims = len(one.shape)
     for axis in range(1 - dims, -1):
@@ -462,51 +393,6 @@ def _token_axes(one: Meeting, counts: set[int], shapes: set[Size]) -> tuple[int,
         if axis != -1 and one.shape[axis] in counts:
             return (axis,)
     return (-2,) if dims == 3 and one.kind == "added" and -2 in one.axes else ()
-
-
-def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], blocks: str | None) -> tuple[str, str]:
-    """Return a pattern of the names of the blocks of any module, and the name in a block of the norm of its input.
-
-    Args:
-        module: called with `example`, a tensor or a mapping of keyword arguments.
-        example: the input.
-        blocks: the pattern if it is known.
-
-    Returns:
-        'blocks.*' and 'norm1', as in timm, for what is not found.
-    """
-    flow = _flow_of(module, example)
-    names = _blocks(flow)
-    if blocks is not None:
-        pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
-        names = tuple(name for name in flow.called if pattern.fullmatch(name))
-    if not names or len({_pattern(name) for name in names}) > 1:
-        return "blocks.*", "norm1"
-    weight = flow.norms.get(names[0], (None,))[0]
-    inside = module.get_submodule(names[0]).named_modules()
-    norm = next((own for own, one in inside if weight is not None and getattr(one, "weight", None) is weight), "norm1")
-    parent = names[0].rpartition(".")[0]
-    return f"{_pattern(parent)}.*" if parent else "*", norm
-
-
-def added_tables(
-    module: nn.Module, example: Tensor | Mapping[str, Any], blocks: Sequence[str], dim: int
-) -> tuple[str, ...]:
-    """Return the names of the parameters and buffers with rows (..., `dim`) that are added to tokens before blocks."""
-    tensors = dict([*module.named_buffers(), *module.named_parameters()])
-    outside = [one for one in _flow_of(module, example).meetings if not set(one.within) & set(blocks)]
-    added = {name for one in outside if one.kind == "added" for name in one.origins}
-    tables = (name for name in tensors if name in added and tensors[name].numel() > dim)
-    return tuple(name for name in tables if tensors[name].shape[-1:] == (dim,))
-
-
-def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
-    """Return the flow of a call with any input; where the module refuses it, up to that."""
-    given = example.values() if isinstance(example, Mapping) else (example,)
-    flow = Flow(module)
-    with evaluating(module), flow.following(*(one for one in given if isinstance(one, Tensor))), suppress(Exception):
-        call(module, example)
-    return flow
 
 
 def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
