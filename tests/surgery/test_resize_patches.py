@@ -84,6 +84,8 @@ REFUSED = [
     ("graticule", {"channels": 0}, "`channels` must be at least 1, got 0"),
     ("graticule", {"patch_size": 8}, "28"),
     ("timm", {"patch_size": 8}, "28"),
+    ("timm", {"windows": 4}, "`windows` must be left out with VisionTransformer, got 4"),
+    ("timm", {"resampler": "bilinear"}, "`resampler` must be left out with VisionTransformer"),
     ("transformers", {"patch_size": 8}, "28"),
     ("transformers", {"img_size": (28, 35)}, "must have square images to be a Dinov2Model"),
 ]

@@ -136,8 +136,10 @@ def resize(
         if not backbones and size is not None:
             _resize_stock(model, size, patch, attached)
         if channels is not None:
-            for one in backbones or [model]:
+            for one in backbones:
                 _set_channels(one, channels)
+            if not backbones:
+                _set_channels(model, channels)
     return model
 
 
@@ -215,7 +217,7 @@ def _check_stock(
     """
     kind = type(model).__name__
     parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
-    if size is None and patch is None:
+    if size is None and patch is None and windows is None and resampler is None:
         return None
     if "img_size" not in parameters:
         raise ValueError(
