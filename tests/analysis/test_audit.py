@@ -18,6 +18,7 @@ import graticule
 import tiny
 from commands import run_command
 from graticule.analysis.audit import Turns, audit, audit_json
+from graticule.analysis.effect import neighbors_right
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.external.open_view import view_of
@@ -92,6 +93,23 @@ def test_effects_sizes_costs_and_accuracy_are_all_there():
     expected = np.stack([one.distances().mean(0) for one in view_of(model).attention(images)])
     np.testing.assert_allclose(found.attention.distance, expected, rtol=1e-5)
     np.testing.assert_allclose(found.attention.prefix, _prefix_shares(model, images), rtol=1e-4)
+
+
+def test_a_model_without_a_classifier_is_scored_by_leave_one_out_neighbors():
+    """Images of a class have one content, which position shuffled or zeroed does not hide."""
+    gallery = torch.tensor([[1.0, 0], [1, 0.1], [-1, 0], [-1, 0.1]])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert neighbors_right(gallery, gallery, labels).all()
+    assert not neighbors_right(gallery, -gallery, labels).any()
+    model = tiny.draw(tiny.tiny("learnable", num_classes=0))
+    contents = 3 * tiny.images(batch=2)
+    classes = torch.arange(12) % 2
+    found = audited(model, contents[classes] + tiny.images(batch=12), labels=classes)
+    assert found.neighbors and found.accuracy[0] == 100
+    zeroed = found.effects[0]
+    assert zeroed.same is None and zeroed.right_before.all() and zeroed.accuracy[0] <= 0
+    assert "leave-one-out neighbors" in audit_page(found, "a").html()
+    assert audit_json(found, {})["effects"][0]["accuracy"]["difference"] == zeroed.accuracy[0]
 
 
 def _prefix_shares(model, images):

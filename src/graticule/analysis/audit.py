@@ -134,6 +134,7 @@ class Audit:
     effects: effects of changes of the position.
     sizes: effects of other sizes of the images, by size; features are compared with those at `img_size`.
     accuracy: top-1 in percent, and its standard error; None without labels.
+    neighbors: whether accuracies are of leave-one-out neighbors, as the model has no head.
     times: times of forward passes, one entry per batch size.
     translation, attention: None if they are not known.
     maps: maps of position information, by stage.
@@ -152,6 +153,7 @@ class Audit:
     effects: list[Effect]
     sizes: dict[Size, Effect]
     accuracy: tuple[float, float] | None
+    neighbors: bool
     times: list[Turns]
     translation: Translation | None
     attention: AttentionSummary | None
@@ -179,7 +181,8 @@ def audit(
         images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
             sizes.
         img_size: (height, width) in pixels; that of the model by default.
-        labels: the classes of the images, (B,), in the order of the logits.
+        labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
+            whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
         batch_size: images per forward pass.
         folds: of the probe's cross-validation.
         timed: whether forward passes are timed.
@@ -218,12 +221,15 @@ def audit(
     at_sizes = {other: Comparison(f"{other[0]} x {other[1]}", spreads) for other in others}
     further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
     right: list[Tensor] = []
+    same = Comparison("", spreads)  # the model with itself
     for batch in batches:
         part = given[batch]
         known = None if labels is None else labels[batch]
         before = bar.run("the model", view, part)
         if known is not None and before.logits is not None:
             right.append((before.logits.argmax(-1).cpu() == known).double())
+        elif known is not None:
+            same.add(before, before, known)
         for name, other_view in changed.items():
             comparisons[name].add(before, bar.run(name, other_view, part), known)
         for name, erasers in edits.items():
@@ -243,7 +249,7 @@ def audit(
     bar.close()
     share = shares.share()
     share.others.update({other: one.share() for other, one in further_shares.items()})
-    correct = torch.cat(right).numpy() if right else None
+    correct = torch.cat(right).numpy() if right else same.effect().right if same.parts else None
     try:
         maps = position_maps(model, size)
     except ValueError as error:
@@ -260,6 +266,7 @@ def audit(
         probes=probes,
         effects=[comparison.effect() for comparison in comparisons.values()],
         sizes={other: comparison.effect() for other, comparison in at_sizes.items()},
+        neighbors=bool(same.parts),
         accuracy=None if correct is None else (100 * correct.mean(), 100 * correct.std(ddof=1) / len(correct) ** 0.5),
         times=times,
         translation=translation,
@@ -371,6 +378,7 @@ def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
             {"batch": one.batch, **{name: _plain(values) for name, values in one.seconds.items()}}
             for one in found.times
         ],
+        "accuracy_of_neighbors": found.neighbors,
         "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
         "share": _plain(found.share.record()),
         "probe_of_patches": None if found.probe_content is None else _probe_record(found.probe_content),

@@ -31,7 +31,8 @@ class Effect:
 
     cosine: of the features of a token before and after, mean over the tokens, (L, images).
     same: 1 where the top-1 class is unchanged, (images,); None for a model without a head.
-    right, right_before: 1 where the top-1 class is the label, after and before; None without labels.
+    right, right_before: 1 where the top-1 class is the label, after and before; None without labels. For a model
+        without a head, the class is that of most nearest neighbors (`neighbors_right`).
     """
 
     name: str
@@ -99,14 +100,42 @@ class Comparison:
             if labels is not None:
                 there = labels.to(first.device)
                 found["right"], found["right_before"] = (second == there).double(), (first == there).double()
+        elif labels is not None:
+            found["gallery"], found["queries"] = (_pooled(*one.layers[-1]) for one in (before, after))
+            found["labels"] = labels
         for name, value in found.items():
             self.parts.setdefault(name, []).append(value.cpu())
 
     def effect(self) -> Effect:
         """Return the effect on all images."""
-        whole = {name: torch.cat(parts).numpy() for name, parts in self.parts.items()}
+        given = {name: torch.cat(parts) for name, parts in self.parts.items()}
+        if "gallery" in given:
+            gallery, queries, labels = (given.pop(name) for name in ("gallery", "queries", "labels"))
+            given["right"], given["right_before"] = (
+                neighbors_right(gallery, one, labels).double() for one in (queries, gallery)
+            )
+        whole = {name: value.numpy() for name, value in given.items()}
         change, cosine = whole.pop("change"), whole.pop("cosine")
         return Effect(self.name, change.T, cosine.T, **whole)
+
+
+def _pooled(tokens: Tensor, grid: Grid) -> Tensor:
+    """Return the mean of the patches of tokens (B, N, D), (B, D)."""
+    return grid.split(tokens)[1].double().mean(1)
+
+
+def neighbors_right(gallery: Tensor, queries: Tensor, labels: Tensor) -> Tensor:
+    """Return whether each query (n, D) has the label of most of its 5 nearest images in `gallery` (n, D), (n,).
+
+    Image i of the gallery is the same image as query i, and is left out. Features are centered by the gallery's mean,
+    and compared by their cosine; votes are weighted by it.
+    """
+    mean = gallery.mean(0)
+    similarity = F.normalize(queries - mean, dim=-1) @ F.normalize(gallery - mean, dim=-1).T
+    near, index = similarity.fill_diagonal_(-torch.inf).topk(min(5, len(gallery) - 1))
+    votes = torch.zeros(len(queries), int(labels.max()) + 1, dtype=near.dtype)
+    votes.scatter_add_(1, labels.cpu()[index], near + 1 + 1e-9)  # never below 0, and an image with a vote is first
+    return votes.argmax(1) == labels.cpu()
 
 
 def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:

@@ -104,7 +104,9 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`images` must have at least five images, got {pictures.num_test} in {options.images}.")
     chosen = range(pictures.num_test)
     images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
-    labels = None if pictures.labels is None else torch.from_numpy(pictures.labels)
+    headless = not getattr(opened.model, "num_classes", 0)
+    known = pictures.groups if headless and pictures.labels is None else pictures.labels
+    labels = None if known is None else torch.from_numpy(known)
     found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size, progress=bar)
     about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)

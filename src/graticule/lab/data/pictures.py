@@ -70,6 +70,9 @@ class Pictures(DataModule):
             by_folder = None if outputs is None else dict(zip(self.folders, outputs, strict=True))
             given = None if by_folder is None else [by_folder[place.parts[0]] for place in places]
         self.labelled = given is not None
+        several = len(self.folders) > 1
+        #: The index of the folder of each image, (n,), for models without classes; None if images are in one folder.
+        self.groups = np.array([self.folders.index(place.parts[0]) for place in places]) if several else None
         names = info.class_names or tuple(str(index) for index in range(num_classes))
         self.info = DatasetInfo("images", names, info.channels, info.size, info.mean, info.std)
         pairs = list(zip(kept, [0] * len(kept) if given is None else given, strict=True))

@@ -293,7 +293,8 @@ def _effects(report: Report, found: Audit) -> None:
     columns, rows = _effect_table(found.effects)
     caption = "Last layer"
     if found.accuracy is not None:
-        caption += f"; accuracy of the unchanged model: {_pair(found.accuracy, 1)} %"
+        of = "5 leave-one-out neighbors of the unchanged model" if found.neighbors else "the unchanged model"
+        caption += f"; accuracy of {of}: {_pair(found.accuracy, 1)} %"
     report.table(columns, rows, caption)
 
 
