@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
-from timm.layers.helpers import to_2tuple
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from graticule.backbones.token_model import Crops, Images, TokenModel, forward_each
 from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
-from graticule.layers.tokenizers import patch_grid
-from graticule.position.grid import Crop, Grid
+from graticule.layers.tokenizers import on_axes, patch_grid
+from graticule.position.grid import Crop, Grid, sides
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked, shown
 
@@ -75,6 +74,8 @@ class Backbone(TokenModel, HubModel):
         }
     )
 
+    #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
+    axes: ClassVar[tuple[int, ...]] = (2,)
     head: nn.Module
     #: timm's configuration of a model that is built by name.
     pretrained_cfg: dict[str, Any]
@@ -89,8 +90,8 @@ class Backbone(TokenModel, HubModel):
     def __init__(
         self,
         *,
-        img_size: int | tuple[int, int],
-        patch_size: int | tuple[int, int],
+        img_size: int | tuple[int, ...],
+        patch_size: int | tuple[int, ...],
         in_chans: int,
         num_classes: int,
         embed_dims: Sequence[int],
@@ -110,8 +111,14 @@ class Backbone(TokenModel, HubModel):
         self.embed_dims, self.depths = tuple(embed_dims), tuple(depths)
         self.num_features = self.head_hidden_size = self.embed_dims[-1]
         self.num_prefix_tokens = 0
-        self.img_size: tuple[int, int] = to_2tuple(img_size)
-        self.patch_size: tuple[int, int] = to_2tuple(patch_size)
+        given = [len(size) for size in (img_size, patch_size) if not isinstance(size, int)]
+        axes = max(given, default=2)
+        if axes not in self.axes or min(given, default=2) < 2:
+            known = "height and width" if self.axes == (2,) else "2 or 3 axes"
+            raise ValueError(f"`img_size` must have {known} in {type(self).__name__}, got {img_size}.")
+        # typed as those of an image, which nearly all are
+        self.img_size: tuple[int, int] = cast("Any", on_axes(img_size, axes))
+        self.patch_size: tuple[int, int] = cast("Any", on_axes(patch_size, axes))
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info: list[dict[str, Any]] = []
@@ -224,8 +231,9 @@ class Backbone(TokenModel, HubModel):
         Raises:
             ValueError: if they have another shape or number of channels, or a side is not a multiple of the patch.
         """
-        size = image_size(images, self.in_chans)
-        return self.grid_at((size[0], size[1]))
+        axes = len(self.img_size)
+        size = image_size(images, self.in_chans, axes)
+        return self.grid_at(cast("Any", tuple(size[axis] for axis in range(axes))))
 
     def position_grids(self, grid: Grid) -> list[Grid]:
         """Return the grid of each stage; `grid` is that of the first."""
@@ -255,13 +263,13 @@ class Backbone(TokenModel, HubModel):
         return module.to(weight.device, weight.dtype)
 
     @checked
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None) -> None:
+    def set_input_size(self, img_size: int | tuple[int, ...] | None = None) -> None:
         """Change the image size that position information is stored for.
 
         Args:
             img_size: in pixels, one side or (height, width); unchanged by default.
         """
-        size = to_2tuple(self.img_size if img_size is None else img_size)
+        size: Any = on_axes(self.img_size if img_size is None else img_size, len(self.img_size))
         grid = self.grid_at(size)
         self.position.set_grid(grid)
         self.img_size, self.grid = size, grid
@@ -458,19 +466,19 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
     return found
 
 
-def image_size(images: Tensor, channels: int) -> tuple[int, int]:
-    """Return the (height, width) of images (B, channels, height, width).
+def image_size(images: Tensor, channels: int, axes: int = 2) -> Sequence[int]:
+    """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`.
 
     Raises:
         ValueError: if they have another shape, or whole numbers, as pixels that are not normalized.
     """
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
-    if images.ndim != 4 or images.shape[1] != channels:
-        raise ValueError(
-            f"`x` must be images (B, {channels}, height, width), of the model's `in_chans`, got {tuple(images.shape)}."
-        )
-    return images.shape[2], images.shape[3]
+    if images.ndim != axes + 2 or images.shape[1] != channels:
+        kind = "images" if axes == 2 else "films or volumes"
+        wanted = f"(B, {channels}, {', '.join(sides(axes))})"
+        raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}.")
+    return images.shape[2:]
 
 
 torch.fx.wrap("patch_grid")  # they compare sizes, so torch.fx records each call as one node

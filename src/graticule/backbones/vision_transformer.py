@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from timm.layers import AttentionPoolLatent
-from timm.layers.helpers import to_2tuple
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from graticule.layers.parts import (
     for_timm,
     norm_layer_of,
 )
-from graticule.layers.tokenizers import Patches, Tokenizer
+from graticule.layers.tokenizers import Patches, Tokenizer, on_axes
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.registry.checks import checked, known_name
@@ -41,8 +40,8 @@ class VisionTransformer(Backbone):
 
     Args:
         position: builds the position (`graticule.encodings.PositionBuilder`).
-        img_size: in pixels, one side or (height, width).
-        patch_size: in pixels, one side or (height, width).
+        img_size: in pixels, one side or (height, width), or (depth, height, width) of films and volumes.
+        patch_size: in pixels, one side or (height, width), or (depth, height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
@@ -86,6 +85,7 @@ class VisionTransformer(Backbone):
     """
 
     takes = Backbone.takes | Block.takes
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
 
@@ -95,8 +95,8 @@ class VisionTransformer(Backbone):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int | tuple[int, int] = 16,
+        img_size: int | tuple[int, ...] = 224,
+        patch_size: int | tuple[int, ...] = 16,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
@@ -155,6 +155,8 @@ class VisionTransformer(Backbone):
             raise ValueError(f"`pool_num_heads` must divide the {embed_dim} channels, got {pool_num_heads}.")
         if pool_include_prefix and global_pool in ("", "token"):
             raise ValueError(f"`pool_include_prefix` must be False with `global_pool` {global_pool!r}, got True.")
+        if embed_layer is not Patches and len(self.img_size) > 2:
+            raise ValueError(f"`img_size` must be (height, width) with {embed_layer.__name__}, got {self.img_size}.")
         norm, act, block = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
         fc_norm = global_pool in ("avg", "avgmax", "max") if fc_norm is None else fc_norm
         self.embed_dim = embed_dim
@@ -268,8 +270,8 @@ class VisionTransformer(Backbone):
     @checked
     def set_input_size(
         self,
-        img_size: int | tuple[int, int] | None = None,
-        patch_size: int | tuple[int, int] | None = None,
+        img_size: int | tuple[int, ...] | None = None,
+        patch_size: int | tuple[int, ...] | None = None,
     ) -> None:
         """Change the image or patch size that position information is stored for.
 
@@ -277,8 +279,9 @@ class VisionTransformer(Backbone):
             img_size: in pixels, one side or (height, width); unchanged by default.
             patch_size: in pixels, one side or (height, width); unchanged by default.
         """
-        image = to_2tuple(self.img_size if img_size is None else img_size)
-        patch = to_2tuple(self.patch_size if patch_size is None else patch_size)
+        axes = len(self.img_size)
+        image: Any = on_axes(self.img_size if img_size is None else img_size, axes)
+        patch: Any = on_axes(self.patch_size if patch_size is None else patch_size, axes)
         self.patch_embed.set_input_size(img_size=image, patch_size=patch)
         self.patch_size = patch
         super().set_input_size(image)

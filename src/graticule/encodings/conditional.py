@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks, Places, each_place
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, by
 from graticule.position.joining import Joining
 from graticule.position.position import Encoding, Position, Site, register_encoding
 from graticule.registry.checks import checked
@@ -26,7 +26,8 @@ class Peg(Encoding):
 
     With several layers F is a stack of convolution, batch norm and ReLU, with one residual connection. Only the zeros
     at the border carry information about the position; everything else is equivariant to translation, and nothing
-    depends on the size of the grid. Published weights are those of Twins (`proj.0.weight`).
+    depends on the size of the grid. In a text it is a convolution along it, in a film or volume over all three axes.
+    Published weights are those of Twins (`proj.0.weight`).
 
     Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023), section 3.2,
     Algorithm 1, Tables 5, 6, 11 and 14. Choices that the paper leaves open, and its inconsistencies:
@@ -55,6 +56,7 @@ class Peg(Encoding):
         layers: number of convolutions; if more than one, each has batch norm and ReLU.
         padding: padding of the grid: 'zeros', 'circular', 'replicate', 'reflect' or 'none'.
         bias: whether convolutions have one.
+        axes: the number of axes of the grid, from 1 to 3.
     """
 
     layered = False
@@ -68,15 +70,16 @@ class Peg(Encoding):
         layers: int = 1,
         padding: Padding = "zeros",
         bias: bool = True,
+        axes: int = 2,
     ) -> None:
         super().__init__()
         if layers < 1:
             raise ValueError(f"`layers` must be at least 1, got {layers}.")
         steps: list[nn.Module] = []
         for _ in range(layers):
-            steps += _convolutions(dim, kernel, convolution, padding, bias)
+            steps += _convolutions(dim, kernel, convolution, padding, bias, axes)
             if layers > 1:
-                steps += [nn.BatchNorm2d(dim), nn.ReLU()]
+                steps += [_BATCH_NORMS[axes - 1](dim), nn.ReLU()]
         self.proj = nn.Sequential(*steps)
         #: width of the border whose tokens have an incomplete neighborhood and get no encoding
         self.margin = layers * (kernel // 2) if padding == "none" else 0
@@ -119,7 +122,7 @@ class Peg(Encoding):
         _check(x, grid, self.kernel, self.padding, self.margin)
         features = grid.to_map(x)  # a view: tokens have the memory layout of a channels-last map
         y = self.proj(features)
-        y = features + (F.pad(y, [self.margin] * 4) if self.margin else y)
+        y = features + (F.pad(y, [self.margin] * 2 * grid.ndim) if self.margin else y)
         return _with_prefix(x, y, grid)
 
 
@@ -158,16 +161,17 @@ class ConvolutionalProjection(Encoding):
         kernel: k, odd.
         padding: padding of the grid: 'zeros', 'circular', 'replicate' or 'reflect'.
         bias: whether convolutions have one.
+        axes: the number of axes of the grid, from 1 to 3.
     """
 
     layered = False
 
     @checked
-    def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True) -> None:
+    def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2) -> None:
         super().__init__()
         if padding == "none":
             raise ValueError("`padding` must keep the grid's size to convolve queries, got 'none'.")
-        self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias)[0] for _ in range(3))
+        self.q, self.k, self.v = (_convolutions(dim, kernel, "depthwise", padding, bias, axes)[0] for _ in range(3))
         self.kernel, self.padding = kernel, padding
 
     @classmethod
@@ -194,7 +198,14 @@ class ConvolutionalProjection(Encoding):
         return q, k, v
 
 
-def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: bool) -> list[nn.Module]:
+#: Convolutions and batch norms of one, two and three axes.
+_CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: bool, axes: int) -> list[nn.Module]:
+    if not 1 <= axes <= len(_CONVOLUTIONS):
+        raise ValueError(f"`grid` must have from 1 to 3 axes to be convolved, as PyTorch can, got {axes} axes.")
     for name, value, known in (("convolution", convolution, Convolution), ("padding", padding, Padding)):
         if value not in get_args(known):
             raise ValueError(f"`{name}` must be one of {', '.join(get_args(known))}, got {value!r}.")
@@ -204,23 +215,24 @@ def _convolutions(dim: int, kernel: int, convolution: str, padding: str, bias: b
     if padding != "none":
         around["padding_mode"] = padding
     groups = 1 if convolution == "dense" else dim
-    steps: list[nn.Module] = [nn.Conv2d(dim, dim, kernel, groups=groups, bias=bias, **around)]
+    layer = _CONVOLUTIONS[axes - 1]
+    steps: list[nn.Module] = [layer(dim, dim, kernel, groups=groups, bias=bias, **around)]
     if convolution == "separable":
-        steps.append(nn.Conv2d(dim, dim, 1, bias=bias))
+        steps.append(layer(dim, dim, 1, bias=bias))
     return steps
 
 
 def _check(x: Tensor, grid: Grid, kernel: int, padding: str, margin: int = 0) -> None:
     if x.shape[1] != grid.tokens:
         raise ValueError(
-            f"`x` must have as many tokens as the grid, {grid.prefix} + {grid.height} * {grid.width} = {grid.tokens}, "
-            f"got {x.shape[1]}."
+            f"`x` must have as many tokens as the grid, {grid.prefix} + {' * '.join(map(str, grid.shape))} = "
+            f"{grid.tokens}, got {x.shape[1]}."
         )
     least = {"circular": kernel // 2, "reflect": kernel // 2 + 1, "none": 2 * margin + 1}.get(padding, 1)
     if min(grid.shape) < least:
         raise ValueError(
             f"`grid` must have sides of at least {least} patches for a kernel of {kernel} with padding {padding!r}, "
-            f"got {grid.height} x {grid.width}."
+            f"got {by(grid.shape)}."
         )
 
 

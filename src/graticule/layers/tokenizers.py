@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
-from torch import nn
+from torch import Tensor, nn
 
-from graticule.position.grid import Grid
+from graticule.position.grid import Grid, by
+from graticule.position.points import Shape
 
 
 class Patches(PatchEmbed):
     """Non-overlapping patches, each mapped by a linear layer: timm's `PatchEmbed`, with the grid of an image.
 
+    A film or a volume (B, C, depth, height, width) has patches of three sides.
+
     Args:
-        img_size: (height, width) in pixels.
-        patch_size: (height, width) in pixels.
+        img_size: (height, width) in pixels, or (depth, height, width).
+        patch_size: (height, width) in pixels, or (depth, height, width).
         in_chans: channels of the image.
         embed_dim: D.
         bias: whether the linear layer has a bias.
@@ -28,31 +31,52 @@ class Patches(PatchEmbed):
 
     def __init__(
         self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
+        img_size: Shape,
+        patch_size: Shape,
         in_chans: int,
         embed_dim: int,
         bias: bool = True,
         norm_layer: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        patch_grid(img_size, patch_size)  # raises for sizes that do not fit
-        square: Any = patch_size  # timm annotates an int and accepts both sides
-        super().__init__(img_size, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
+        grid = patch_grid(img_size, patch_size)  # raises for sizes that do not fit
+        image: Any = img_size[-2:]
+        square: Any = patch_size[-2:]  # timm annotates an int and accepts both sides
+        super().__init__(image, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
+        if grid.ndim == 3:
+            sides: Any = patch_size
+            self.proj: Any = nn.Conv3d(in_chans, embed_dim, sides, sides, bias=bias)
+        self._set_sizes(img_size, patch_size)
+
+    def _set_sizes(self, image: Shape, patch: Shape) -> None:
+        """Set timm's attributes for the sizes of a film or volume, which has one more axis."""
+        if len(image) > 2:
+            grid = patch_grid(image, patch)
+            self.img_size, self.patch_size = image, patch
+            self.grid_size, self.num_patches = grid.shape, grid.patches
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn images (B, C, height, width), films or volumes into tokens (B, N, D)."""
+        if len(self.reduction) == 2:
+            return cast("Tensor", cast("Any", super()).forward(x))
+        tokens: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
+        return tokens
 
     @property
-    def reduction(self) -> tuple[int, int]:
-        """(height, width) of the patch of a token, in pixels."""
-        height, width = self.patch_size
-        return height, width
+    def reduction(self) -> Shape:
+        """(height, width) of the patch of a token, in pixels, or (depth, height, width)."""
+        return tuple(self.patch_size)
 
-    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+    def grid(self, image: Shape, prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels, multiples of the patch."""
         return patch_grid(image, self.reduction, prefix)
 
-    def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
-    ) -> None:
+    def set_input_size(self, img_size: int | Shape | None = None, patch_size: int | Shape | None = None) -> None:
         """Set another image or patch size for the position information."""
+        if (axes := len(self.reduction)) > 2:
+            film = on_axes(self.img_size if img_size is None else img_size, axes)
+            if patch_size is not None and on_axes(patch_size, axes) != self.reduction:
+                raise ValueError(f"`patch_size` must stay {by(self.reduction)} with {axes} axes, got {patch_size}.")
+            return self._set_sizes(film, self.reduction)
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))
@@ -95,14 +119,19 @@ class Tokenizer(nn.Module, ABC):
         self.img_size = img_size
 
 
-def patch_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0, step: int = 1) -> Grid:
-    """Return the grid of an image of (height, width) pixels with `step` tokens per side of a `patch`.
+def on_axes(size: int | Sequence[int], axes: int) -> Shape:
+    """Return a size as one side per axis; a number is the side of all."""
+    return (size,) * axes if isinstance(size, int) else tuple(size)
+
+
+def patch_grid(image: Shape, patch: Shape, prefix: int = 0, step: int = 1) -> Grid:
+    """Return the grid of an image of (height, width) pixels, or of more axes, with `step` tokens per side of a `patch`.
 
     Raises:
         ValueError: if a side of the image is not a multiple of the patch's.
     """
     coarse = Grid.of_image(image, patch)
-    return Grid(coarse.height * step, coarse.width * step, prefix=prefix)
+    return Grid(*(side * step for side in coarse.shape), prefix=prefix)
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node

@@ -146,14 +146,14 @@ class Site:
 
 
 #: Parameters of an encoding's constructor that a `Site` provides; all others are its options.
-FROM_SITE = frozenset({"self", "grid", "dim", "depth", "num_heads", "head_dim", "causal"})
+FROM_SITE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "head_dim", "causal"})
 
 
 class Encoding(nn.Module, ABC):
     """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
 
-    The parameters of the constructor called `grid`, `dim`, `depth`, `num_heads`, `head_dim` or `causal` come from the
-    `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
+    The parameters of the constructor called `grid`, `axes` (their number), `dim`, `depth`, `num_heads`, `head_dim` or
+    `causal` come from the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
     """
 
     #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
@@ -196,6 +196,7 @@ class Encoding(nn.Module, ABC):
         """Build one instance for `grid`, the grid of the site or of a window of it."""
         known = {
             "grid": grid,
+            "axes": grid.ndim,
             "dim": site.dim,
             "depth": site.depth,
             "num_heads": site.num_heads,

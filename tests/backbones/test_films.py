@@ -1,0 +1,111 @@
+"""Models of films and volumes, (B, C, depth, height, width)."""
+
+import pytest
+import torch
+
+import graticule
+from graticule import Grid
+from in_turn import in_turn
+
+SMALL = {"num_classes": 5, "in_chans": 2, "embed_dim": 24, "num_heads": 2, "depth": 2}
+FAMILIES = {
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "cpvt_tiny_gap_patch16_224": {},
+    "cait_xxs24_224": {},
+}
+ENCODINGS = ["learnable", "factorized", "rope_mixed", "relative_bias", "alibi", "shaw", "peg(places=[-1, 0])", "pape"]
+
+
+def built(name="vit_tiny_patch16_224", img_size=(4, 8, 12), patch_size=(2, 4, 4), **kwargs):
+    torch.manual_seed(0)
+    model = graticule.create_model(name, img_size=img_size, patch_size=patch_size, **{**SMALL, **kwargs})
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape) / 5
+    return model.double().eval()
+
+
+@in_turn("name", FAMILIES)
+def test_a_family_classifies_films_and_a_gradient_reaches_every_parameter(name):
+    model, films = built(name), torch.randn(2, 2, 4, 8, 12, dtype=torch.float64)
+    assert model.grid.shape == (2, 2, 3) and model.num_classes == 5
+    logits = model(films)
+    assert (logits.shape if isinstance(logits, torch.Tensor) else logits[0].shape) == (2, 5)
+    assert not torch.allclose(logits, model(films.flip(2)))  # the frames in another order
+    (maps,) = model.forward_intermediates(films, indices=[-1], intermediates_only=True)
+    assert maps.shape == (2, 24, 2, 2, 3)
+    model.train()
+    (model(films)[0] if name.startswith("deit") else model(films)).square().sum().backward()
+    assert model.patch_embed.proj.weight.grad.abs().amax((0, 1, 3, 4)).all()
+    assert all(p.grad is not None for n, p in model.named_parameters() if n.startswith("position"))
+
+
+@in_turn("encoding", ENCODINGS)
+@torch.no_grad()
+def test_a_film_of_one_frame_is_the_image(encoding):
+    image, film = (
+        built(img_size=(8, 12), patch_size=(4, 4), encoding=encoding),
+        built(img_size=(1, 8, 12), patch_size=(1, 4, 4), encoding=encoding),
+    )
+    own = dict(image.named_parameters())
+    for name, parameter in film.named_parameters():
+        if name.endswith(("_t", "rel_pos_t")):
+            parameter.zero_()
+        elif parameter.shape == own[name].shape:
+            parameter.copy_(own[name])
+        elif "proj" in name and parameter.ndim == 5:
+            parameter[:, :, parameter.shape[2] // 2] = own[name]  # the others see zeros before and after the frame
+        elif name.endswith("freqs"):
+            parameter[:2] = own[name]
+        else:  # the directions of pape
+            parameter[:, 1:] = own[name]
+    images = torch.randn(3, 2, 8, 12, dtype=torch.float64)
+    torch.testing.assert_close(film(images[:, :, None]), image(images), rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_film_model_takes_more_frames_and_is_set_to_them():
+    model = built(encoding="learnable")
+    films = torch.randn(2, 2, 8, 8, 16, dtype=torch.float64)
+    logits = model(films)
+    model.set_input_size((8, 8, 16))
+    assert model.grid == Grid(4, 2, 4, prefix=1) and model.patch_embed.num_patches == 32
+    torch.testing.assert_close(model(films), logits, rtol=0, atol=1e-12)
+    crop = graticule.Crop((4, 2, 4), (1, 0, 1, 2, 2, 3))
+    whole = model.position(model.grid)[0].pre[1:].unflatten(0, (4, 2, 4))
+    part = model.position(Grid(2, 2, 3, prefix=1, crop=crop))[0].pre[1:].unflatten(0, (2, 2, 3))
+    assert torch.equal(part, whole[1:3, :, 1:])
+    assert model(films[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
+
+
+@torch.no_grad()
+def test_a_film_model_folds_and_compiles():
+    model = built(encoding="relative_bias + rope_mixed")
+    films = torch.randn(2, 2, 4, 8, 12, dtype=torch.float64)
+    logits = model(films)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(films), logits)
+    torch.testing.assert_close(graticule.fold(model)(films), logits, rtol=0, atol=1e-12)
+
+
+@in_turn(
+    ("act", "message"),
+    [
+        (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be films or volumes \(B, 2, depth, height, width\)"),
+        (
+            lambda: built(img_size=(8, 12), patch_size=(4, 4))(torch.zeros(1, 2, 4, 8, 12)),
+            r"`x` must be images \(B, 2, height, width\)",
+        ),
+        (lambda: built(img_size=(3, 8, 12)), "`img_size` must be a positive multiple .* got depth 3"),
+        (lambda: built(patch_size=(4, 4)), "`patch_size` must have 3 axes, as many as the image"),
+        (lambda: built().set_input_size((4, 8)), "`patch_size` must have 2 axes|`img_size` must have 3"),
+        (lambda: built().set_input_size(patch_size=(1, 4, 4)), "`patch_size` must stay 2 x 4 x 4"),
+        (lambda: built("cct_2_3x2_32"), "`img_size` must be a whole number or 2 whole numbers"),
+        (
+            lambda: graticule.create_model("swin_tiny_patch4_window7_224", img_size=(4, 56, 56), patch_size=(2, 4, 4)),
+            "`img_size` must have height and width in .*Swin.*, got|2 whole numbers",
+        ),
+    ],
+)
+def test_inputs_of_other_axes_are_refused(act, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        act()
