@@ -190,7 +190,7 @@ class PosMlp(Pyramid):
         )
         self.finish()
 
-    def set_input_size(
+    def set_input_size(  # type: ignore[override]
         self, img_size: int | tuple[int, int] | None = None, windows: Sequence[int] | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.

@@ -153,7 +153,7 @@ class SwinTransformer(MergingPyramid):
         #: (rows, columns) that every second block of each stage shifts its windows by.
         self.shifts = [self._shift_of(at.shape, window) for at, window in zip(stages, self.windows, strict=True)]
 
-    def _shift_of(self, sides: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
+    def _shift_of(self, sides: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, int]:
         """Return half of a window, along the axes of the rule `shift`."""
         several = [side > step for side, step in zip(sides, window, strict=True)]
         if self.shift == "microsoft":
@@ -162,7 +162,7 @@ class SwinTransformer(MergingPyramid):
         return down, across
 
     @checked
-    def set_input_size(
+    def set_input_size(  # type: ignore[override]
         self, img_size: int | tuple[int, int] | None = None, window_size: WindowSize | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.

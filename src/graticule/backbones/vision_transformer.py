@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers import AttentionPoolLatent
@@ -289,7 +289,7 @@ class VisionTransformer(Backbone):
     @property
     def coarsest_patch(self) -> tuple[int, int]:
         """Return (height, width) in pixels of the patch of a token."""
-        return self.patch_embed.reduction
+        return cast("tuple[int, int]", self.patch_embed.reduction)
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the grid of an image of `image` = (height, width), in pixels.

@@ -297,8 +297,8 @@ class Adapter(Reader):
             spatial: the spatial features of the input, (B, S, D).
             shapes: (H, W) of each of their maps.
         """
-        positions = backbone.position(grid)
-        at, at_spatial = cell_centers([grid.shape], spatial), cell_centers(shapes, spatial)
+        positions, plane = backbone.position(grid), (grid.height, grid.width)
+        at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)
         x, after = backbone.embed(images), []
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
@@ -312,7 +312,7 @@ class Adapter(Reader):
                 block, where = backbone.block(0, index), (positions[index], *backbone.where(0, index, grid))
                 x = checkpoint(block, x, *where, use_reentrant=False) if recompute else block(x, *where)
                 x = positions[index].leave(x)
-            spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], grid.shape, shapes)
+            spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], plane, shapes)
             after.append(x)
         return after, spatial
 

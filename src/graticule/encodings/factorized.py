@@ -7,7 +7,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import AbsoluteEncoding
-from graticule.position.grid import Grid, Shape, letters
+from graticule.position.grid import Grid, letters
+from graticule.position.points import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.registry.checks import checked
@@ -37,6 +38,8 @@ class Factorized(AbsoluteEncoding):
 
     resampled = True
     crops = True
+    pos_embed_y: nn.Parameter
+    pos_embed_x: nn.Parameter
 
     @checked
     def __init__(

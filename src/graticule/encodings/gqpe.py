@@ -154,7 +154,8 @@ class QuadraticMixing(MixingEncoding):
             rest = [place - each / 2 for place, each in zip(at, delta, strict=True)]
             rows = [row[..., None].unbind(1) for row in matrix.unbind(1)]
             logits = _dot(delta, [_dot(row, rest) for row in rows])
-        return logits.unflatten(-1, lags.shape[:-1])
+        table: Tensor = logits.unflatten(-1, lags.shape[:-1])
+        return table
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the weights for `grid`, (groups, N, N); with a softmax, rows sum to 1."""

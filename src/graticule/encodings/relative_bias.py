@@ -9,7 +9,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
-from graticule.position.grid import Grid, Shape
+from graticule.position.grid import Grid
+from graticule.position.points import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.registry.checks import checked

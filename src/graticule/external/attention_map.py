@@ -46,7 +46,7 @@ class AttentionMap:
 
     def of_query(
         self, head: int, query: tuple[float, float], aspect: float, image: int = 0
-    ) -> tuple[Array, tuple[int, int], tuple[int, int]]:
+    ) -> tuple[Array, tuple[int, int], tuple[int, ...]]:
         """Return the attention weights of one patch on the grid of the keys; NaN outside of its window.
 
         Args:

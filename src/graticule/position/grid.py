@@ -216,7 +216,7 @@ class Grid(Places):
     @property
     def center(self) -> int:
         """Flattened index, among the patches, of the one at half of each side, (H // 2, W // 2) in an image."""
-        return ravel([side // 2 for side in self.shape], self.shape)
+        return int(ravel([side // 2 for side in self.shape], self.shape))
 
     def alike(self, patches: int, shape: Shape | None = None) -> Grid | None:
         """Infer the grid of `patches` rows of a checkpoint; None if it cannot be inferred.
@@ -278,7 +278,7 @@ class Grid(Places):
 
     def with_windows(self, windows: Sequence[Shape]) -> Grid:
         """Return this grid with windows of these shapes for it and for the later stages."""
-        return replace(self, windows=windows)
+        return replace(self, windows=tuple(windows))
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
         """Return this grid with windows of `sides` for it and later stages, each no larger than its grid.
@@ -359,7 +359,8 @@ class Grid(Places):
                 "`crop` must consist of whole patches of the whole image for an encoding of their order, got the box "
                 f"{self.crop.box} for {by(self.shape)} patches."
             )
-        return ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
+        order: Tensor = ravel(self._lattice(self.axes, device).unbind(-1), self.whole.shape)
+        return order
 
     def displacements(self, device: torch.device | str | None = None) -> tuple[Tensor, ...]:
         """Return all displacements on each axis, from the lowest to the highest, (2H-1,) and (2W-1,) of an image.
@@ -392,11 +393,13 @@ class Grid(Places):
         """Return the row of p_i - p_j in a table of all (2H-1)(2W-1) offsets, (H * W, H * W), int64."""
         self._check_pairs()
         row, middle = self.table_rows(device)
-        return (row + middle)[:, None] - row
+        index: Tensor = (row + middle)[:, None] - row
+        return index
 
     def lags(self, device: torch.device | str | None = None) -> Tensor:
         """Return every different offset once, as a map, (2H-1, 2W-1, 2) of an image."""
-        return lattice(*self.displacements(device)).unflatten(0, self.table)
+        lags: Tensor = lattice(*self.displacements(device)).unflatten(0, self.table)
+        return lags
 
     def of_lags(self, values: Tensor) -> Tensor:
         """Return the values of all pairs, (heads, N, N), from those of all lags, (heads, (2H-1)(2W-1))."""

@@ -143,7 +143,8 @@ class Points(Places):
 
     def of_lags(self, values: Tensor) -> Tensor:
         """Return the values of all pairs, (heads, N, N), from those in a row, (heads, N * N)."""
-        return values.unflatten(1, (self.patches, self.patches))
+        pairs: Tensor = values.unflatten(1, (self.patches, self.patches))
+        return pairs
 
     def order(self, device: torch.device | str | None = None) -> Tensor:
         """Refused: points have no order.
@@ -151,6 +152,6 @@ class Points(Places):
         Raises:
             ValueError: naming the encodings that take points.
         """
-        return self.offsets().new_tensor(self.shape)
+        return torch.tensor(self.shape)
 
     displacements = offset_index = order

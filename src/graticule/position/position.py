@@ -92,9 +92,10 @@ def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         ValueError: naming the number of axes, or the part.
     """
     grid: Grid = args[0] if args else kwargs["grid"]
-    if position.axes is not None and grid.ndim != position.axes:
+    axes: Any = position.axes
+    if axes is not None and grid.ndim != axes:
         kinds = {1: "texts", 2: "images", 3: "films or volumes"}
-        built = f"{position.axes} axes ({kinds.get(position.axes, 'more than three')})"
+        built = f"{axes} axes ({kinds.get(axes, 'more than three')})"
         raise ValueError(f"`grid` must have {built}, for which the encoding is built, got {grid.ndim}.")
     if grid.crop is None:
         return

@@ -135,16 +135,16 @@ class Subject:
         return height, width
 
     @property
-    def _windows(self) -> list[Size]:
+    def _windows(self) -> list[tuple[int, ...]]:
         """Return (rows, columns) for each stage, which must divide its grid; (1, 1) for a stage without windows."""
         model = self.backbone
         if model is None:
             return []
         grids = model.position_grids(model.grid)
-        found: list[Size] = []
+        found: list[tuple[int, ...]] = []
         for stage, depth in enumerate(model.depths):
             seen = [model.where(stage, index, grids[stage])[0] for index in range(depth)]
-            shapes: list[Size] = [each.window.shape for each in seen if isinstance(each, Windows)]
+            shapes: list[tuple[int, ...]] = [each.window.shape for each in seen if isinstance(each, Windows)]
             if model.grid.windows:
                 shapes.append(model.grid.windows[stage])
             found.append((math.lcm(*(rows for rows, _ in shapes)), math.lcm(*(columns for _, columns in shapes))))

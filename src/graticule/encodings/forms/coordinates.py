@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -47,11 +47,11 @@ class Coordinates:
     def __call__(self, grid: Grid, device: torch.device | None = None, built: Grid | None = None) -> Tensor:
         """Return the coordinates of the patches of `grid`, (H * W, 2), float64; for a text, relative to `built`."""
         index = grid.coordinates(device).double()
-        step: Any = 1.0 if grid.spacing is None else index.new_tensor(grid.spacing)
+        step: float | Tensor = 1.0 if grid.spacing is None else index.new_tensor(grid.spacing)
         if self.coordinates == "patches":
             return index + self.offset * step
-        relative = built is not None and (isinstance(grid, Points) or grid.ndim == 1)
-        sides = as_tensor((built if relative else grid).extent, index)
+        known = built if built is not None and (isinstance(grid, Points) or grid.ndim == 1) else grid
+        sides = as_tensor(known.extent, index)
         if self.coordinates in ("separate", "min", "max"):
             by = {"separate": sides, "min": sides.min(), "max": sides.max()}[self.coordinates]
             return 2 * (index + (0.5 + self.offset) * step) / by - 1
@@ -111,7 +111,8 @@ def spread_directions(index: Tensor, axes: int) -> Tensor:
         ratio = (1 + ratio) ** (1 / (axes + 1))
     powers = ratio ** -torch.arange(1, axes + 1, device=index.device, dtype=torch.float64)
     directions = torch.erfinv(2 * ((index[..., None] + 1) * powers % 1) - 1)
-    return directions / directions.norm(dim=-1, keepdim=True)
+    unit: Tensor = directions / directions.norm(dim=-1, keepdim=True)
+    return unit
 
 
 def linear(places: Tensor, vectors: Tensor) -> Tensor:
@@ -127,4 +128,5 @@ def linear(places: Tensor, vectors: Tensor) -> Tensor:
             f"`grid` must have {vectors.shape[-1]} axes, as many as the encoding is built for, got {places.shape[-1]}."
         )
     each = [place * vector for place, vector in zip(places[..., None].unbind(-2), vectors.unbind(-1), strict=True)]
-    return sum(each[1:], each[0])
+    total: Tensor = sum(each[1:], each[0])
+    return total

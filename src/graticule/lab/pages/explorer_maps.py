@@ -52,8 +52,8 @@ class Maps:
     kind: str
     layer: int
     values: Array
-    queries: tuple[int, int]
-    keys: tuple[int, int]
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
     heads: tuple[str, ...]
     prefix: int = 0
     image: int | None = None
@@ -81,7 +81,7 @@ class SizeMaps:
     """
 
     img_size: Size
-    grids: list[tuple[int, int]]
+    grids: list[tuple[int, ...]]
     maps: list[Maps]
     notes: list[str]
 

@@ -40,7 +40,7 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
     product, the first singular vectors of each channel.
     """
     table = patches_of(target_of(before), before.grid).unflatten(0, before.grid.shape)  # (H, W, D)
-    if new.grid.shape != before.grid.shape:
+    if new.grid.shape != before.grid.shape or new.grid.ndim != 2:
         return False
     if new.product:
         if not table.any():  # with both factors at zero, none would get a gradient
