@@ -5,7 +5,6 @@ import json
 import pytest
 import timm
 import torch
-from short_runs import rows, short
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +14,7 @@ from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
+from short_runs import rows, short
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import types
 
 import pytest
 import torch
-from short_runs import RICH, at_step, rows, short, stopped
 
 from graticule.lab.training.callbacks import History, Progress, memory
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.run_folder import RunFolder
+from short_runs import RICH, at_step, rows, short, stopped
 
 DATED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 from torch import nn
 
 from forked import forked
@@ -27,6 +26,7 @@ from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import task_of
+from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
 
 # of Python since 3.12, about the loader's processes
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import assert_same, at_step, rows, short, signal_itself
 from test_parallel import PLAIN
 
 from forked import two_processes
@@ -20,6 +19,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.module import _MOST_SKIPPED, TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data
+from short_runs import assert_same, at_step, rows, short, signal_itself
 
 #: A backbone with BatchNorm, whose statistics a NaN image would corrupt.
 NORMS = {"encoding": "peg(layers=2)", "global_pool": "avg"}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import assert_same_end, rows, stopped
 
 import graticule
 from commands import run_command
@@ -15,6 +14,7 @@ from graticule.lab.recipes.load import load_recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, list_tasks, recipe_plugins, task_of
+from short_runs import assert_same_end, rows, stopped
 
 FILE = Path(__file__).parents[3] / "docs" / "my_methods.py"
 SHORT = ["--limit-train", 60, "--limit-test", 20, "--batch-size", 20, "--epochs", 2, "--model-kwargs", "depth=1"]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import at_step, signal_itself
 
 from forked import forked, two_processes
 from graticule.checkpoints.read import read_checkpoint
@@ -19,6 +18,7 @@ from graticule.lab.training.devices import check_shards, read_shards
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from short_runs import at_step, signal_itself
 
 #: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
 #: not full, and an odd number of test images.

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from short_runs import stopped
 
 import graticule
 from commands import run_command
@@ -23,6 +22,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model, recipe_plugins
 from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
+from short_runs import stopped
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 from forked import forked, run_command
 from graticule.lab.cli import main
@@ -17,6 +16,7 @@ from graticule.lab.training.loop import train
 from graticule.lab.training.metric import TOP1
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
+from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 
 STUDY = Path(__file__).parents[3] / "evidence" / "studies" / "amplitude.py"
 

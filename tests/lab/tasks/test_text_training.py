@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from short_runs import assert_same_end, rows, stopped
 
 from forked import two_processes
 from graticule.checkpoints.read import read_checkpoint
@@ -24,6 +23,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
 from graticule.lab.training.validation import held_out
 from in_turn import in_turn
+from short_runs import assert_same_end, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {

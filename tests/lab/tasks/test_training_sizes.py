@@ -1,9 +1,9 @@
 """A run whose steps have images of several sizes."""
 
 import pytest
-from short_runs import assert_same_end, short, stopped
 
 from graticule.lab.training.loop import train
+from short_runs import assert_same_end, short, stopped
 
 SIZES = {"train_sizes": ("28", "20x36", "36"), "model_kwargs": ("depth=1",)}
 
