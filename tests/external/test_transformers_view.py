@@ -123,7 +123,7 @@ def test_other_sizes_are_asked_for_by_the_models_own_interpolation(plain):
     )
 
 
-@pytest.mark.parametrize("name", ["ViTModel", "PixtralVisionModel", "SamVisionModel"])
+@pytest.mark.parametrize("name", ["DINOv3ViTModel", "PixtralVisionModel", "SamVisionModel"])
 def test_a_model_is_audited_and_explored_as_it_is(plain, name):
     model = plain[name]
     handle = model.register_forward_hook(lambda *_: None)  # which a conversion would lose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -159,8 +159,9 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
         Unavailable: if the model returns no such features.
     """
     forward = getattr(model, "forward_features", None)
-    base = getattr(model, "base_model", model)
-    found = call(base, images) if forward is None else forward(images)
+    found = call(model, images) if forward is None else forward(images)
+    if isinstance(found, Mapping) and "last_hidden_state" not in found and hasattr(model, "base_model"):
+        found = call(model.base_model, images)  # without its head
     found = getattr(found, "last_hidden_state", found)
     if not isinstance(found, Tensor) or found.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
