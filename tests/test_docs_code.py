@@ -51,6 +51,7 @@ NAMED = {
     "study": "lab/studies/test_study_docs.py",
     "table": "test_docs_code.py",
     "testing": "registry/test_plugins.py",
+    "transformers": "external/test_guide.py",
 }
 
 
