@@ -32,7 +32,7 @@ class RandomFourier(graticule.ComputedEncoding):
 
     def __init__(self, grid: graticule.Grid, dim: int, frequencies: int = 32, sigma: float = 2.0) -> None:
         super().__init__(grid, dim)
-        self.register_buffer("directions", torch.randn(2, frequencies) * sigma)
+        self.register_buffer("directions", torch.randn(len(grid.shape), frequencies) * sigma)
         self.project = nn.Linear(2 * frequencies, dim)
 
     def rows(self, grid: graticule.Grid) -> Tensor:

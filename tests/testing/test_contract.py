@@ -5,9 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import graticule
+from graticule import Points
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
+from graticule.encodings.kerple import Kerple
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry import plugins
@@ -212,3 +214,18 @@ def test_an_unregistered_class_has_no_spec():
 
     with pytest.raises(ValueError, match="Mine must be registered"):
         Mine.options()
+
+
+def test_a_text_that_fails_and_points_that_are_not_the_grid_are_found(monkeypatch):
+    offsets = Points.offsets
+    monkeypatch.setattr(Points, "offsets", lambda self, device=None: 2 * offsets(self, device))
+    with pytest.raises(AssertionError, match="points on a grid must give the same `bias` as the grid"):
+        check_encoding("kerple", compiled=False)
+    monkeypatch.undo()
+
+    def only_images(self, grid):
+        return torch.zeros(3, 4).index_select(1, grid.order()) + grid.coordinates().float() @ torch.ones(2, 1)
+
+    monkeypatch.setattr(Kerple, "patch_bias", only_images)
+    with pytest.raises(AssertionError, match=r"a grid of \(6,\) must be taken or refused with a ValueError"):
+        methods._check_axes("kerple", "default")

@@ -133,17 +133,18 @@ class Grid(Places):
     ) -> None:
         shape = sides or tuple(shape)
         spacing = None if spacing is None else tuple(spacing)
-        given = {"shape": shape, "prefix": prefix, "crop": crop, "spacing": spacing, "windows": tuple(windows)}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        assign = object.__setattr__
+        assign(self, "shape", shape)
+        assign(self, "prefix", prefix)
+        assign(self, "crop", crop)
+        assign(self, "spacing", spacing)
+        assign(self, "windows", tuple(windows))
         if not shape:
             raise ValueError("`shape` must have at least one axis, got none.")
-        for name, count, least in (*(("shape", side, 1) for side in shape), ("prefix", prefix, 0)):
-            if isinstance(count, bool) or not hasattr(count, "__index__"):
-                raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
-            if count < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {count}.")
-        if self.tokens > _MOST:
+        for side in shape:
+            _check_count("shape", side, 1)
+        _check_count("prefix", prefix, 0)
+        if prefix + math.prod(shape) > _MOST:
             raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
         if crop is not None and len(crop.whole) != len(shape):
             raise ValueError(f"`crop` must have {len(shape)} axes, as many as the grid, got {len(crop.whole)}.")
@@ -453,6 +454,13 @@ class Grid(Places):
         each = (axis.displacements(side) for axis, side in zip(self.axes, self.shape, strict=True))
         axes = [Axis(a.first + whole - 1, a.step) for a, whole in zip(each, self.crop.whole, strict=True)]
         return sampled(image, axes, self.table)
+
+
+def _check_count(name: str, count: Any, least: int) -> None:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
+    if count < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {count}.")
 
 
 def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
