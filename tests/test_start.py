@@ -43,7 +43,8 @@ LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in COMMANDS]
     + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help plot", "--completion bash"],
-    1: ["trian", "runs nowhere", "train digts"]
+    1: ["trian", "runs nowhere", "train digts", "models zzz*"]
+    + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
     + [f"{name} ./nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "plot a --metrik b"],
 }

@@ -17,36 +17,50 @@ from graticule.lab.terminal import red
 from graticule.registry.checks import known_name, printable
 from graticule.registry.plugins import load_named_plugins
 
-#: Command -> its purpose; each is a module of graticule.lab.commands, imported when it is called.
-COMMANDS = {
-    "models": "list models, encodings, joinings and recipes",
-    "matrix": "list which models take which encodings and joinings",
-    "new": "write a template of a plugin, and a test for it",
-    "train": "train a recipe, or resume a run",
-    "runs": "list runs with their progress and results",
-    "plot": "draw learning curves of runs, or their mean with a band",
-    "report": "write a page on runs: results, tests, curves, recipes, position",
-    "evaluate": "score models at several image sizes or text lengths",
-    "predict": "draw and write predictions of a run: classes, boxes, masks",
-    "generate": "continue a text with a run on text",
-    "correlations": "draw position correlations in each layer, and biases of heads",
-    "translation": "measure how far each layer is from translation equivariance",
-    "attention": "draw attention maps, with and without position",
-    "explore": "write a page that shows position and attention of chosen tokens",
-    "mixing": "draw the token mixing of gated MLPs, and its non-locality",
-    "resamplers": "find the resampler that preserves features at other image sizes",
-    "audit": "write a page on the cost of position and where it can be read",
-    "check": "check the position code of a model, a module or a plugin",
-    "export": "write a model for ONNX Runtime or torch.export, and test it",
-    "publish": "write a run as a folder for the Hugging Face hub",
-    "compare": "train several choices with several seeds: one table",
-    "study": "run a study: a question with its runs, tests and figure",
-    "consolidate": "write the weights of a checkpoint to one safetensors file",
-    "pack": "pack an image folder or tar shards into Arrow files",
-    "gym": "test position encodings on generated tasks",
-    "demo": "train, evaluate and analyze on embedded digits, in minutes",
+#: Group -> command -> its purpose; each command is a module of graticule.lab.commands, imported when it is called.
+_GROUPS = {
+    "Train and compare": {
+        "train": "train a recipe, or resume a run",
+        "compare": "train several choices with several seeds: one table",
+        "study": "run a study: a question with its runs, tests and figure",
+        "gym": "test position encodings on generated tasks",
+        "demo": "train, evaluate and analyze on embedded digits, in minutes",
+    },
+    "Look": {
+        "evaluate": "score models at several image sizes or text lengths",
+        "predict": "draw and write predictions of a run: classes, boxes, masks",
+        "generate": "continue a text with a run on text",
+        "runs": "list runs with their progress and results",
+        "plot": "draw learning curves of runs, or their mean with a band",
+        "report": "write a page on runs: results, tests, curves, recipes, position",
+        "correlations": "draw position correlations in each layer, and biases of heads",
+        "translation": "measure how far each layer is from translation equivariance",
+        "attention": "draw attention maps, with and without position",
+        "mixing": "draw the token mixing of gated MLPs, and its non-locality",
+        "explore": "write a page that shows position and attention of chosen tokens",
+        "audit": "write a page on the cost of position and where it can be read",
+    },
+    "Models": {
+        "models": "list models, encodings, joinings and recipes",
+        "matrix": "list which models take which encodings and joinings",
+        "resamplers": "find the resampler that preserves features at other image sizes",
+        "check": "check the position code of a model, a module or a plugin",
+    },
+    "Data": {
+        "pack": "pack an image folder or tar shards into Arrow files",
+    },
+    "Files": {
+        "new": "write a template of a plugin, and a test for it",
+        "export": "write a model for ONNX Runtime or torch.export, and test it",
+        "publish": "write a run as a folder for the Hugging Face hub",
+        "consolidate": "write the weights of a checkpoint to one safetensors file",
+    },
 }
-_LIST = "\n".join(f"  {name:14} {about}" for name, about in COMMANDS.items())
+COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
+_LIST = "\n".join(
+    "\n".join([f"{title}:", *(f"  {name:14} {about}" for name, about in group.items())])
+    for title, group in _GROUPS.items()
+)
 
 USAGE = f"""\
 usage: graticule COMMAND TARGET [options]
@@ -57,12 +71,9 @@ backbone or a language model, and analyze it.
 {_LIST}
 
 To begin: graticule train digits_quick
-graticule COMMAND --help shows examples and common options, --help-all all of
-them. Every command takes --plugin FILE.py ..., your files that register
-encodings, joinings, backbones or recipes. Commands that print a table print
-JSON with --json. graticule --completion bash (zsh, fish) prints a script for
-your shell, which completes commands and options.
-An error is one line; GRATICULE_DEBUG=1 shows its traceback.
+COMMAND --help shows examples and common options, --help-all all of them, and
+--json prints tables as JSON. graticule --completion bash (zsh, fish) prints a
+script for your shell. GRATICULE_DEBUG=1 shows the traceback of an error.
 """
 
 #: Commands that resume their work when they are called again.

@@ -31,7 +31,7 @@ class Evaluate(Figures, NamedData):
         graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
         graticule evaluate RUN --lengths 128 512
 
-    The results are one table, and a plot of the difference from the size or length of the training.
+    A table, and a plot of the difference from the size or length of training.
     """
 
     models: Positional[list[str]]

@@ -18,7 +18,6 @@ class Gym:
 
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
         graticule gym --choices encoding=peg joining=lape --tasks place border
-        graticule gym --seeds 0 --on local:2
         graticule gym --list
 
     A score is linear in the accuracy, 0 at chance level and 1 if perfect. A choice is a list of values of the options

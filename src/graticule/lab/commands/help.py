@@ -33,6 +33,7 @@ def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) ->
     entries += [(one.shown, _text(one)) for one in usual]
     if hidden:
         entries.append(("--help-all", f"list {hidden} more option{'s' * (hidden > 1)}"))
+    entries.append(("--plugin FILE ...", "your Python files, with encodings, recipes, ..."))
     for shown, about in entries:
         lines += _entry(shown, about, width)
     return "\n".join(lines).rstrip()

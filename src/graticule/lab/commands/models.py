@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +40,12 @@ def run(arguments: list[str]) -> int:
     backbones = fnmatch.filter(known["models"], options.pattern)
     language_models = fnmatch.filter(known["language_models"], options.pattern)
     if not backbones and not language_models:
-        every = ", ".join([*known["models"], *known["language_models"]])
-        raise ValueError(f"`pattern` must match a model, got {options.pattern!r}; the models are {every}.")
+        names = [*known["models"], *known["language_models"]]
+        wanted = options.pattern.strip("*")
+        begins = {name[: len(wanted) + 1]: f"{name[: len(wanted) + 1]}*" for name in names}  # names end in sizes
+        near = [begins[begin] for begin in difflib.get_close_matches(wanted, begins, n=3)]
+        hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
+        raise ValueError(f"`pattern` must match a model, got {options.pattern!r}; {hint}")
     recipes = list_recipes()
     output = Output(options.json)
     output.give(

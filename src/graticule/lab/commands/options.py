@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from graticule.lab.arguments import FieldPath, change, options_of, parse_arguments
 from graticule.lab.commands.help import help_page
 from graticule.lab.training.run_folder import RunFolder
-from graticule.registry.checks import parse_sizes, printable
-from graticule.registry.plugins import named_plugins
+from graticule.registry.checks import known_name, parse_sizes, printable
+from graticule.registry.plugins import named_plugins, registered_plugins
+from graticule.registry.specs import parse_sum
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run
@@ -79,11 +80,29 @@ def parse_recipe(kind: type[T], recipe: Any, arguments: Sequence[str], command: 
     names = {".".join(path[1:]) for path in given if path[0] == "recipe"}
     if epochs := given.get(("recipe", "epochs")):
         recipe = _shortened(recipe, epochs, names)
+    _check_names({path[-1]: value for path, value in given.items() if path[:-1] == ("recipe",)})
     options: Any = _build(kind, given, {"recipe": recipe})
     if hasattr(recipe, "give"):
         options.recipe.give(recipe.given | names)
     found: T = options
     return found
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Check names of our encodings, joinings and data before PyTorch is imported; a plugin may have others."""
+    if "torch" in sys.modules or registered_plugins():
+        return
+    from graticule.lab.studies.catalog import catalog
+
+    known = catalog()
+    every = {
+        "encoding": known["encodings"],
+        "joining": known["joinings"],
+        "dataset": [*known["datasets"], *known["texts"]],
+    }
+    for name in every.keys() & given.keys():
+        for spec in parse_sum(given[name], name) if given[name] else ():
+            known_name(name, spec.name, every[name])
 
 
 def _shortened(recipe: Any, epochs: int, given: Collection[str]) -> Any:

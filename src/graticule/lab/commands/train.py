@@ -56,7 +56,7 @@ class Train:
     output: Path | None = None
     """run folder (default: runs/RECIPE-DATE-TIME)"""
     auto_resume: bool = False
-    """resume the run in the output folder if there is one, otherwise start it"""
+    """resume the run in the output folder, or start it"""
     quick: bool = False
     """only a few steps, to check that everything works"""
 
