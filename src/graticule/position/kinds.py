@@ -11,7 +11,7 @@ from torch import Tensor
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.rotation import Rotation
-from graticule.position.tokens import Axes, Function, Part, Prefix, Tokens
+from graticule.position.tokens import Axes, Function, Part, Prefix, Subset, Tokens
 
 
 class Kind(NamedTuple):
@@ -84,14 +84,14 @@ _of_tokens = partial(_function, (-2,), (-2,))
 _of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
 
 ADDED = Kind(_rows, ("N D",), combine=_plus)
-RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part,))
-INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part,))
+RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part, Subset))
+INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part, Subset))
 BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
 TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, refuses=(Prefix,))
 KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
 VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
-POSITIONAL = Kind(_attention, pairs=True, refuses=(Part,))
+POSITIONAL = Kind(_attention, pairs=True, refuses=(Part, Subset))
 ROTARY = Kind(_rotation, pairs=True)
 SCALE = Kind(_numbers, ("N", "h N"), combine=_product, pairs=True)
-MIXING = Kind(_mixing, refuses=(Part, Prefix))
-SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix))
+MIXING = Kind(_mixing, refuses=(Part, Prefix, Subset))
+SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix, Subset))

@@ -24,7 +24,19 @@ class Rotation(Protocol):
         """Return the rotation of the tokens from `start` to `stop`."""
 
     def take(self, tokens: Tensor) -> Rotation:
-        """Return the rotation of the tokens of these indices, (n,)."""
+        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+
+
+def select(table: Tensor, index: Tensor, axis: int, heads: bool = False) -> Tensor:
+    """Return the entries of a table at an index (n,) along `axis`; at (B, n), with a first axis for the samples.
+
+    With `heads`, the second axis is then for heads, also if the table has none.
+    """
+    picked = table.index_select(axis, index.flatten().to(table.device))
+    if index.ndim == 1:
+        return picked
+    picked = picked.unflatten(axis, index.shape).movedim(axis - 1, 0)
+    return picked[:, None] if heads and table.ndim == -axis else picked
 
 
 class PairRotation(NamedTuple):
@@ -55,8 +67,8 @@ class PairRotation(NamedTuple):
         return self._replace(table=self.table[..., start:stop, :])
 
     def take(self, tokens: Tensor) -> PairRotation:
-        """Return the rotation of the tokens of these indices, (n,)."""
-        return self._replace(table=self.table[..., tokens.to(self.table.device), :])
+        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+        return self._replace(table=select(self.table, tokens, -2, heads=True))
 
 
 class BlockRotation(NamedTuple):
@@ -87,8 +99,8 @@ class BlockRotation(NamedTuple):
         return self._replace(matrices=self.matrices[:, start:stop])
 
     def take(self, tokens: Tensor) -> BlockRotation:
-        """Return the rotation of the tokens of these indices, (n,)."""
-        return self._replace(matrices=self.matrices[:, tokens.to(self.matrices.device)])
+        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+        return self._replace(matrices=select(self.matrices, tokens, -4))
 
 
 class PolarRotation(NamedTuple):
@@ -117,9 +129,8 @@ class PolarRotation(NamedTuple):
         return PolarRotation(self.queries[start:stop], self.keys[:, start:stop])
 
     def take(self, tokens: Tensor) -> PolarRotation:
-        """Return the rotation of the tokens of these indices, (n,)."""
-        index = tokens.to(self.keys.device)
-        return PolarRotation(self.queries[index], self.keys[:, index])
+        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+        return PolarRotation(select(self.queries, tokens, -2, heads=True), select(self.keys, tokens, -2))
 
 
 def _polar(x: Tensor, table: Tensor) -> Tensor:
@@ -164,8 +175,8 @@ class PatchRotation(NamedTuple):
         return PatchRotation(others, max(self.prefix - start, 0))
 
     def take(self, tokens: Tensor) -> PatchRotation:
-        """Return the rotation of the tokens of these indices, (n,), the first of which must be the prefix."""
-        return PatchRotation(self.rotation.take(tokens[self.prefix :] - self.prefix), self.prefix)
+        """Return the rotation of the tokens of these indices, (n,) or (B, n), the first of which must be the prefix."""
+        return PatchRotation(self.rotation.take(tokens[..., self.prefix :] - self.prefix), self.prefix)
 
 
 class PooledRotation(NamedTuple):
@@ -192,5 +203,5 @@ class PooledRotation(NamedTuple):
         return PooledRotation(self.queries.part(start, stop), self.keys.part(start, stop))
 
     def take(self, tokens: Tensor) -> PooledRotation:
-        """Return the rotation of the tokens of these indices, (n,), of queries and of keys."""
+        """Return the rotation of the tokens of these indices, (n,) or (B, n), of queries and of keys."""
         return PooledRotation(self.queries.take(tokens), self.keys.take(tokens))

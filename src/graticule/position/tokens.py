@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.position.rotation import PatchRotation, Rotation
+from graticule.position.rotation import PatchRotation, Rotation, select
 
 Function = Callable[..., Any]
 Axes = tuple[int, ...]
@@ -125,3 +125,77 @@ def _of_grid(function: Function, count: int, x: Tensor) -> Any:
     if isinstance(made, Tensor):
         return torch.cat([x[:, :count], made], 1)
     return tuple(torch.cat([x[:, :count], each], 1) for each in made)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(Tokens):
+    """Some of all tokens, which attend to each other only.
+
+    index: (n,), or (B, n) for other tokens of each sample; a prefix must be whole and come first.
+    count: N, the number of all tokens.
+    """
+
+    where = "for a subset of the tokens: it needs all tokens of the grid"
+    index: Tensor
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.index.ndim not in (1, 2) or self.index.dtype != torch.int64:
+            raise ValueError(
+                f"`index` must be (n,) or (B, n), int64, got {self.index.dtype} {tuple(self.index.shape)}."
+            )
+        if torch.compiler.is_compiling():  # values are not known
+            return
+        if self.index.numel() and not (self.index.min() >= 0 and self.index.max() < self.count):
+            least, most = self.index.min().item(), self.index.max().item()
+            raise ValueError(f"`index` must be from 0 to {self.count - 1}, got {least} to {most}.")
+        if (self.index.sort(-1).values.diff(dim=-1) == 0).any():
+            raise ValueError("`index` must have each token at most once, got one twice.")
+
+    def of(self, x: Tensor, axis: int = -2) -> Tensor:
+        """Return these tokens of x, whose first axis is for the samples."""
+        index = self.index.to(x.device)
+        if index.ndim == 1:
+            return x.index_select(axis, index)
+        return torch.take_along_dim(x, self._along(axis, x.ndim, index), axis)
+
+    def _along(self, axis: int, ndim: int, index: Tensor) -> Tensor:
+        shape = [1] * ndim
+        shape[0], shape[axis] = index.shape[0] if index.ndim == 2 else 1, index.shape[-1]
+        return index.view(shape)
+
+    def whole(self, x: Tensor, axis: int = -2) -> Tensor:
+        """Return x with zeros for all other tokens, the inverse of `of`."""
+        shape = list(x.shape)
+        shape[axis] = self.count
+        index = self._along(axis, x.ndim, self.index.to(x.device))
+        return x.new_zeros(shape).scatter(axis, index.expand_as(x), x)
+
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        """Return the rows of these tokens; with (B, n), the first axis is for samples."""
+        return select(table, self.index, axis, heads=axis == -1)
+
+    def pairs(self, table: Tensor) -> Tensor:
+        """Return the rows and columns of these tokens."""
+        return self.of(select(table, self.index, -2), -1)
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        """Return the rotation of these tokens."""
+        return rotation.take(self.index)
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        """Return a function of these tokens, which computes it for all with zeros for the others."""
+        return partial(_of_some, function, self, into, out)
+
+
+def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tensor) -> Any:
+    for axis in into:
+        x = tokens.whole(x, axis)
+    made = function(x)
+    several = made if isinstance(made, tuple) else (made,)
+    found = []
+    for each in several:
+        for axis in out:
+            each = tokens.of(each, axis)
+        found.append(each)
+    return type(made)(*found) if isinstance(made, tuple) else found[0]
