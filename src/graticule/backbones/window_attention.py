@@ -73,7 +73,8 @@ class WindowAttention(Attention):
         windows, heads = bias.shape[0], q.shape[1]
         q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
         y = super()._fused(q, k, v, bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None], is_causal)
-        return y.unflatten(1, (windows, heads)).flatten(0, 1)
+        mixed: Tensor = y.unflatten(1, (windows, heads)).flatten(0, 1)
+        return mixed
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         if bias is not None and not holds(bias.shape[0] == 1):

@@ -32,7 +32,7 @@ def select(table: Tensor, index: Tensor, axis: int, heads: bool = False) -> Tens
 
     With `heads`, the second axis is then for heads, also if the table has none.
     """
-    picked = table.index_select(axis, index.flatten().to(table.device))
+    picked: Tensor = table.index_select(axis, index.flatten().to(table.device))
     if index.ndim == 1:
         return picked
     picked = picked.unflatten(axis, index.shape).movedim(axis - 1, 0)
