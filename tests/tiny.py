@@ -1,6 +1,6 @@
 """Small models for tests: images of 32 pixels, patches of 8, 24 channels, 3 layers of 3 heads, 5 classes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -32,11 +32,21 @@ SMALL = list_small_models()
 #: Families whose layers mix tokens without attention, and those with several stages.
 GATED = tuple(family for family, (name, _) in SMALL.items() if "mixing" in MODELS[name].kind.needs)
 PYRAMIDS = tuple(family for family, (name, _) in SMALL.items() if len(MODELS[name].depths) > 1)
-every_family = pytest.mark.parametrize("family", SMALL)
-#: For code that does not depend on the family: one plain backbone and one pyramid; the others in `make test-slow`.
-two_families = pytest.mark.parametrize(
-    "family", [one if one in ("ViT, DeiT", "Swin") else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
-)
+#: A plain backbone, a pyramid, and one without attention, which has several stages, too.
+THREE = ("ViT, DeiT", "Swin", "PosMLP")
+
+
+def families(fast: Collection[str], among: Iterable[str] = SMALL) -> Any:
+    """Test some families in `make test`, and the others in `make test-slow`."""
+    chosen = [one if one in fast else pytest.param(one, marks=pytest.mark.slow) for one in among]
+    return pytest.mark.parametrize("family", chosen)
+
+
+every_family = families(SMALL)
+#: For laws of public functions; in `make test`, the contract in tests/testing covers all families.
+three_families = families(THREE)
+#: For code that does not depend on the family.
+two_families = families(THREE[:2])
 
 #: The name of the smallest model of every class.
 SMALLEST = list(

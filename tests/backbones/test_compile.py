@@ -5,7 +5,7 @@ import torch
 
 from graticule.backbones.registry import FAMILIES
 from graticule.lab.studies.matrix import build
-from tiny import SMALL, draw, gradients, images, shallow, tiny
+from tiny import SMALL, THREE, draw, families, gradients, images, shallow, tiny
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_class_declares_a_small_model():
 
 
 # CVT has the layers of ViT-Lite; a distilled model and a PEG are compiled above
-@pytest.mark.parametrize("family", [one for one in SMALL if one not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
+@families(THREE, [one for one in SMALL if one not in ("CVT", "DeiT, distilled", "CPVT, GAP")])
 def test_a_model_of_every_family_is_one_graph_in_bfloat16_at_another_size_that_is_not_square(family):
     nothing_to_join = family in ("CPVT, GAP", "Twins-SVT", "MViTv2") or "mixing" in build(family).needs
     model = build(family, joining="default" if nothing_to_join else "lape", **shallow(family)).bfloat16().eval()

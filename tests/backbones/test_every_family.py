@@ -47,7 +47,7 @@ from graticule.lab.training import cost
 from graticule.lab.training.task import build_model, read_recipe
 from graticule.layers.gating import mix_tokens
 from in_turn import in_turn
-from tiny import GATED, SMALL, count, draw, every_family, having, two_families
+from tiny import GATED, SMALL, count, draw, having, three_families, two_families
 
 CLASSES = 5
 
@@ -87,8 +87,8 @@ CASES = [(family, *choice) for family in SMALL for choice in CHOICES[family]]
 
 
 def every(test: Any) -> Any:
-    """Test every family with its encodings and joinings."""
-    return every_family(in_turn(("encoding", "joining"), lambda family: CHOICES[family])(test))
+    """Test families with their encodings and joinings."""
+    return three_families(in_turn(("encoding", "joining"), lambda family: CHOICES[family])(test))
 
 
 #: (function, families or encodings) -> text of the refusal. Everything else must give a result.
@@ -215,7 +215,7 @@ def test_the_intermediates_are_those_that_the_model_goes_through(family, encodin
         assert found.shape[:2] == (2, info["num_chs"]) and found.isfinite().all()
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a_dictionary(family):
     model, x = held(family, None, "default"), images(held(family, None, "default"))
@@ -236,7 +236,7 @@ def test_intermediates_are_maps_or_tokens_with_prefix_tokens_beside_them_or_in_a
         torch.testing.assert_close(paired[-1][1], last[:, : model.num_prefix_tokens], rtol=0, atol=0)
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(family):
     model = model_of(family)
@@ -251,7 +251,7 @@ def test_stopping_early_gives_the_same_intermediates_and_so_does_a_pruned_model(
     assert final.shape[-1] == channels and count(model) < count(held(family, None, "default"))
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
     model = held(family, None, "default")
@@ -268,7 +268,7 @@ def test_torch_fx_traces_the_model_with_timms_leaves_for_any_size(family):
             torch.testing.assert_close(found["block"], last, rtol=0, atol=0)
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_timm_makes_a_backbone_of_features(family):
     name, sizes = SMALL[family]
@@ -333,7 +333,7 @@ def test_another_size_and_windows_change_nothing_of_the_blocks(family):
         assert [field for field, value in vars(layer).items() if value is not before[name][field]] == [], name
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_windows_by_stage_are_set_where_there_are_some(family):
     model = model_of(family)
@@ -598,7 +598,7 @@ def test_a_model_without_memory_has_the_same_parameters(family, encoding, joinin
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
-@every_family
+@three_families
 @torch.no_grad()
 def test_the_classifier_is_replaced_and_removed(family):
     model = model_of(family)
@@ -660,7 +660,7 @@ def tables(model: Any) -> list[Tensor]:
     return [module.pos_embed for module in model.modules() if isinstance(module, Learnable)]
 
 
-@every_family
+@three_families
 @in_turn("joining", ["default", "unshared"])
 def test_the_standard_deviation_of_the_table_scales_the_drawn_values(family, joining):
     encoding = "learnable+sgu" if family in GATED else "learnable"

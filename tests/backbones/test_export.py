@@ -9,13 +9,17 @@ from torch.export import Dim, export
 
 import graticule
 from graticule.lab.studies.matrix import build
-from tiny import SMALL, shallow
+from tiny import SMALL, THREE, shallow
 
 #: Families that consist only of modules of ViT or ViT-Lite; a PEG, as in CPVT, is among the cases below.
 ALIKE = ("CPVT, GAP", "CVT")
 #: In addition to each family's default encoding, one encoding for every field of `LayerPosition`.
 CASES = [
-    *((family, None, "default") for family in SMALL if family not in ALIKE),
+    *(
+        pytest.param(family, None, "default", marks=() if family in THREE else pytest.mark.slow)
+        for family in SMALL
+        if family not in ALIKE
+    ),
     ("ViT, DeiT", "shaw+rope+convolutional_projection", "default"),
     ("ViT, DeiT", "peg+learnable", "lape"),
     ("Swin", "learnable", "lape"),

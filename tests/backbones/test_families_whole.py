@@ -25,7 +25,7 @@ from graticule.lab.tasks.parts.image_causes import size_causes
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
 from graticule.surgery.change import change_position
-from tiny import GATED, PYRAMIDS, SMALL, draw, every_family, shallow, two_families
+from tiny import GATED, PYRAMIDS, SMALL, draw, every_family, shallow, three_families, two_families
 
 MIXERS = tuple(family for family in GATED if family not in ("gMLP", "PosMLP"))
 #: Their attention is within windows, or has keys on another grid, so rotations and biases of pairs are not supported.
@@ -81,7 +81,7 @@ def classifier_of_digits(family: str) -> Any:
     return draw(graticule.create_model(name, in_chans=1, num_classes=10, **{**sizes, **shallow(family)})).eval()
 
 
-@every_family
+@three_families
 def test_a_resized_model_computes_what_the_forward_pass_computed(family):
     model = model_of(family)
     x = images(model, taller=2)
@@ -96,7 +96,7 @@ def test_a_resized_model_computes_what_the_forward_pass_computed(family):
         torch.testing.assert_close(model(x), passing)
 
 
-@every_family
+@three_families
 def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_changes(family):
     mixed = {"lrpe_m", "sinusoidal_2d + sgu"}
     for encoding in ("none", "learnable", "rope", "lrpe_m", "sinusoidal_2d + sgu"):
@@ -116,7 +116,7 @@ def test_another_position_leaves_all_other_weights_or_is_refused_and_nothing_cha
         assert_same(*others)
 
 
-@every_family
+@three_families
 def test_weights_are_exported_and_loaded_under_published_and_under_own_names(tmp_path, family):
     model = model_of(family)
     x = images(model)
@@ -128,7 +128,7 @@ def test_weights_are_exported_and_loaded_under_published_and_under_own_names(tmp
     assert_same(other.state_dict(), model.state_dict())
 
 
-@every_family
+@three_families
 def test_a_saved_model_is_opened_with_its_arguments_and_weights(tmp_path, family):
     model = model_of(family)
     again = graticule.from_pretrained(model.save_pretrained(tmp_path / "saved"))
@@ -150,7 +150,7 @@ def test_nothing_is_attached_to_a_model_that_has_a_position(family):
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
 
 
-@every_family
+@three_families
 def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     model = model_of(family)
     height, width = model.img_size
@@ -166,7 +166,7 @@ def test_an_audit_probes_every_layer_and_shuffles_the_position(family):
     assert audit_json(found, {})
 
 
-@every_family
+@three_families
 def test_a_view_has_the_grid_of_every_layer(family):
     model = held(family)
     view = view_of(model)
@@ -175,7 +175,7 @@ def test_a_view_has_the_grid_of_every_layer(family):
     assert [at.patches for at in grids] == [at.patches for _, at in model.each_layer(images(model))]
 
 
-@every_family
+@three_families
 def test_the_similarity_under_rotation_is_that_of_every_layer_that_rotates(family):
     assert rotary_similarity(held(family)) is None
     if family in WITHOUT_PAIRS:
@@ -204,14 +204,14 @@ def test_the_position_code_passes_every_check(family):
     assert "batch" in {one.check for one in found if one.outcome == "passed"}
 
 
-@every_family
+@three_families
 def test_segmentation_gives_a_class_per_pixel(family):
     model = graticule.create_segmenter(model_of(family), 3, decoder="segmenter_linear").eval()
     x = images(held(family), taller=2)
     assert model(x).shape == (2, 3, *x.shape[-2:])
 
 
-@every_family
+@three_families
 def test_detection_gives_boxes_within_the_image(family):
     model = graticule.create_detector(model_of(family), 3, head="fcos(score=0.0)").eval()
     x = images(held(family), batch=1, taller=2)

@@ -97,8 +97,9 @@ def pack(
     if output.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"`output` must not be in the folder that is packed, {root}, got {output}.")
     names, splits, left_out = _sources(root, skip_broken)
+    counts = {part: len(sources) for part, sources in splits.items()}
     plan = {
-        "images": {part: len(sources) for part, sources in splits.items()},
+        "images": counts,
         "left_out": len(left_out),
         "sha256 of the list of files": _digest_sources(names, splits),
     }
@@ -114,8 +115,8 @@ def pack(
             part.path.relative_to(output).as_posix(): digest for part, (digest, _) in zip(parts, results, strict=True)
         }
         _finish(output, names, plan, sums)
-        count = sum(written for _, written in results)
-        return _packed(output, plan["images"], [part.path for part in parts], left_out, count)
+        written = sum(new for _, new in results)
+        return _packed(output, counts, [part.path for part in parts], left_out, written)
 
 
 def verify(root: str | Path, *, workers: int | None = None, progress: bool = True) -> Packed:
