@@ -72,7 +72,7 @@ class WindowAttention(Attention):
         # as heads, the windows of a sample have one bias for all samples, which would otherwise be copied for each
         windows, heads = bias.shape[0], q.shape[1]
         q, k, v = (y.unflatten(0, (-1, windows)).contiguous().flatten(1, 2) for y in (q, k, v))
-        y = super()._fused(q, k, v, bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None], is_causal)
+        y: Tensor = super()._fused(q, k, v, bias.expand(-1, heads, -1, -1).contiguous().flatten(0, 1)[None], is_causal)
         mixed: Tensor = y.unflatten(1, (windows, heads)).flatten(0, 1)
         return mixed
 

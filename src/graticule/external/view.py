@@ -160,8 +160,12 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
     """
     forward = getattr(model, "forward_features", None)
     found = call(model, images) if forward is None else forward(images)
-    if isinstance(found, Mapping) and "last_hidden_state" not in found and hasattr(model, "base_model"):
-        found = call(model.base_model, images)  # without its head
+    if (
+        isinstance(found, Mapping)
+        and "last_hidden_state" not in found
+        and isinstance(base := getattr(model, "base_model", None), nn.Module)
+    ):
+        found = call(base, images)  # without its head
     found = getattr(found, "last_hidden_state", found)
     if not isinstance(found, Tensor) or found.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
