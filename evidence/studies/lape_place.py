@@ -1,0 +1,44 @@
+"""Why LaPE helps: where the table is added, its initial spread, or the norm; a factorial with seeds of its own."""
+
+from graticule.lab.studies.study import Study
+
+#: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
+EXACT = "learnable(std=1.37)"
+
+
+def study() -> Study:
+    """Compare places, spreads and norms of a learnable table, at the trained size and at two others in two modes."""
+    return Study(
+        question="Does LaPE help by where the table is added, by its amplitude, or by its norm?",
+        recipe="digits_small",
+        choices={
+            "once, std 0.02": {"encoding": "learnable"},
+            "once, std 0.2": {"encoding": "learnable(std=0.2)"},
+            "once, std 1": {"encoding": EXACT},
+            "every layer, std 1": {"encoding": EXACT, "joining": "shared"},
+            "queries and keys, std 1": {"encoding": EXACT, "joining": "queries_keys"},
+            "beside, std 0.2": {"encoding": "learnable(std=0.2)", "joining": "lape(decomposition='w')"},
+            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+            "beside, Norm": {"encoding": "learnable", "joining": "lape(decomposition='norm')"},
+            "beside, LN": {"encoding": "learnable", "joining": "lape_sharing"},
+            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+        },
+        seeds=tuple(range(40, 52)),
+        sizes=((28, 28), (40, 40)),
+        modes=("zoom", "canvas"),
+        tests=(
+            ("beside, std 1", "once, std 1"),
+            ("every layer, std 1", "once, std 1"),
+            ("beside, std 1", "queries and keys, std 1"),
+            ("beside, LN chain", "beside, std 1"),
+            ("beside, Norm", "beside, std 1"),
+            ("beside, LN chain", "beside, LN"),
+        ),
+        controls="'std 1' has the exact standard deviation of a normalized table, 1 (1.37 before truncation at 2), "
+        "and 'once, std 1' is the best of the three spreads of `amplitude`, with other seeds, at the trained size. "
+        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms. "
+        "'queries and keys' does the same without the values.",
+        limits="One data set, four layers, ten epochs, a grid of 5 x 5. The tests here are of the trained size; those "
+        "of other sizes, fixed at the same time, are in evidence/why_lape.py.",
+        seconds=30,
+    )
