@@ -1,6 +1,7 @@
 """Contrasts of the study `lape_place`, fixed before its runs, and the tables and figure of docs/why_lape.md.
 
-`python -m evidence.why_lape` writes them from docs/data/study_lape_place.csv.
+The study is declared and has not been run yet. `python -m evidence.why_lape` writes them from its table,
+docs/data/study_lape_place.csv.
 """
 
 from __future__ import annotations

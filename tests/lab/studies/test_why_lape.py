@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from evidence.studies.lape_place import study
+from evidence.lape_place import study
 from evidence.why_lape import CONTRASTS, MARGINS, contrasts
 
 NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]

@@ -1,4 +1,4 @@
-"""Why LaPE helps: where the table is added, its initial spread, or the norm; a factorial with seeds of its own."""
+"""Why LaPE helps: the table's place, its spread, or the norm; a factorial that is declared and has not been run yet."""
 
 from graticule.lab.studies.study import Study
 
