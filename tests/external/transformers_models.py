@@ -6,23 +6,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-#: A configuration of a small ViT.
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
-WINDOWS: dict[str, Any] = {
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 8,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "window_size": 4,
-}
+from evidence.models_page import SMALL
+from evidence.models_page import STAGES as WINDOWS
+
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
 _PATCHES = {name: value for name, value in SMALL.items() if name != "image_size"}
 #: A model for each part that no other one has: class, configuration, arguments of the class.
