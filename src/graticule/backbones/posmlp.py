@@ -190,8 +190,8 @@ class PosMlp(Pyramid):
         )
         self.finish()
 
-    def set_input_size(  # type: ignore[override]
-        self, img_size: int | tuple[int, int] | None = None, windows: Sequence[int] | None = None
+    def set_input_size(
+        self, img_size: int | tuple[int, ...] | None = None, windows: Sequence[int] | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.
 

@@ -162,8 +162,8 @@ class SwinTransformer(MergingPyramid):
         return down, across
 
     @checked
-    def set_input_size(  # type: ignore[override]
-        self, img_size: int | tuple[int, int] | None = None, window_size: WindowSize | None = None
+    def set_input_size(
+        self, img_size: int | tuple[int, ...] | None = None, window_size: WindowSize | None = None
     ) -> None:
         """Change the image size, or the windows, that position information is stored for.
 

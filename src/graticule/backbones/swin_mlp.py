@@ -102,9 +102,7 @@ class SwinMlp(MergingPyramid):
         self.finish()
 
     @checked
-    def set_input_size(  # type: ignore[override]
-        self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None
-    ) -> None:
+    def set_input_size(self, img_size: int | tuple[int, ...] | None = None, window_size: int | None = None) -> None:
         """Change the image size, or the windows, that position information is stored for.
 
         Args:

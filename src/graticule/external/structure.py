@@ -287,6 +287,7 @@ def called_blocks(flow: Flow) -> tuple[str, ...]:
 
 
 def pattern_of(name: str) -> str:
+    """Return the name of a module with * for its numbers, which is the same for all blocks of a list."""
     return re.sub(r"\d+", "*", name)
 
 

@@ -184,7 +184,8 @@ def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if tuple(features.shape[2:]) == grid.shape:
             return features.new_empty(len(features), 0, features.shape[1]), features.flatten(2).mT
     elif features.shape[1] >= grid.patches:
-        return features.tensor_split([features.shape[1] - grid.patches], 1)  # type: ignore[return-value]
+        prefix, patches = features.tensor_split([features.shape[1] - grid.patches], 1)
+        return prefix, patches
     raise Unavailable(f"features {tuple(features.shape)} are not those of {grid.height} x {grid.width} patches")
 
 

@@ -155,8 +155,9 @@ def _set_channels(model: Any, channels: int) -> None:
         raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
     if old.in_channels == channels:
         return
-    options: dict[str, Any] = {"padding": old.padding, "dilation": old.dilation, "bias": old.bias is not None}
-    new = nn.Conv2d(channels, old.out_channels, old.kernel_size, old.stride, **options)  # type: ignore[arg-type]
+    names = ("out_channels", "kernel_size", "stride", "padding", "dilation")
+    options: dict[str, Any] = {name: getattr(old, name) for name in names}
+    new = nn.Conv2d(channels, **options, bias=old.bias is not None)
     new.weight = nn.Parameter(with_channels(old.weight.detach(), channels), old.weight.requires_grad)
     new.bias = old.bias
     model.set_submodule(name, new.train(old.training))

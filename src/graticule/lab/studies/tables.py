@@ -8,13 +8,16 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graticule.registry.fields import check_value
 from graticule.system.files import read_bytes
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Rows = list[tuple[str, ...]]
-Record = TypeVar("Record")
+Record = TypeVar("Record", bound="DataclassInstance")
 
 _LARGEST = 64 << 20  # bytes of a CSV file
 
@@ -114,7 +117,7 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
         return []
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: it must be a table ({error}).") from None
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(kind)]
     if header != names:
         raise ValueError(f"{path} must have the columns {', '.join(names)}, got {', '.join(header) or 'none'}.")
     found = []
