@@ -19,7 +19,7 @@ from graticule.analysis.effect import Comparison, Effect
 from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
-from graticule.analysis.share import LayerShares, PositionShare, check_pictures
+from graticule.analysis.share import LayerShares, PositionShare, check_images
 from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, image_channels
 from graticule.external.open_view import view_of
@@ -198,7 +198,7 @@ def audit(
     given = images[size]
     if len(given) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
-    check_pictures(given)
+    check_images(given)
     others: dict[Size, ModelView] = {other: view.sized(other) for other in images if other != size}
     grids = view.grids(size)
     unavailable: dict[str, str] = {}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.analysis.probe import labels_of
-from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_pictures, mean_estimate
+from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
 from graticule.external.images import Size
 from graticule.external.open_view import view_of
@@ -204,7 +204,7 @@ def _check(
         if labels is not None:
             raise ValueError("`labels` must be left out without `images`, whose classes they are.")
     else:
-        check_pictures(images, _LEAST)
+        check_images(images, _LEAST)
         if img_size is not None and tuple(img_size) != tuple(images.shape[-2:]):
             raise ValueError(f"`img_size` must be left out with `images`, whose size is used, got {img_size}.")
         if labels is not None and len(labels) != len(images):
@@ -432,7 +432,7 @@ def certify(
     Raises:
         ValueError: if the images cannot be used.
     """
-    check_pictures(images, 3)
+    check_images(images, 3)
     grid = debiased.grid_of(images)
     size = (images.shape[-2], images.shape[-1])
     read = _Reader(debiased.backbone, size, [], grid, batch_size)

@@ -290,7 +290,7 @@ class LayerShares:
         )
 
 
-def check_pictures(images: Tensor, least: int = 2) -> None:
+def check_images(images: Tensor, least: int = 2) -> None:
     """Check images from which position and content are told apart: several that differ.
 
     Raises:
@@ -339,7 +339,7 @@ def position_share(
         >>> share.names, bool(share.total.value[-1] > 0)
         (['1', '2', 'features'], True)
     """
-    check_pictures(images)
+    check_images(images)
     own: Size = (images.shape[-2], images.shape[-1])
     base = view_of(model, own)
     others = [size for size in dict.fromkeys(sizes or ()) if size != own]

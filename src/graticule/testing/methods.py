@@ -27,6 +27,7 @@ from graticule.registry.registry import Registry
 from graticule.registry.specs import Spec
 from graticule.surgery.fold import fold, unfold
 from graticule.testing.models import Finding, inspect_model
+from graticule.testing.subject import check_same, run
 
 _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
@@ -171,7 +172,7 @@ def _check_model(build: _Build, compiled: bool) -> None:
         images = torch.randn(2, model.in_chans, *model.img_size, dtype=torch.float64)
         _check_gradients(model, images)
         model.eval()
-        logits = _outputs(model, images)
+        logits = run(model, images)
         assert logits.shape == (2, _CLASSES), f"logits must be (2, {_CLASSES}), got {tuple(logits.shape)}"
         assert logits.isfinite().all(), "logits must be finite"
         _check_copies(build, model, images, logits)
@@ -181,10 +182,10 @@ def _check_model(build: _Build, compiled: bool) -> None:
         if compiled:
             graph = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
             try:
-                found = _outputs(graph, images)
+                found = run(graph, images)
             except TorchDynamoException as error:
                 raise AssertionError(f"a model must compile as one graph (fullgraph): {error}") from error
-            _assert_same(found, logits, "a compiled model (fullgraph) must compute the same")
+            check_same(found, logits, "a compiled model (fullgraph) must compute the same")
 
 
 @torch.no_grad()
@@ -233,7 +234,7 @@ def _check_axes(encoding: str, joining: str) -> None:
                     if field == "bias" and a is not None:
                         a, b = (Bias.of(each).table(queries) for each in (a, b))
                     if a is not None:
-                        _assert_same(b, a, f"points on a grid must give the same `{field}` as the grid")
+                        check_same(b, a, f"points on a grid must give the same `{field}` as the grid")
         except ValueError:
             continue  # it has a table for the patches of a grid, or uses their order
         except (RuntimeError, IndexError) as error:
@@ -250,7 +251,7 @@ def _check_fields(build: _Build) -> None:
     _drawn(model)
     images, grids = torch.randn(2, model.in_chans, *model.img_size), model.layer_grids(model.grid)
     logits = model.forward_head(model.features_of(list(model.each_layer(images))))
-    _assert_same(logits, _outputs(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
+    check_same(logits, run(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
     unknown = model.takes - FIELDS.keys()
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     own = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
@@ -301,7 +302,7 @@ def _check_options(
             for grid in _GRIDS:
                 images = torch.randn(1, model.in_chans, *(side * n for side, n in zip(patch, grid, strict=True)))
                 try:
-                    found.append(_outputs(model, images).tolist())
+                    found.append(run(model, images).tolist())
                 except ValueError:
                     found.append(None)
             return found
@@ -350,12 +351,6 @@ def _drawn(model: Any) -> Any:
     return model
 
 
-@torch.no_grad()
-def _outputs(model: Any, images: Tensor) -> Tensor:
-    found: Tensor = model(images)
-    return found
-
-
 def _check_gradients(model: Any, images: Tensor) -> None:
     model.train()
     found = model(images)
@@ -376,18 +371,18 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
         size = tuple(side * n for side, n in zip(patch, grid, strict=True))
         images = torch.randn(1, model.in_chans, *size, dtype=torch.float64)
         try:
-            logits = _outputs(model, images)
+            logits = run(model, images)
         except ValueError:
             continue  # a clear error is allowed
         assert logits.isfinite().all(), f"logits must be finite at a grid of {grid}"
         folded = fold(copy.deepcopy(model), size)
-        _assert_same(_outputs(folded, images), logits, f"a model folded for a grid of {grid} must compute the same")
+        check_same(run(folded, images), logits, f"a model folded for a grid of {grid} must compute the same")
         moved = copy.deepcopy(model)
         moved.set_input_size(size)
-        found = _outputs(moved, images)
+        found = run(moved, images)
         assert found.isfinite().all(), f"logits must be finite after set_input_size, at a grid of {grid}"
         if _seen_by_blocks(moved, size) == _seen_by_blocks(model, size):
-            _assert_same(found, logits, f"set_input_size must compute the same at a grid of {grid}", 1e-9)
+            check_same(found, logits, f"set_input_size must compute the same at a grid of {grid}")
         moved.set_input_size(model.img_size)
         held = {f"position.{name}" for name in model.position.table_shapes()}  # resampling twice smooths a table
         before, after = dict(model.named_parameters()), dict(moved.named_parameters())
@@ -395,9 +390,7 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
             same = after[name].shape == value.shape and (name in held or torch.equal(after[name], value))
             assert same, f"set_input_size there and back must leave {name} as it was"
         if all(torch.equal(after[name], value) for name, value in before.items()):
-            _assert_same(
-                _outputs(moved, first), _outputs(model, first), "set_input_size must restore the first size", 1e-9
-            )
+            check_same(run(moved, first), run(model, first), "set_input_size must restore the first size")
 
 
 def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
@@ -407,42 +400,36 @@ def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
 
 
 def _check_copies(build: _Build, model: nn.Module, images: Tensor, logits: Tensor) -> None:
-    _assert_same(_outputs(copy.deepcopy(model), images), logits, "a copy must compute the same")
+    check_same(run(copy.deepcopy(model), images), logits, "a copy must compute the same")
     try:
         pickled = pickle.dumps(model)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise AssertionError(f"a model must be picklable: {error}") from error
-    _assert_same(_outputs(pickle.loads(pickled), images), logits, "an unpickled model must compute the same")
+    check_same(run(pickle.loads(pickled), images), logits, "an unpickled model must compute the same")
     other = build().double().eval()
     other.load_state_dict(model.state_dict())
-    _assert_same(_outputs(other, images), logits, "a model with the same state dict must compute the same")
+    check_same(run(other, images), logits, "a model with the same state dict must compute the same")
     for part in (other.position, other):
         if any(parameter.requires_grad for parameter in part.parameters()):
             _drawn(part)
-            assert not torch.equal(_outputs(other, images), logits), "two models with other parameters must differ"
-    _assert_same(_outputs(model, images), logits, "a second model must not change the first: no process-wide state")
+            assert not torch.equal(run(other, images), logits), "two models with other parameters must differ"
+    check_same(run(model, images), logits, "a second model must not change the first: no process-wide state")
 
 
 def _check_folding(model: nn.Module, images: Tensor, logits: Tensor) -> None:
     folded = fold(copy.deepcopy(model))
-    _assert_same(_outputs(folded, images), logits, "a folded model must compute the same")
-    _assert_same(_outputs(copy.deepcopy(folded), images), logits, "a copy of a folded model must compute the same")
-    _assert_same(_outputs(unfold(folded), images), logits, "an unfolded model must compute the same")
+    check_same(run(folded, images), logits, "a folded model must compute the same")
+    check_same(run(copy.deepcopy(folded), images), logits, "a copy of a folded model must compute the same")
+    check_same(run(unfold(folded), images), logits, "an unfolded model must compute the same")
 
 
 def _check_dtypes(model: nn.Module, images: Tensor, expected: Tensor) -> None:
-    scale = 1 + expected.abs().max().item()
     for dtype, rounding in ((torch.float32, 1e-3), (torch.bfloat16, 0.5)):
         for kind, each in (("", copy.deepcopy(model)), (" folded", fold(copy.deepcopy(model)))):
-            logits = _outputs(each.to(dtype), images.to(dtype))
+            logits = run(each.to(dtype), images.to(dtype))
             assert logits.dtype == dtype and logits.isfinite().all(), f"logits must be finite {dtype}"
             law = f"a{kind} model must compute the same in {dtype}, up to rounding"
-            _assert_same(logits.double(), expected, law, rounding * scale)
-
-
-def _assert_same(found: Tensor, expected: Tensor, law: str, tolerance: float = 1e-12) -> None:
-    difference = (found - expected).abs().max().item()
-    assert difference <= tolerance, f"{law}; the largest difference is {difference:.1e}"
+            check_same(logits.double(), expected, law, rounding)
 
 
 _TABLES: tuple[Literal["positions", "displacements"], ...] = ("positions", "displacements")

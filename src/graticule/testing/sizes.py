@@ -15,9 +15,20 @@ from graticule.external.images import set_input_size
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.rotation import PairRotation, Rotation
-from graticule.testing.outputs import SAME, by, check_same, other_grid, run
-from graticule.testing.readings import RIGHT, relative
-from graticule.testing.subject import Failed, NotApplicable, Size, Subject, from_rows, to_rows
+from graticule.testing.order import RIGHT, relative
+from graticule.testing.subject import (
+    SAME,
+    Failed,
+    NotApplicable,
+    Size,
+    Subject,
+    by,
+    check_same,
+    from_rows,
+    other_grid,
+    run,
+    to_rows,
+)
 
 
 def sizes(subject: Subject, original: Subject) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,18 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.images import call, image_channels, image_size, own_patch_size, pair, set_input_size
+from graticule.external.images import by_image, call, image_channels, image_size, own_patch_size, pair, set_input_size
 from graticule.external.recorder import Recording, record
 from graticule.external.structure import added_tensors, find_structure
 
 Size = tuple[int, int]
+#: Tolerance of outputs in float64, relative to the largest; float32 buffers of a model are not exact.
+SAME = 1e-5
+EXACT = 1e-11
 
 
 class NotApplicable(Exception):
     """A check does not apply to this model; the message says why."""
 
 
-class Failed(Exception):
+class Failed(AssertionError):
     """A law does not hold; the message names the law and the failure."""
 
 
@@ -306,3 +311,50 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
             f"`img_size` must be a multiple of the patch size, {patch[0]} x {patch[1]}, got {image[0]} x {image[1]}."
         )
     return image, patch, image_channels(model)
+
+
+@torch.no_grad()
+def run(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the outputs of a model as one tensor, (B, ...)."""
+    found = call(model, images)
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, tuple | list):
+        found = torch.cat([by_image(one, len(images)).flatten(1) for one in found if isinstance(one, Tensor)], 1)
+    if not isinstance(found, Tensor):
+        raise TypeError(f"`model` must return tensors, got {type(found).__name__}.")
+    return by_image(found, len(images))
+
+
+def check_same(found: Tensor, expected: Tensor, law: str, tolerance: float = EXACT) -> None:
+    """Raise `Failed` with `law` unless two outputs are the same, up to `tolerance` of the largest."""
+    if found.shape != expected.shape:
+        raise Failed(f"{law}, got a shape of {tuple(found.shape)} instead of {tuple(expected.shape)}")
+    error = float((found - expected).abs().max())
+    if not error <= tolerance * max(float(expected.abs().max()), 1e-3):
+        raise Failed(f"{law}, got a difference of {error:.1e}")
+
+
+def any_of(*laws: Callable[[], str]) -> str:
+    """Check several laws: fails with the first that fails; not applicable if none applies."""
+    passed, reasons = [], []
+    for law in laws:
+        try:
+            passed.append(law())
+        except NotApplicable as error:
+            reasons.append(str(error))
+    if not passed:
+        raise NotApplicable("; ".join(dict.fromkeys(reasons)))
+    return "; ".join(passed)
+
+
+def other_grid(subject: Subject) -> Size:
+    """Return another grid, whose sides grow by different factors."""
+    height, width = subject.grid
+    step = math.gcd(height, width)
+    return height + 4 * step, width + step
+
+
+def by(shape: Size) -> str:
+    """Format a grid as 3 x 5."""
+    return f"{shape[0]} x {shape[1]}"
