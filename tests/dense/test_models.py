@@ -13,10 +13,9 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 import graticule
 from graticule.dense.decoders import DECODERS, Decoder, register_decoder
 from graticule.dense.deformable import DeformableAttention, WindowedAttention, deformable_sample
-from graticule.dense.detector import HEADS
+from graticule.dense.detector import HEADS, Anchors
 from graticule.dense.fpn import FeaturePyramid, SimplePyramid
 from graticule.dense.segmentation import segment_in_windows, window_starts
-from graticule.dense.torchvision_parts import Anchors
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition

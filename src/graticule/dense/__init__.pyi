@@ -1,13 +1,16 @@
 from .adapter import Adapter as Adapter
-from .convolutional import FcnHead as FcnHead
-from .convolutional import SemanticFpn as SemanticFpn
-from .convolutional import UperHead as UperHead
 from .decoders import DECODERS as DECODERS
 from .decoders import Decoder as Decoder
+from .decoders import FcnHead as FcnHead
+from .decoders import LinearDecoder as LinearDecoder
+from .decoders import MaskTransformer as MaskTransformer
+from .decoders import SemanticFpn as SemanticFpn
+from .decoders import UperHead as UperHead
 from .decoders import register_decoder as register_decoder
 from .deformable import DeformableAttention as DeformableAttention
 from .deformable import deformable_sample as deformable_sample
 from .detector import HEADS as HEADS
+from .detector import Anchors as Anchors
 from .detector import Detector as Detector
 from .detector import register_head as register_head
 from .factory import create_detector as create_detector
@@ -27,6 +30,3 @@ from .retinanet import Fcos as Fcos
 from .retinanet import RetinaNet as RetinaNet
 from .segmentation import SegmentationModel as SegmentationModel
 from .segmentation import segment_in_windows as segment_in_windows
-from .segmenter import LinearDecoder as LinearDecoder
-from .segmenter import MaskTransformer as MaskTransformer
-from .torchvision_parts import Anchors as Anchors

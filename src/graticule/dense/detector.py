@@ -1,4 +1,4 @@
-"""The interface of detectors: torchvision's, for any feature maps of the library."""
+"""The interface of detectors: torchvision's, for any feature maps of the library, with other batches and anchors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from graticule.backbones.base import Backbone
-from graticule.dense.features import Features, dense_config, dense_groups, not_decayed
-from graticule.dense.torchvision_parts import Batch
-from graticule.hub.kinds import HubModel
+from graticule.dense.features import DenseModel, Features
 from graticule.registry.registry import Option, Registry, options_of
 
 Target = Mapping[str, Tensor]
 
 
-class Detector(HubModel, ABC):
+class Detector(DenseModel, ABC):
     """Finds objects: boxes, classes and scores, and masks if it can.
 
     It is called like torchvision's detectors. In training it takes a list of images (C, height, width) in [0, 1], of
@@ -36,6 +37,7 @@ class Detector(HubModel, ABC):
         model: the detector of torchvision.
     """
 
+    kind = "detector"
     no_program: ClassVar[str] = (
         "the number of detections depends on the image, and no program of fixed operators selects them; export "
         "its backbone with its pyramid, `model.features` (on the command line --maps)"
@@ -58,11 +60,6 @@ class Detector(HubModel, ABC):
         """Images to feature maps."""
         features: Features = self.model.backbone
         return features
-
-    @property
-    def backbone(self) -> Backbone:
-        """The backbone."""
-        return self.features.backbone
 
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[Target] | None = None
@@ -127,15 +124,7 @@ class Detector(HubModel, ABC):
         """Return the config.json of the model (see `HubModel`), which normalizes its images itself."""
         batch = self.model.transform
         normalized = {"mean": list(batch.image_mean), "std": list(batch.image_std)}
-        return dense_config(self, "detector", {**preprocessing, **normalized})
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the backbone's parameters without weight decay (see `Backbone.no_weight_decay`)."""
-        return not_decayed(self, self.backbone)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
-        return dense_groups(self, self.backbone, coarse)
+        return super().hub_config({**preprocessing, **normalized})
 
 
 def _options(kind: Any) -> dict[str, Option]:
@@ -145,3 +134,60 @@ def _options(kind: Any) -> dict[str, Option]:
 #: Detectors by name: the values of the argument `head`.
 HEADS: Registry[type[Detector]] = Registry("head", Detector, _options, "graticule.dense")
 register_head = HEADS.register
+
+
+class Batch(GeneralizedRCNNTransform):
+    """Normalizes images and pads them to one batch, without resizing them."""
+
+    def __init__(self, features: Features) -> None:
+        configuration = getattr(features.backbone, "pretrained_cfg", None) or {}
+        mean, std = (list(configuration.get(name, ())) for name in ("mean", "std"))
+        if not len(mean) == len(std) == features.backbone.in_chans:
+            mean = std = [0.5] * features.backbone.in_chans
+        super().__init__(1, 1, mean, std, size_divisible=features.divisor)
+
+    def resize(self, image: Tensor, target: Any = None) -> tuple[Tensor, Any]:
+        """Return both unchanged."""
+        return image, target
+
+
+class Anchors(AnchorGenerator):
+    """Anchors of exact sizes, centered at multiples of the stride of their level, as in mmdetection.
+
+    torchvision rounds their sides to whole pixels, and computes the stride as the quotient of the sides of image and
+    map, which differs from the true stride at coarse levels.
+
+    Args:
+        strides: pixels per cell of each level.
+        scales: sides of the anchors of ratio 1, in strides.
+        ratios: height / width.
+    """
+
+    def __init__(self, strides: Sequence[int], scales: Sequence[float], ratios: Sequence[float]) -> None:
+        sizes = tuple(tuple(scale * stride for scale in scales) for stride in strides)
+        super().__init__(sizes, (tuple(ratios),) * len(sizes))
+        self.strides = tuple(strides)
+
+    def generate_anchors(
+        self,
+        scales: Any,
+        aspect_ratios: Any,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Return the anchors of a cell at the origin, (ratios * scales, 4)."""
+        sides = torch.tensor(scales, dtype=dtype, device="cpu")
+        roots = torch.tensor(aspect_ratios, dtype=dtype, device="cpu").sqrt()
+        widths, heights = (sides / roots[:, None]).flatten(), (sides * roots[:, None]).flatten()
+        return torch.stack([-widths, -heights, widths, heights], 1) / 2
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        """Return the anchors of each image, all levels together, (n, 4)."""
+        like = feature_maps[0]
+        found = []
+        for one, stride, cell in zip(feature_maps, self.strides, self.cell_anchors, strict=True):
+            y, x = (torch.arange(side, dtype=like.dtype, device=like.device) * stride for side in one.shape[-2:])
+            y, x = torch.meshgrid(y, x, indexing="ij")
+            centers = torch.stack([x, y, x, y], -1).reshape(-1, 1, 4)
+            found.append((centers + cell.to(like)).reshape(-1, 4))
+        return [torch.cat(found) for _ in image_list.image_sizes]

@@ -1,16 +1,17 @@
-"""Feature maps of several resolutions, from a backbone and the necks after it."""
+"""Feature maps of several resolutions, from a backbone and the necks after it, and the models that use them."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.hub.config import architecture_of, configuration_of, words_of
+from graticule.hub.kinds import HubModel
 from graticule.position.grid import Crop
 from graticule.registry.registry import Option, Registry, options_of
 
@@ -188,55 +189,64 @@ def _reader(backbone: Backbone, norm: bool) -> Reader:
     return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
 
 
-def backbone_prefix(model: nn.Module, backbone: Backbone) -> str:
-    """Return the prefix of the backbone's parameters in the names of the model."""
-    return next(f"{name}." for name, module in model.named_modules() if module is backbone)
+class DenseModel(HubModel):
+    """A model of feature maps of a backbone, `features`: how it is published, and its parameters for optimizers."""
 
+    #: The kind under which it is published.
+    kind: ClassVar[str]
+    num_classes: int
 
-def not_decayed(model: nn.Module, backbone: Backbone) -> set[str]:
-    """Return the names of the model's parameters that the backbone or a neck excludes from weight decay."""
-    prefix = backbone_prefix(model, backbone)
-    own = dict(model.named_parameters())
-    kept = {name for each in backbone.no_weight_decay() if (name := prefix + each) in own}
-    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Levels)]
-    return kept | {f"{name}.{each}" for name, part in parts for each in part.not_decayed}
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone."""
+        features: Any = self.features
+        backbone: Backbone = features.backbone
+        return backbone
 
+    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the config.json of the model (see `HubModel`).
 
-def dense_groups(model: nn.Module, backbone: Backbone, coarse: bool = False) -> dict[str, object]:
-    """Return the backbone's patterns for timm's groups by layer, for the model's names; other parameters come last."""
-    prefix = "^" + re.escape(backbone_prefix(model, backbone))
-    matcher = backbone.group_matcher(coarse)
-    blocks = matcher["blocks"]
-    patterns = blocks if isinstance(blocks, list) else [(blocks, None)]
-    return {
-        "stem": _within(matcher["stem"], prefix),
-        "blocks": [(_within(pattern, prefix), order) for pattern, order in patterns],
-    }
+        Raises:
+            ValueError: if it or its backbone was not built by `create_detector` or `create_segmenter`.
+        """
+        if self.created is None:
+            raise ValueError(
+                f"`model` must be built by create_detector or create_segmenter, whose names a file can store, got a "
+                f"{type(self).__name__} that was built in another way."
+            )
+        return {
+            "num_classes": self.num_classes,
+            "pretrained_cfg": configuration_of(self.backbone, self.num_classes, preprocessing),
+            "backbone": vars(architecture_of(self.backbone)),
+            "parts": dict(self.created),
+            "graticule": {"kind": self.kind, **words_of(self, self.backbone)},
+        }
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that the backbone or a neck excludes from weight decay."""
+        own = dict(self.named_parameters())
+        kept = {name for each in self.backbone.no_weight_decay() if (name := self._prefix + each) in own}
+        parts = [(name, part) for name, part in self.named_modules() if isinstance(part, Levels)]
+        return kept | {f"{name}.{each}" for name, part in parts for each in part.not_decayed}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
+        """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
+        prefix = "^" + re.escape(self._prefix)
+        matcher = self.backbone.group_matcher(coarse)
+        blocks = matcher["blocks"]
+        patterns = blocks if isinstance(blocks, list) else [(blocks, None)]
+        return {
+            "stem": _within(matcher["stem"], prefix),
+            "blocks": [(_within(pattern, prefix), order) for pattern, order in patterns],
+        }
+
+    @property
+    def _prefix(self) -> str:
+        """The prefix of the backbone's parameters in the names of the model."""
+        return next(f"{name}." for name, module in self.named_modules() if module is self.backbone)
 
 
 def _within(pattern: str, prefix: str) -> str:
     """Return a pattern for names with `prefix`, from one for names without it."""
     whole = re.sub(r"(^|[|])[\^]", r"\1", pattern)
     return f"{prefix}(?:{whole})"
-
-
-def dense_config(model: Any, kind: str, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of a model of `create_detector` or `create_segmenter`.
-
-    Raises:
-        ValueError: if it or its backbone was built in another way.
-    """
-    backbone: Backbone = model.backbone
-    if model.created is None:
-        raise ValueError(
-            f"`model` must be built by create_detector or create_segmenter, whose names a file can store, got a "
-            f"{type(model).__name__} that was built in another way."
-        )
-    described = architecture_of(backbone)
-    return {
-        "num_classes": model.num_classes,
-        "pretrained_cfg": configuration_of(backbone, model.num_classes, preprocessing),
-        "backbone": vars(described),
-        "parts": dict(model.created),
-        "graticule": {"kind": kind, **words_of(model, backbone)},
-    }

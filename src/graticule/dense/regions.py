@@ -15,9 +15,8 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, mask
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 
-from graticule.dense.detector import Detector, Target, register_head
+from graticule.dense.detector import Anchors, Detector, Target, register_head
 from graticule.dense.features import Features
-from graticule.dense.torchvision_parts import Anchors
 from graticule.registry.checks import checked
 
 

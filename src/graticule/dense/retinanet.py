@@ -9,9 +9,8 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.detection.retinanet import RetinaNetHead
 
-from graticule.dense.detector import Detector, register_head
+from graticule.dense.detector import Anchors, Detector, register_head
 from graticule.dense.features import Features
-from graticule.dense.torchvision_parts import Anchors
 from graticule.registry.checks import checked
 
 #: The convolutions of each branch of torchvision's heads.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.backbones.base import Backbone
 from graticule.dense.decoders import Decoder, resize_to
-from graticule.dense.features import Features, dense_config, dense_groups, not_decayed
-from graticule.hub.kinds import HubModel
+from graticule.dense.features import DenseModel, Features
 from graticule.position.grid import Crop
 from graticule.registry.checks import checked
 
 
-class SegmentationModel(HubModel):
+class SegmentationModel(DenseModel):
     """Feature maps and a decoder.
 
     Images can have any size: they are padded with zeros at the bottom and on the right to a multiple of
@@ -31,6 +26,8 @@ class SegmentationModel(HubModel):
         auxiliary: another decoder, for a second loss in training (`all_logits`).
     """
 
+    kind = "segmenter"
+
     def __init__(
         self, features: Features, decoder: Decoder, num_classes: int, auxiliary: Decoder | None = None
     ) -> None:
@@ -39,11 +36,6 @@ class SegmentationModel(HubModel):
         self.decoder = decoder
         self.auxiliary = auxiliary
         self.num_classes = num_classes
-
-    @property
-    def backbone(self) -> Backbone:
-        """The backbone."""
-        return self.features.backbone
 
     @property
     def divisor(self) -> int:
@@ -77,18 +69,6 @@ class SegmentationModel(HubModel):
             )
         maps = list(self.features(padded, crop).values())
         return [resize_to(decoder(maps), padded.shape[-2:])[..., :height, :width] for decoder in decoders]
-
-    def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config.json of the model (see `HubModel`)."""
-        return dense_config(self, "segmenter", preprocessing)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the backbone's parameters without weight decay (see `Backbone.no_weight_decay`)."""
-        return not_decayed(self, self.backbone)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """Return patterns that group the parameters by layer of the backbone; all others are in the last group."""
-        return dense_groups(self, self.backbone, coarse)
 
 
 @torch.no_grad()
