@@ -24,9 +24,9 @@ from .encodings.forms.bias import PatchBias as PatchBias
 from .encodings.forms.rotary import RotaryEncoding as RotaryEncoding
 from .external.attach import attach as attach
 from .external.attach import detach as detach
+from .external.convert.back import to_timm as to_timm
+from .external.convert.back import to_transformers as to_transformers
 from .external.convert.conversion import convert as convert
-from .external.convert.into_timm import to_timm as to_timm
-from .external.convert.into_transformers import to_transformers as to_transformers
 from .external.hub import save_pretrained as save_pretrained
 from .hub.kinds import from_pretrained as from_pretrained
 from .lab.data.augmentation import Augmentation as Augmentation

@@ -1,4 +1,7 @@
-"""Convert parts of timm's models (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT."""
+"""Convert parts of timm's models (norms, activations, MLPs, attention, LayerScale) to arguments of our ViT.
+
+The functions that read or check a part raise `ValueError` for one that this library lacks.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +66,7 @@ def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], F
 
 
 def read(model: nn.Module) -> Conversion:
-    """Describe a model of timm or transformers as one of ours.
-
-    Raises:
-        ValueError: if there is no conversion for its class, or for a part of it.
-    """
+    """Describe a model of timm or transformers as one of ours."""
     if isinstance(model, Backbone):
         raise ValueError(
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
@@ -100,11 +99,7 @@ def refuse(model: nn.Module, attribute: str, value: Any, rule: str) -> ValueErro
 
 
 def check_kind(model: nn.Module, attribute: str, *kinds: type[nn.Module]) -> None:
-    """Check that an attribute of a module, given as a path, is exactly of one of these classes.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that an attribute of a module, given as a path, is exactly of one of these classes."""
     found = model.get_submodule(attribute)
     if type(found) not in kinds:
         names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
@@ -115,11 +110,7 @@ _LAYER_NORMS, _RMS_NORMS = (nn.LayerNorm, LayerNorm), (nn.RMSNorm, RmsNorm)
 
 
 def norm_text(owner: nn.Module, attribute: str) -> str | None:
-    """Return the name, in this library, of a norm that is an attribute of a module; None for an identity.
-
-    Raises:
-        ValueError: if it is another module.
-    """
+    """Return the name, in this library, of a norm that is an attribute of a module; None for an identity."""
     norm = owner.get_submodule(attribute)
     if isinstance(norm, nn.Identity):
         return None
@@ -129,11 +120,7 @@ def norm_text(owner: nn.Module, attribute: str) -> str | None:
 
 
 def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
-    """Return the name of the norm that is common to those attributes of a module that are norms; None if none is.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Return the name of the norm that is common to those attributes of a module that are norms; None if none is."""
     found: str | None = None
     for attribute in attributes:
         text = norm_text(owner, attribute)
@@ -144,11 +131,7 @@ def same_norm(owner: nn.Module, attributes: Iterable[str]) -> str | None:
 
 
 def act_text(owner: nn.Module, attribute: str) -> str:
-    """Return timm's name of an activation that is an attribute of a module.
-
-    Raises:
-        ValueError: if it is another module.
-    """
+    """Return timm's name of an activation that is an attribute of a module."""
     act = owner.get_submodule(attribute)
     exact = getattr(act, "approximate", "none") == "none"
     for name in ACTIVATIONS:
@@ -178,11 +161,7 @@ def ratio_of(hidden: int, dim: int) -> float:
 
 
 def read_mlp(block: nn.Module) -> dict[str, Any]:
-    """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels.
-
-    Raises:
-        ValueError: if our ViT has no such MLP.
-    """
+    """Return an MLP of timm as arguments of our ViT, with 'norm' for the norm of its hidden channels."""
     mlp: Any = block.get_submodule("mlp")
     kinds: dict[type[nn.Module], str] = {Mlp: "mlp", SwiGLU: "swiglu", GluMlp: "swiglu_packed"}
     if type(mlp) not in kinds:
@@ -210,11 +189,7 @@ def read_mlp(block: nn.Module) -> dict[str, Any]:
 
 
 def read_attention(block: nn.Module) -> dict[str, Any]:
-    """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms.
-
-    Raises:
-        ValueError: if our attention lacks a feature of it.
-    """
+    """Return an attention of timm as arguments of our ViT, with 'qk' and 'inner' for its norms."""
     attn: Any = block.get_submodule("attn")
     if getattr(attn, "gate", None) is not None:
         raise refuse(attn, "gate", attn.gate, "must be None")
@@ -267,11 +242,7 @@ def drop_path(module: nn.Module) -> float:
 
 
 def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
-    """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Return the LayerNorm of a model as text, with its eps; in and below the modules `fixed` it must be PyTorch's."""
     found: float | None = None
     for name, module in model.named_modules():
         if not isinstance(module, nn.LayerNorm):
@@ -284,11 +255,7 @@ def layer_norm_text(model: nn.Module, fixed: Collection[str] = ()) -> str:
 
 
 def check_gelu(model: nn.Module) -> None:
-    """Check that all activations of the MLPs are the exact GELU.
-
-    Raises:
-        ValueError: naming the first that is not.
-    """
+    """Check that all activations of the MLPs are the exact GELU."""
     for name, module in model.named_modules():
         exact = type(module) is GELU or (type(module) is nn.GELU and module.approximate == "none")
         if name.endswith(".act") and not exact:

@@ -40,9 +40,6 @@ def read_blocks(model: Any, kinds: Mapping[type[nn.Module], Describe]) -> dict[s
     Args:
         model: the model.
         kinds: the function that describes a block, by the class of the block in timm.
-
-    Raises:
-        ValueError: if blocks differ, or have features that ours lack.
     """
     described: list[dict[str, Any]] = []
     for index, block in enumerate(model.blocks):
@@ -78,11 +75,7 @@ def _describe(block: Any, kind: str, attentions: tuple[type[nn.Module], ...]) ->
 
 
 def join_parts(block: nn.Module, norm: str | None, attn: dict[str, Any], mlp: dict[str, Any]) -> dict[str, Any]:
-    """Combine attention and MLP, whose biases, dropout and norms must be the same.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Combine attention and MLP, whose biases, dropout and norms must be the same."""
     for name in ("proj_bias", "proj_drop_rate"):
         if attn[name] != mlp[name]:
             raise refuse(block, f"mlp ({name})", mlp[name], f"must be {attn[name]!r} as that of attention")
@@ -94,11 +87,7 @@ def join_parts(block: nn.Module, norm: str | None, attn: dict[str, Any], mlp: di
 
 
 def read_rates(model: nn.Module, rates: list[float]) -> float:
-    """Return the rate of stochastic depth of the last block, to which it grows linearly from 0.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Return the rate of stochastic depth of the last block, to which it grows linearly from 0."""
     expected = torch.linspace(0, rates[-1], len(rates), device="cpu").tolist()
     if any(abs(own - rule) > 1e-6 for own, rule in zip(rates, expected, strict=True)):
         raise refuse(model, "drop_path", rates, "must grow linearly from 0")
@@ -106,11 +95,7 @@ def read_rates(model: nn.Module, rates: list[float]) -> float:
 
 
 def vit_arguments(model: nn.Module, trunk: dict[str, Any], blocks: dict[str, Any]) -> dict[str, Any]:
-    """Combine the trunk and the blocks, whose norms and activations must be the same.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Combine the trunk and the blocks, whose norms and activations must be the same."""
     if trunk["norm_layer"] not in (None, blocks["norm_layer"]):
         raise refuse(model, "norm", trunk["norm_layer"], f"must be {blocks['norm_layer']} as those of the blocks")
     act = trunk.pop("pool_act", blocks["act_layer"])
@@ -150,11 +135,7 @@ SCALING_NAMES: dict[str, str | tuple[str, ...]] = {
 
 
 def describe_scaling(block: nn.Module) -> dict[str, Any]:
-    """Describe a block of ViT-22B.
-
-    Raises:
-        ValueError: if its output projections are fused, without biases, or followed by dropout.
-    """
+    """Describe a block of ViT-22B."""
     if block.out_proj is not None:
         raise refuse(block, "out_proj", block.out_proj, "must be None (one output projection of each branch)")
     if block.attn_out_proj.bias is None:
@@ -179,11 +160,7 @@ def describe_scaling(block: nn.Module) -> dict[str, Any]:
 
 
 def describe_branches(block: Any) -> dict[str, Any]:
-    """Describe a block of several attentions and as many MLPs.
-
-    Raises:
-        ValueError: if there are not two of each, or they differ.
-    """
+    """Describe a block of several attentions and as many MLPs."""
     if block.num_parallel != 2:
         raise refuse(block, "num_parallel", block.num_parallel, "must be 2")
     found = []
@@ -233,11 +210,7 @@ def table(model: Any) -> str:
 
 
 def read_trunk(model: Any) -> dict[str, Any]:
-    """Return everything except the blocks and the position as arguments of our ViT.
-
-    Raises:
-        ValueError: for a part that our ViT lacks.
-    """
+    """Return everything except the blocks and the position as arguments of our ViT."""
     check_kind(model, "patch_embed", PatchEmbed)
     patches = model.patch_embed
     if patches.dynamic_img_pad:

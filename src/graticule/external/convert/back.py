@@ -1,18 +1,23 @@
-"""Convert a converted model back to timm, with its weights."""
+"""Convert a converted model back to timm or transformers, with its weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
+import torch
 from timm.layers import RelPosMlp
+from timm.layers.helpers import to_2tuple
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.external.convert.conversion import convert
-from graticule.external.convert.source import Source, fill, source_of
+from graticule.external.convert.conversion import Source, convert, fill, source_of
+from graticule.external.convert.transformers import rebuild
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.surgery.resize import LIBRARIES, resize
 
 
 @checked
@@ -93,3 +98,65 @@ def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, in
     grids = Grid(*there.patch_embed.grid_size).pyramid(len(windows), pad=True)
     for stage, grid, window in zip(there.layers, [grids[0], *grids[:-1]], windows, strict=True):
         stage.set_input_size(grid.shape, window)  # the grid before its patch merging
+
+
+@checked
+def to_transformers(model: Backbone) -> nn.Module:
+    """Return a model of `convert` as transformers', with its present weights; `model` is not changed.
+
+    The round trip is bit-equal. A changed size of images or patches, number of channels or of classes is also set in
+    the configuration, so that `save_pretrained` writes a folder that other tools open.
+
+    Args:
+        model: a backbone that was converted from transformers.
+
+    Raises:
+        ValueError: if it was not, or if transformers' model cannot represent its position or its sizes.
+    """
+    source = source_of(model, "transformers")
+    device = next(model.parameters()).device
+    return fill(_sized(source, model, device), source, model).to(device)
+
+
+@LIBRARIES.register("transformers")
+def resize_in_place(model: nn.Module, **sizes: Any) -> None:
+    """Resize a model of transformers as its conversion is, and adapt its configuration."""
+    there = to_transformers(resize(convert(model), **sizes))
+    vars(model).clear()
+    vars(model).update(vars(there))
+
+
+def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
+    """Return the model of transformers, without the weights, in the sizes of ours."""
+    theirs: Any = source.skeleton
+    config = deepcopy(theirs.config)
+    changed = {}
+    if hasattr(config, "image_size") and to_2tuple(config.image_size) != model.img_size:
+        changed["image_size"] = _plain(model.img_size)
+    if to_2tuple(config.patch_size) != model.patch_size:
+        changed["patch_size"] = _plain(model.patch_size)
+    patches = math.prod(size // patch for size, patch in zip(model.img_size, model.patch_size, strict=True))
+    if getattr(config, "num_patches", patches) != patches:
+        changed["num_patches"] = patches
+    if config.num_channels != model.in_chans:
+        changed["num_channels"] = model.in_chans
+    if hasattr(theirs, "classifier") and config.num_labels != model.num_classes:
+        changed["num_labels"] = model.num_classes
+    if not changed:
+        return source.empty(device)
+    square = len(set(model.img_size)) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
+    if not square and any(name.endswith("pos_embed") for name in model.state_dict()):
+        raise ValueError(
+            f"`model` must have square images to be a {type(theirs).__name__}, which resamples tables of others "
+            f"wrongly, got {model.img_size[0]} x {model.img_size[1]}."
+        )
+    for name, value in changed.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        there: nn.Module = rebuild(theirs, config)
+    return there
+
+
+def _plain(size: tuple[int, int]) -> int | list[int]:
+    """Return a size as configurations state it."""
+    return size[0] if size[0] == size[1] else list(size)

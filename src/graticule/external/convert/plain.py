@@ -1,0 +1,316 @@
+"""Conversion of timm's further models of one grid: BEiT, vit_relpos, EVA, Segment Anything, CaiT, ConViT and MLPs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import (
+    AttentionRope,
+    ClassifierHead,
+    GatedMlp,
+    LayerNorm2d,
+    Mlp,
+    PatchEmbed,
+    RelPosBias,
+    RelPosMlp,
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+)
+from timm.models import beit, vision_transformer_sam
+from timm.models.beit import Beit
+from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
+from timm.models.convit import GPSA, MHSA, ConVit
+from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from timm.models.mlp_mixer import Affine, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock, SpatialGatingUnit
+from timm.models.vision_transformer_relpos import (
+    RelPosAttention,
+    RelPosBlock,
+    ResPostRelPosBlock,
+    VisionTransformerRelPos,
+)
+from timm.models.vision_transformer_sam import VisionTransformerSAM
+from torch import nn
+
+from graticule import backbones
+from graticule.backbones.sam import SamVisionTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.external.convert.parts import (
+    Conversion,
+    act_text,
+    check_gelu,
+    check_kind,
+    drop_path,
+    layer_norm_text,
+    norm_text,
+    ratio_of,
+    refuse,
+    register_conversion,
+    same_norm,
+    trunk_arguments,
+)
+from graticule.external.convert.vit import post_norm, pre_norm, read_blocks, read_trunk, table, vit_arguments
+from graticule.registry.specs import Spec
+
+#: Resampler that timm uses for tables at other sizes: linear between knots in a geometric series.
+_RESAMPLER = "geometric(mode='linear')"
+
+
+@register_conversion(Beit)
+def read_beit(model: Any) -> Conversion:
+    """Describe timm's BEiT: a table for each layer, one for all, or both, with rows for the class token."""
+    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, {beit.Block: pre_norm(beit.Attention)}))
+    encodings = [] if model.pos_embed is None else [table(model)]
+    own = [block.attn.relative_position_bias_table is not None for block in model.blocks]
+    if any(own) and not all(own):
+        raise refuse(model, "blocks", own, "must all have a table, or none,")
+    options = {"prefix_rows": True, "resampler": _RESAMPLER}
+    encodings += [str(Spec("relative_bias", options))] * all(own)
+    encodings += [str(Spec("shared_relative_bias", options))] * (model.rel_pos_bias is not None)
+    return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
+
+
+@register_conversion(VisionTransformerRelPos)
+def read_relpos(model: Any) -> Conversion:
+    """Describe timm's `vit_relpos`: a bias for each layer, or one for all, from a table or a small network.
+
+    The network's dropout in training is omitted.
+    """
+    kinds = {RelPosBlock: pre_norm(RelPosAttention), ResPostRelPosBlock: post_norm(RelPosAttention)}
+    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
+    if model.shared_rel_pos is not None:
+        check_kind(model, "shared_rel_pos", RelPosMlp, RelPosBias)
+        if any(block.attn.rel_pos is not None for block in model.blocks):
+            raise refuse(model, "blocks", "biases per layer", "must have none in addition to a shared bias")
+        if getattr(model.shared_rel_pos, "mode", "cr") != "cr":
+            raise refuse(model.shared_rel_pos, "mode", model.shared_rel_pos.mode, "must be 'cr' if shared")
+        return Conversion(VisionTransformer, arguments, f"shared_{_read_bias(model.shared_rel_pos)}")
+    found = []
+    for index, block in enumerate(model.blocks):
+        check_kind(model, f"blocks.{index}.attn.rel_pos", RelPosMlp, RelPosBias)
+        found.append(_read_bias(block.attn.rel_pos))
+    if len(set(found)) > 1:
+        raise refuse(model, "blocks", [str(spec) for spec in found], "must have the same kind of bias")
+    return Conversion(VisionTransformer, arguments, str(found[0]))
+
+
+def _read_bias(bias: Any) -> Spec:
+    """Return the encoding of a bias module of timm."""
+    if isinstance(bias, RelPosBias):
+        rows = {"prefix_rows": True} if bias.prefix_tokens else {}
+        return Spec("relative_bias", {**rows, "resampler": _RESAMPLER})
+    hidden = bias.mlp.fc1.out_features
+    if bias.mode == "cr":
+        return Spec("mlp_bias", {"hidden": hidden})
+    if any(bias.pretrained_window_size):
+        raise refuse(bias, "pretrained_window_size", bias.pretrained_window_size, "must be (0, 0)")
+    return Spec("continuous_bias", {"hidden": hidden})
+
+
+@register_conversion(Eva)
+def read_eva(model: Any) -> Conversion:
+    """Describe timm's `Eva`."""
+    attentions = (EvaAttention, AttentionRope)
+    kinds = {EvaBlock: pre_norm(*attentions), EvaBlockPostNorm: post_norm(*attentions)}
+    arguments = vit_arguments(model, read_trunk(model), read_blocks(model, kinds))
+    arguments["pool_include_prefix"] = model.attn_pool is not None  # it pools all tokens
+    encodings = [] if model.pos_embed is None else [table(model)]
+    if model.rope is not None:
+        encodings.append(str(read_rotary(model)))
+    return Conversion(VisionTransformer, arguments, " + ".join(encodings) or "none")
+
+
+def read_rotary(model: Any) -> Spec:
+    """Return the rotary encoding of a model of timm."""
+    rope = model.rope
+    half = bool(getattr(model.blocks[0].attn, "rotate_half", False))
+    for block in model.blocks:
+        if block.attn.num_prefix_tokens != model.num_prefix_tokens:
+            raise refuse(
+                block.attn, "num_prefix_tokens", block.attn.num_prefix_tokens, f"must be {model.num_prefix_tokens}"
+            )
+        if bool(getattr(block.attn, "rotate_half", False)) != half:
+            raise refuse(block.attn, "rotate_half", not half, "must be as in the first block")
+    noise = {
+        name: getattr(rope, f"{name}_coords")
+        for name in ("shift", "jitter", "rescale")
+        if getattr(rope, f"{name}_coords", None) is not None
+    }
+    if type(rope) is RotaryEmbeddingMixed:
+        if half or rope.grid_indexing != "xy":
+            raise refuse(rope, "grid_indexing", rope.grid_indexing, "must be 'xy', with neighboring channels as pairs,")
+        return Spec("rope_mixed", {"base": float(rope.temperature), **noise})
+    if type(rope) not in (RotaryEmbeddingCat, RotaryEmbeddingDinoV3):
+        raise refuse(model, "rope", rope, "must be RotaryEmbeddingCat, RotaryEmbeddingMixed or RotaryEmbeddingDinoV3")
+    if getattr(rope, "rotate_half", half) != half:
+        raise refuse(rope, "rotate_half", rope.rotate_half, f"must be {half} as in attention")
+    options = _read_dinov3(rope) if type(rope) is RotaryEmbeddingDinoV3 else _read_axial(rope)
+    if half:
+        options["layout"] = "half"
+    if rope.grid_indexing == "xy":
+        options["order"] = "xy"
+    if rope.grid_offset:
+        options["offset"] = float(rope.grid_offset)
+    return Spec("rope", {**options, **noise})
+
+
+def _read_axial(rope: Any) -> dict[str, Any]:
+    """Return frequencies and coordinates of timm's `RotaryEmbeddingCat`."""
+    if rope.in_pixels or getattr(rope, "grid_type", "index") != "index":
+        raise refuse(rope, "in_pixels", rope.in_pixels, "must be False, and the coordinates indices of patches,")
+    options: dict[str, Any] = {"base": float(rope.temperature)}
+    if rope.ref_feat_shape is not None:
+        options |= {"scaling": "interpolation", "reference": tuple(rope.ref_feat_shape)}
+    return options
+
+
+def _read_dinov3(rope: Any) -> dict[str, Any]:
+    """Return frequencies and coordinates of timm's `RotaryEmbeddingDinoV3`."""
+    options = {"coordinates": rope.normalize_coords}
+    if rope.min_period is not None and rope.max_period is not None:
+        return {"periods": (float(rope.min_period), float(rope.max_period)), **options}
+    return {"base": float(rope.temperature), "turns": True, **options}
+
+
+@register_conversion(VisionTransformerSAM)
+def read_sam(model: Any) -> Conversion:
+    """Describe timm's encoder of Segment Anything."""
+    check_kind(model, "patch_embed", PatchEmbed)
+    check_kind(model, "head", ClassifierHead)
+    check_kind(model, "patch_drop", nn.Identity)
+    check_kind(model, "neck", nn.Sequential, LayerNorm2d)
+    if model.rope_global is not None:
+        raise refuse(model, "rope_global", model.rope_global, "must be None")
+    norms = [module for module in model.neck.modules() if isinstance(module, LayerNorm2d)]
+    if any(norm.eps != 1e-6 for norm in norms):
+        raise refuse(model, "neck (eps)", norms[0].eps, "must be 1e-06")
+    windows = {block.window_size for block in model.blocks} - {0}
+    if len(windows) > 1:
+        raise refuse(model, "blocks (window_size)", windows, "must be one number, or 0")
+    relative = {block.attn.use_rel_pos for block in model.blocks}
+    if len(relative) > 1:
+        raise refuse(model, "blocks (use_rel_pos)", relative, "must be the same")
+    patches = model.patch_embed
+    pre = norm_text(model, "norm_pre")
+    trunk = {
+        **trunk_arguments(model, patches),
+        "global_pool": model.head.global_pool.pool_type,
+        "pre_norm": pre is not None,
+        "norm_layer": pre,
+        "drop_rate": model.head.drop.p,
+        "pos_drop_rate": model.pos_drop.p,
+        "window_size": next(iter(windows), 1),
+        "global_layers": tuple(layer for layer, block in enumerate(model.blocks) if not block.window_size),
+        "neck_dim": model.neck[0].out_channels if isinstance(model.neck, nn.Sequential) else None,
+    }
+    arguments = vit_arguments(
+        model, trunk, read_blocks(model, {vision_transformer_sam.Block: pre_norm(vision_transformer_sam.Attention)})
+    )
+    encodings = ["learnable"] * (model.pos_embed is not None) + ["decomposed"] * any(relative)
+    encoding = " + ".join(encodings) or "none"
+    return Conversion(SamVisionTransformer, arguments, encoding, reshaped={"pos_embed": ()})
+
+
+@register_conversion(Cait)
+def read_cait(model: Any) -> Conversion:
+    """Describe timm's CaiT."""
+    check_kind(model, "patch_embed", PatchEmbed)
+    if not model.blocks_token_only:
+        raise refuse(model, "blocks_token_only", model.blocks_token_only, "must have blocks")
+    for name, kind, attention in (
+        ("blocks", LayerScaleBlock, TalkingHeadAttn),
+        ("blocks_token_only", LayerScaleBlockClassAttn, ClassAttn),
+    ):
+        for index, _ in enumerate(getattr(model, name)):
+            check_kind(model, f"{name}.{index}", kind)
+            check_kind(model, f"{name}.{index}.attn", attention)
+            check_kind(model, f"{name}.{index}.mlp", Mlp)
+    rates = {drop_path(block.drop_path) for block in model.blocks}
+    if len(rates) > 1 or any(drop_path(block.drop_path) for block in model.blocks_token_only):
+        raise refuse(model, "blocks (drop_path)", rates, "must be the same, and 0 in blocks_token_only,")
+    modules = dict(model.named_modules())
+    acts = {act_text(modules[name.removesuffix(".act")], "act") for name in modules if name.endswith(".mlp.act")}
+    if len(acts) > 1:
+        raise refuse(model, "blocks (act)", acts, "must be the same")
+    first, last = model.blocks[0], model.blocks_token_only[0]
+    norms = [name for name, module in modules.items() if isinstance(module, nn.LayerNorm)]
+    arguments = {
+        **trunk_arguments(model, model.patch_embed),
+        "global_pool": model.global_pool,
+        "depth": len(model.blocks),
+        "num_heads": first.attn.num_heads,
+        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),
+        "qkv_bias": first.attn.qkv.bias is not None,
+        "depth_token_only": len(model.blocks_token_only),
+        "mlp_ratio_token_only": ratio_of(last.mlp.fc1.out_features, model.embed_dim),
+        "norm_layer": same_norm(model, norms),
+        "act_layer": acts.pop(),
+        "drop_rate": model.head_drop.p,
+        "pos_drop_rate": model.pos_drop.p,
+        "proj_drop_rate": first.attn.proj_drop.p,
+        "attn_drop_rate": first.attn.attn_drop.p,
+        "drop_path_rate": rates.pop(),
+    }
+    return Conversion(backbones.Cait, arguments, "learnable")
+
+
+@register_conversion(MlpMixer)
+def read_mixer(model: Any) -> Conversion:
+    """Describe timm's MLP-Mixer, ResMLP or gMLP, by the class of its blocks."""
+    check_kind(model, "stem", PatchEmbed)
+    check_gelu(model)
+    block: Any = model.blocks[0]
+    for index, _ in enumerate(model.blocks):
+        check_kind(model, f"blocks.{index}", type(block))
+        check_kind(model, f"blocks.{index}.mlp_channels", GatedMlp if type(block) is SpatialGatingBlock else Mlp)
+    arguments: dict[str, Any] = {
+        **trunk_arguments(model, model.stem),
+        "global_pool": model.global_pool,
+        "num_blocks": len(model.blocks),
+        "mlp_ratio": ratio_of(block.mlp_channels.fc1.out_features, model.embed_dim),
+        "groups": 1,
+    }
+    stem_norm = not isinstance(model.stem.norm, nn.Identity)
+    if type(block) is SpatialGatingBlock:
+        for index, _ in enumerate(model.blocks):
+            check_kind(model, f"blocks.{index}.mlp_channels.gate", SpatialGatingUnit)
+        gates = [f"blocks.{index}.mlp_channels.gate.norm" for index, _ in enumerate(model.blocks)]
+        arguments["norm_layer"] = layer_norm_text(model, gates)
+        return Conversion(backbones.GMlp, {**arguments, "stem_norm": stem_norm, "gate_norm": True}, "sgu")
+    if stem_norm:
+        raise refuse(model, "stem.norm", model.stem.norm, "must be left out")
+    if type(block) is MixerBlock:
+        for index, _ in enumerate(model.blocks):
+            check_kind(model, f"blocks.{index}.mlp_tokens", Mlp)
+        arguments["norm_layer"] = layer_norm_text(model)
+        tokens: Any = block.mlp_tokens
+        ratio = ratio_of(tokens.fc1.out_features, model.embed_dim)
+        return Conversion(backbones.Mixer, arguments, f"token_mlp(ratio={ratio!r})")
+    if type(block) is ResBlock:
+        for name in ("norm", *(f"blocks.{i}.norm{n}" for i, _ in enumerate(model.blocks) for n in (1, 2))):
+            check_kind(model, name, Affine)
+        return Conversion(backbones.ResMlp, {**arguments, "layer_scale": 1.0}, "sgu")
+    raise refuse(model, "blocks.0", block, "must be MixerBlock, ResBlock or SpatialGatingBlock")
+
+
+@register_conversion(ConVit)
+def read_convit(model: Any) -> Conversion:
+    """Describe timm's ConViT; its class token joins after the layers with gates."""
+    check_kind(model, "patch_embed", PatchEmbed)
+    gated = min(model.local_up_to_layer, len(model.blocks))
+    for index, _ in enumerate(model.blocks):
+        check_kind(model, f"blocks.{index}.attn", GPSA if index < gated else MHSA)
+    check_gelu(model)
+    first = model.blocks[0]
+    projection = first.attn.qk if gated else first.attn.qkv
+    arguments = {
+        **trunk_arguments(model, model.patch_embed),
+        "global_pool": model.global_pool,
+        "depth": len(model.blocks),
+        "num_heads": first.attn.num_heads,
+        "mlp_ratio": ratio_of(first.mlp.fc1.out_features, model.embed_dim),
+        "qkv_bias": projection.bias is not None,
+        "norm_layer": layer_norm_text(model),
+    }
+    parts = ["learnable"] * bool(model.use_pos_embed) + [f"gpsa(layers={gated}, bias=True)"] * bool(gated)
+    return Conversion(backbones.ConVit, arguments, " + ".join(parts) or "none")

@@ -1,0 +1,429 @@
+"""Conversion of transformers' models of images, which must be what their configuration builds."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from timm.layers.helpers import to_2tuple
+from torch import Tensor, nn
+
+from graticule import backbones
+from graticule.backbones.deit import DistilledVisionTransformer
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion
+from graticule.external.convert.vit import read_rates
+from graticule.layers.parts import ACTIVATIONS
+from graticule.registry.specs import Spec
+
+#: Attributes of modules that are not compared: of training, and the windows that Swin changes when it is called.
+_FREE = frozenset({"training", "gradient_checkpointing", "name_or_path", "window_size", "shift_size"})
+
+#: Patterns of names of tensors -> the part in timm's layout, applied one after the other. Several versions of
+#: transformers are among them.
+_NAMES = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (
+            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|vision_model|vision_encoder)\.(?!model\.)",
+            "",
+        ),
+        (r"^embeddings\.norm\.", "patch_embed.norm."),
+        (r"^embeddings\.", ""),
+        (r"^neck\.conv([12])\.", lambda found: f"neck.{2 * int(found[1]) - 2}."),
+        (r"^neck\.layer_norm([12])\.", lambda found: f"neck.{2 * int(found[1]) - 1}."),
+        (r"^head\.probe$", "attn_pool.latent"),
+        (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+        (r"^head\.layernorm\.", "attn_pool.norm."),
+        (r"^head\.mlp\.", "attn_pool.mlp."),
+        (r"^patch_embed(?:ding|dings)?(?:\.projection)?\.(?!norm\.)|^patch_conv\.", "patch_embed.proj."),
+        (r"^class_embedding$", "cls_token"),
+        (r"^position_embeddings?(?:\.weight)?$", "pos_embed"),
+        (r"^(?:register_tokens|distillation_token)$", "reg_token"),
+        (r"^(?:encoder\.|model\.|transformer\.)?layers?\.(\d+)\.", r"blocks.\1."),
+        (r"^blocks\.(\d+)\.(?=blocks\.)", r"layers.\1."),
+        (r"^blocks\.(\d+)\.(?=downsample\.)", lambda found: f"layers.{int(found[1]) + 1}."),
+        (r"\.(?:layernorm_before|layer_norm1|attention_norm)\.", ".norm1."),
+        (r"\.(?:layernorm_after|layer_norm2|ffn_norm)\.", ".norm2."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.(?:attention|self_attn)\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.qkv.\1_proj."),
+        (r"\.(?:attention|self_attn)\.(?:output\.dense|o_proj|out_proj)\.", ".attn.proj."),
+        (r"^(?:shared_position_bias|encoder\.relative_position_bias)\.", "rel_pos_bias."),
+        (r"\.(?:attention\.)*relative_position_bias\.(?=relative_position_bias_table$)", ".attn."),
+        (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
+        (r"\.attention\.self\.logit_scale$", ".attn.logit_scale"),
+        (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
+        (r"\.(?:intermediate\.dense|mlp\.up_proj|mlp\.weights_in|mlp\.lin1)\.", ".mlp.fc1."),
+        (r"\.(?:(?<=\d\.)output\.dense|mlp\.down_proj|mlp\.weights_out|mlp\.lin2)\.", ".mlp.fc2."),
+        (r"\.layer_scale([12])\.lambda1$|\.lambda_([12])$", r".ls\1\2.gamma"),
+        (r"^(?:pre_layrnorm|ln_pre)\.", "norm_pre."),
+        (r"^(?:layernorm|post_layernorm)\.", "norm."),
+        (r"^pooler\.layernorm\.", "fc_norm."),
+        (r"^(?:pooler\.dense|classifier|cls_classifier|visual_projection)\.", "head."),
+        (r"^distillation_classifier\.", "head_dist."),
+    )
+)
+
+
+def rebuild(model: Any, config: Any) -> Any:
+    """Return a model of the same class with another configuration, and the same optional parts."""
+    embeddings = getattr(model, "embeddings", None)
+    parts = {"add_pooling_layer": "pooler" in dir(model) and model.pooler is not None}
+    parts["use_mask_token"] = getattr(embeddings, "mask_token", None) is not None
+    known = type(model).__init__.__code__.co_varnames
+    return type(model)(config, **{name: value for name, value in parts.items() if name in known})
+
+
+def timm_name(name: str) -> str | tuple[str, ...]:
+    """Return the name that a tensor of transformers has in timm's layout; none for a mask token."""
+    for pattern, new in _NAMES:
+        name = pattern.sub(new, name)
+    if name == "mask_token":
+        return ()
+    if pooled := re.fullmatch(r"head\.attention\.in_proj_(weight|bias)", name):
+        return f"attn_pool.q.{pooled[1]}", f"attn_pool.kv.{pooled[1]}"
+    return name
+
+
+def check_as_built(model: Any) -> None:
+    """Check that a model of transformers is what its class builds from its configuration, with plain weights."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise refuse(model, "config.quantization_config", model.config.quantization_config, "must be left out")
+    with torch.device("meta"):
+        built = rebuild(model, model.config)
+    parts, expected = dict(model.named_modules()), dict(built.named_modules())
+    for name in {**expected, **parts}:
+        own, other = parts.get(name), expected.get(name)
+        if type(own) is not type(other):
+            raise refuse(model, name, own, f"must be {type(other).__name__}, as in its config,")
+        if "forward" in vars(own):
+            raise refuse(model, f"{name}.forward".lstrip("."), vars(own)["forward"], "must be that of its class")
+        settings = _settings(own)
+        for key, value in _settings(other).items():
+            if settings.get(key) != value:
+                place = f"{name}.{key}".lstrip(".")
+                raise refuse(model, place, settings.get(key), f"must be {value!r}, as in its config,")
+    _check_tensors(model, built)
+
+
+def _settings(module: nn.Module | None) -> dict[str, Any]:
+    """Return the numbers, names and flags of a module."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | tuple) and not name.startswith("_") and name not in _FREE
+    }
+
+
+def _check_tensors(model: nn.Module, built: nn.Module) -> None:
+    """Check that the tensors are those of the model that the configuration builds."""
+    state, expected = model.state_dict(), built.state_dict()
+    for name in [*expected, *state]:
+        if name not in state or name not in expected:
+            got = "without it" if name in expected else "with it"
+            raise refuse(model, name, got, f"must {'' if name in expected else 'not '}exist, by its config,")
+        value = state[name]
+        if value.shape != expected[name].shape:
+            raise refuse(model, name, tuple(value.shape), f"must be {tuple(expected[name].shape)}, as in its config,")
+        if type(value) not in (Tensor, nn.Parameter) or not value.is_floating_point() or value.is_meta:
+            what = "no values" if value.is_meta else f"{type(value).__name__} of {value.dtype}"
+            raise refuse(model, name, what, "must have floating-point values, neither quantized nor missing,")
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = owners.setdefault(id(parameter), name)
+        if first != name:
+            raise refuse(model, name, f"that of {first}", "must be a parameter of its own, not a tied one,")
+
+
+#: Resamplers of tables at other sizes, by the type of the configuration; by default cubic without antialias.
+CUBIC = "bicubic(antialias=False)"
+_RESAMPLERS = {"dinov2_with_registers": "bicubic", "siglip2_vision_model": "bilinear"}
+#: Classes that output a class token, without a classifier.
+_OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "CLIPVisionModel")
+
+
+@register_conversion(
+    *("transformers.ViTModel", "transformers.ViTForImageClassification"),
+    *("transformers.ViTMSNModel", "transformers.ViTMSNForImageClassification"),
+    *("transformers.DeiTModel", "transformers.DeiTForImageClassification"),
+    "transformers.DeiTForImageClassificationWithTeacher",
+    *("transformers.Dinov2Model", "transformers.Dinov2WithRegistersModel", "transformers.DINOv3ViTModel"),
+    *("transformers.CLIPVisionModel", "transformers.CLIPVisionModelWithProjection"),
+    *("transformers.SiglipVisionModel", "transformers.Siglip2VisionModel"),
+    *("transformers.IJepaModel", "transformers.IJepaForImageClassification", "transformers.ViTMAEModel"),
+    *("transformers.BeitModel", "transformers.BeitForImageClassification"),
+    *("transformers.Data2VecVisionModel", "transformers.Data2VecVisionForImageClassification"),
+    "transformers.PixtralVisionModel",
+)
+def read_vit(model: Any) -> Conversion:
+    """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration."""
+    check_as_built(model)
+    config = model.config
+    state = model.state_dict()
+    names = {theirs: timm_name(theirs) for theirs, value in state.items() if value.numel()}
+    names |= {theirs: () for theirs, value in state.items() if not value.numel()}
+    if any(name == "blocks.0.mlp.fc1_g.weight" for name in names.values()):
+        names = {theirs: _gated(name) for theirs, name in names.items()}
+    if config.model_type.startswith("clip"):  # its last norm is after pooling
+        names = {
+            theirs: name.replace("norm.", "fc_norm.") if isinstance(name, str) and name.startswith("norm.") else name
+            for theirs, name in names.items()
+        }
+    teacher = "head_dist.weight" in names.values()
+    if teacher:
+        names = {theirs: "dist_token" if name == "reg_token" else name for theirs, name in names.items()}
+    tensors = {name: state[theirs] for theirs, name in names.items() if isinstance(name, str)}
+    dim = config.hidden_size
+    patch = to_2tuple(config.patch_size)
+    image = to_2tuple(config.image_size) if hasattr(config, "image_size") else _square(config.num_patches, patch)
+    pixtral = config.model_type == "pixtral"
+    norm = "rmsnorm(eps=1e-05)" if pixtral else f"layernorm(eps={config.layer_norm_eps})"
+    arguments: dict[str, Any] = {
+        "img_size": image,
+        "patch_size": patch,
+        "in_chans": config.num_channels,
+        "num_classes": len(tensors["head.weight"]) if "head.weight" in tensors else 0,
+        "embed_dim": dim,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "class_token": "cls_token" in tensors,
+        "reg_tokens": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        "pre_norm": "norm_pre.weight" in tensors,
+        "fc_norm": "fc_norm.weight" in tensors,
+        "final_norm": "norm.weight" in tensors or "fc_norm.weight" in tensors,
+        "norm_layer": norm,
+        "global_pool": _pool(model, tensors),
+        "init_values": _layer_scale(config) if "blocks.0.ls1.gamma" in tensors else None,
+        "drop_path_rate": drop_path(model),
+        **_read_attention(model, tensors),
+        **_read_mlp(model, tensors),
+    }
+    if arguments["global_pool"] == "map":
+        arguments["pool_num_heads"] = config.num_attention_heads
+        arguments["pool_mlp_ratio"] = ratio_of(tensors["attn_pool.mlp.fc1.weight"].shape[0], dim)
+    arguments |= _read_head(model, tensors)
+    if teacher:
+        del arguments["global_pool"], arguments["class_token"], arguments["reg_tokens"]
+    patches = math.prod(side // step for side, step in zip(image, patch, strict=True))
+    prefix = arguments.get("class_token", True) + arguments.get("reg_tokens", 1)
+    reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name in _RESHAPED}
+    if config.model_type == "siglip2_vision_model":  # a linear layer on patches of (height, width, channels)
+        reshaped |= {theirs: (0, 2, 3, 1) for theirs, name in names.items() if name == "patch_embed.proj.weight"}
+    backbone = DistilledVisionTransformer if teacher else VisionTransformer
+    encoding = _read_encoding(model, tensors, patches, prefix)
+    return Conversion(backbone, arguments, encoding, names=names, reshaped=reshaped, preprocessing=label_names(config))
+
+
+#: Tensors that have more axes in timm.
+_RESHAPED = ("cls_token", "pos_embed")
+
+
+def _gated(name: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Return the name of the second layer of a gated MLP, which is the only one of others."""
+    return name.replace(".mlp.fc1.", ".mlp.fc1_x.") if isinstance(name, str) else name
+
+
+def _square(patches: int, patch: tuple[int, int]) -> tuple[int, int]:
+    """Return the image size of a square table."""
+    side = math.isqrt(patches)
+    return side * patch[0], side * patch[1]
+
+
+def _pool(model: Any, tensors: dict[str, Tensor]) -> str:
+    """Return the pooling whose result the model outputs; '' for all tokens."""
+    kind = type(model).__name__
+    if "attn_pool.latent" in tensors:
+        return "map"
+    if "fc_norm.weight" in tensors:
+        return "token" if "norm_pre.weight" in tensors else "avg"  # CLIP, BEiT
+    if kind == "IJepaForImageClassification":
+        return "avg"
+    beit = model.config.model_type == "beit" and getattr(model, "pooler", None) is not None
+    return "token" if "head.weight" in tensors or beit or kind in _OF_CLASS_TOKEN else ""
+
+
+def _layer_scale(config: Any) -> tuple[float, float]:
+    value = getattr(config, "layerscale_value", None) or config.layer_scale_init_value
+    return float(value), float(value)
+
+
+def drop_path(model: Any) -> float:
+    """Return the rate of stochastic depth of the last block."""
+    rates = [getattr(module, "drop_prob", 0.0) for name, module in model.named_modules() if name.endswith("drop_path")]
+    return read_rates(model, rates) if any(rates) else 0.0
+
+
+def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return attention as arguments of our ViT."""
+    config = model.config
+    biases = tuple(f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
+    if biases[0] != biases[2] or biases[1] > biases[0]:
+        raise refuse(model, "key_bias", biases, "must be as those of queries and values, or left out,")
+    return {
+        "qkv_layer": "no_key_bias" if biases[0] > biases[1] else "fused",
+        "qkv_bias": biases[0],
+        "attn_drop_rate": float(
+            getattr(config, "attention_probs_dropout_prob", getattr(config, "attention_dropout", 0))
+        ),
+    }
+
+
+def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the MLPs as arguments of our ViT."""
+    config = model.config
+    if dropout := getattr(config, "hidden_dropout_prob", 0.0):
+        raise refuse(model, "config.hidden_dropout_prob", dropout, "must be 0")
+    proj_bias = "blocks.0.attn.proj.bias" in tensors
+    if proj_bias != ("blocks.0.mlp.fc2.bias" in tensors):
+        raise refuse(model, "config.mlp_bias", not proj_bias, f"must be {proj_bias} as that of attention's projection")
+    hidden = tensors["blocks.0.mlp.fc2.weight"].shape[1]
+    gated = "blocks.0.mlp.fc1_g.weight" in tensors
+    packed = not gated and tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
+    act = "silu" if getattr(config, "use_swiglu_ffn", False) else act_text(model)
+    return {
+        "mlp_layer": "swiglu" if gated else "swiglu_packed" if packed else "mlp",
+        "mlp_ratio": ratio_of(hidden, config.hidden_size),
+        "act_layer": act,
+        "proj_bias": proj_bias,
+    }
+
+
+def act_text(model: Any) -> str:
+    """Return timm's name of the activation of a model."""
+    name = model.config.hidden_act
+    known = {"gelu_pytorch_tanh": "gelu_tanh", **{one: one for one in ACTIVATIONS if one != "gelu_tanh"}}
+    if name not in known:
+        raise refuse(model, "config.hidden_act", name, f"must be one of {', '.join(known)}")
+    return known[name]
+
+
+def _read_head(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the kind of a classifier or pooler as an argument of our ViT."""
+    if "head.weight" not in tensors:
+        return {}
+    if getattr(model, "pooler", None) is not None and hasattr(model.pooler, "dense"):
+        if model.config.pooler_act != "tanh":
+            raise refuse(model, "config.pooler_act", model.config.pooler_act, "must be 'tanh'")
+        return {"head_layer": "tanh"}
+    return {} if "head.bias" in tensors else {"head_layer": "linear_no_bias"}
+
+
+def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix: int) -> str:
+    """Return the encoding of a model, with the resampling that its class uses for other sizes."""
+    config, specs = model.config, []
+    if "pos_embed" in tensors:
+        rows = tensors["pos_embed"].numel() // config.hidden_size - patches
+        options: dict[str, Any] = {"resampler": _RESAMPLERS.get(config.model_type, CUBIC)}
+        if rows != prefix:
+            options["prefix_rows"] = "first" if rows else False
+        specs.append(Spec("learnable", options))
+    if config.model_type == "dinov3_vit":
+        noise = {name: getattr(config, f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
+        options = {"base": float(config.rope_theta), "turns": True, "coordinates": "separate", "layout": "half"}
+        specs.append(Spec("rope", options | {name: value for name, value in noise.items() if value is not None}))
+    if config.model_type == "pixtral":
+        theta = (getattr(config, "rope_parameters", None) or vars(config))["rope_theta"]
+        specs.append(Spec("rope", {"preset": "pixtral", "base": float(theta)}))
+    options = {"prefix_rows": True, "resampler": "bilinear(antialias=False)"}
+    for tensor, name in (("blocks.0.attn", "relative_bias"), ("rel_pos_bias", "shared_relative_bias")):
+        if f"{tensor}.relative_position_bias_table" in tensors:
+            specs.append(Spec(name, options))
+    return " + ".join(map(str, specs)) or "none"
+
+
+def label_names(config: Any) -> dict[str, Any]:
+    """Return the names of the classes, if the configuration states them, as timm's configuration does."""
+    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
+    return {"label_names": labels} if any(label != f"LABEL_{index}" for index, label in enumerate(labels)) else {}
+
+
+@register_conversion(
+    *("transformers.SwinModel", "transformers.SwinForImageClassification"),
+    *("transformers.Swinv2Model", "transformers.Swinv2ForImageClassification"),
+)
+def read_swin(model: Any) -> Conversion:
+    """Describe Swin or Swin V2 of transformers.
+
+    Where windows do not tile a stage, transformers pads before it shifts, and ours, as timm's, after. In training,
+    transformers' Swin has stochastic depth of attention only, ours of the MLPs, too. Swin V2 adds its mask of -100
+    twice.
+    """
+    check_as_built(model)
+    config, state = model.config, model.state_dict()
+    for name, value in (("hidden_act", "gelu"), ("hidden_dropout_prob", 0.0)):
+        if getattr(config, name) != value:
+            raise refuse(model, f"config.{name}", getattr(config, name), f"must be {value!r}")
+    names = {theirs: timm_name(theirs) for theirs in state}
+    names |= {theirs: "pos_embed1" for theirs, name in names.items() if name == "pos_embed"}  # of the first stage
+    arguments = {
+        "img_size": to_2tuple(config.image_size),
+        "patch_size": to_2tuple(config.patch_size)[0],
+        "in_chans": config.num_channels,
+        "num_classes": model.num_labels if hasattr(model, "classifier") else 0,
+        "global_pool": "avg" if hasattr(model, "classifier") or model.pooler is not None else "",
+        "embed_dim": config.embed_dim,
+        "depths": tuple(config.depths),
+        "num_heads": tuple(config.num_heads),
+        "window_size": config.window_size,
+        "shift": "microsoft",
+        "mlp_ratio": float(config.mlp_ratio),
+        "qkv_bias": config.qkv_bias,
+        "attn_drop_rate": float(config.attention_probs_dropout_prob),
+        "drop_path_rate": drop_path(model),
+        "norm_layer": layer_norm_text(model),
+    }
+    table = [str(Spec("learnable", {"resampler": CUBIC}))] * config.use_absolute_embeddings
+    second = config.model_type == "swinv2"
+    if second:
+        trained = tuple(config.pretrained_window_sizes)
+        arguments |= {"mask": -200.0, **({"pretrained_window_sizes": trained} if any(trained) else {})}
+    return Conversion(
+        backbones.SwinTransformerV2 if second else backbones.SwinTransformer,
+        arguments,
+        " + ".join([*table, "continuous_bias" if second else "relative_bias"]),
+        names=names,
+        preprocessing=label_names(config),
+    )
+
+
+@register_conversion("transformers.SamVisionModel")
+def read_sam(model: Any) -> Conversion:
+    """Describe the image encoder of Segment Anything of transformers, whose output is a map here and tokens there."""
+    check_as_built(model)
+    config, state = model.config, model.state_dict()
+    names = {theirs: timm_name(theirs) for theirs in state}
+    hidden = next(len(value) for theirs, value in state.items() if names[theirs] == "blocks.0.mlp.fc1.weight")
+    arguments = {
+        "img_size": to_2tuple(config.image_size),
+        "patch_size": to_2tuple(config.patch_size),
+        "in_chans": config.num_channels,
+        "num_classes": 0,
+        "global_pool": "",
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": ratio_of(hidden, config.hidden_size),
+        "qkv_bias": config.qkv_bias,
+        "act_layer": act_text(model),
+        "attn_drop_rate": float(config.attention_dropout),
+        "norm_layer": f"layernorm(eps={config.layer_norm_eps})",
+        "window_size": config.window_size or 1,
+        "global_layers": tuple(
+            layer
+            for layer in range(config.num_hidden_layers)
+            if layer in config.global_attn_indexes or not config.window_size
+        ),
+        "neck_dim": config.output_channels,
+    }
+    encoding = ["learnable"] * config.use_abs_pos + ["decomposed"] * config.use_rel_pos
+    reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name == "pos_embed"}
+    return Conversion(
+        backbones.SamVisionTransformer,
+        arguments,
+        " + ".join(encoding) or "none",
+        names=names,
+        reshaped=reshaped,
+        preprocessing={},
+    )
