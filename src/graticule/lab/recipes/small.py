@@ -1,4 +1,4 @@
-"""Small models on the 5,000 embedded digits, each in about a minute, for experiments and comparisons with many runs.
+"""Small models that learn in minutes: of the 5,000 embedded digits, of Fashion-MNIST, and of the embedded text.
 
 Reproduces: nothing; most follow a table of a paper on a small scale, as noted beside each.
 Command: graticule train digits_quick
@@ -11,9 +11,15 @@ Command: graticule train digits_quick
     graticule train digits_posmlp --output runs/digits-teacher; then graticule compare digits_distilled
     --seeds 0 1 2 3 4 --choices distillation.form=hard distillation.teacher=runs/digits-teacher
     distillation.teacher=runs/digits-teacher,distillation.form=soft
+    graticule train fashion_mnist
+    graticule train pydoc_quick
+    graticule compare pydoc_nano --choices encoding=learnable encoding=learnable,joining=lape ...
+    --seeds 1 2 3 4 5 --lengths 64 128 256 512 1024 (all choices: docs/results.md)
 Cost: digits_quick less than a minute, digits_small half a minute on one core, digits_sizes and
     digits_cpvt about a minute on 2 cores; per run on one core
-    digits_gmlp about 90 seconds, digits_posmlp 40, digits_compact 30 to 120, digits_distilled 60 (2026-11-21).
+    digits_gmlp about 90 seconds, digits_posmlp 40, digits_compact 30 to 120, digits_distilled 60;
+    fashion_mnist 150 s per epoch on 2 cores; pydoc_quick about four minutes on 2 cores, pydoc_nano about 75 seconds per
+    run on one core (2026-11-21).
 Result: docs/results.md, five seeds each: the studies have digits_small with joinings and encodings; digits_sizes with
     six encodings; digits_compact with the default joining and LaPE:
     ViT-Lite 87.18 and 92.62, CVT 86.94 and 90.74, CCT 96.62 and 97.26, all significant. digits_distilled: 83.42
@@ -61,7 +67,23 @@ import graticule
     model="posmlp_nano_32",
     img_size=(32, 32),  # the digits enlarged: grids of 8 x 8 and 4 x 4
 )
-def digits(model: str = "vit_nano_patch4_28", epochs: int = 15, **others: Any) -> graticule.Recipe:
+@graticule.register_recipe(
+    "digits_compact",  # LaPE (Yu et al., 2023), Table 2
+    "Small ViT-Lite, CVT or CCT on the embedded digits, with the default joining or LaPE.",
+    model="vit_lite_2_4_32",
+    epochs=10,
+    lr=1e-3,
+    weight_decay=0.06,
+    drop_path_rate=0.1,
+)
+def digits(
+    model: str = "vit_nano_patch4_28",
+    epochs: int = 15,
+    warmup_epochs: int = 1,
+    lr: float = 3e-3,
+    weight_decay: float = 0.05,
+    **others: Any,
+) -> graticule.Recipe:
     """Train on 4,000 images of 28 x 28 in patches of 4: a grid of 7 x 7."""
     batch_size = 50
     return graticule.Recipe(
@@ -70,30 +92,10 @@ def digits(model: str = "vit_nano_patch4_28", epochs: int = 15, **others: Any) -
         augmentation=graticule.Augmentation(),
         batch_size=batch_size,
         epochs=epochs,
-        warmup_epochs=1,
-        lr=3e-3 * batch_size / 50,
-        weight_decay=0.05,
+        warmup_epochs=warmup_epochs,
+        lr=lr * batch_size / 50,
+        weight_decay=weight_decay,
         **others,
-    )
-
-
-@graticule.register_recipe(
-    "digits_compact",  # LaPE (Yu et al., 2023), Table 2
-    "Small ViT-Lite, CVT or CCT on the embedded digits, with the default joining or LaPE.",
-)
-def compact() -> graticule.Recipe:
-    """Train on 4,000 images of 28 x 28 in patches of 4: a grid of 7 x 7."""
-    batch_size = 50
-    return graticule.Recipe(
-        model="vit_lite_2_4_32",
-        dataset="digits",
-        augmentation=graticule.Augmentation(),
-        batch_size=batch_size,
-        epochs=10,
-        warmup_epochs=1,
-        lr=1e-3 * batch_size / 50,
-        weight_decay=0.06,
-        drop_path_rate=0.1,
     )
 
 
@@ -107,17 +109,60 @@ def distilled() -> graticule.Recipe:
     The teacher of the command takes digits of 32 x 32. It was trained on these 500 images, too, so all that it adds for
     a student is the labels of mixtures of two of them, and in the soft form the similarity of the classes.
     """
-    batch_size = 50
+    mixing = graticule.Mixing(mixup=0.8)
+    return digits(joining="lape", limit_train=500, mixing=mixing, epochs=40, warmup_epochs=4)
+
+
+@graticule.register_recipe(
+    "fashion_mnist", "A small ViT on Fashion-MNIST: 60,000 real images, minutes per epoch on 2 cores."
+)
+def fashion_mnist() -> graticule.Recipe:
+    """Train on images of 28 x 28 in patches of 4, cropped with padding and flipped."""
+    batch_size = 256
     return graticule.Recipe(
-        model="vit_nano_patch4_28",
-        joining="lape",
-        dataset="digits",
-        limit_train=500,
-        augmentation=graticule.Augmentation(),
-        mixing=graticule.Mixing(mixup=0.8),
+        model="vit_micro_patch4_28",
+        dataset="fashion_mnist",
+        augmentation=graticule.Augmentation(random_crop_padding=2, hflip=0.5),
+        drop_path_rate=0.05,
         batch_size=batch_size,
-        epochs=40,
-        warmup_epochs=4,
-        lr=3e-3 * batch_size / 50,
+        epochs=20,
+        warmup_epochs=2,
+        lr=1e-3 * batch_size / 256,
         weight_decay=0.05,
+        label_smoothing=0.1,
+        workers=2,
+    )
+
+
+@graticule.register_recipe(
+    "pydoc_quick",
+    "A small language model on the embedded text, Python's own help: train, evaluate and generate in minutes.",
+    model="lm_tiny",
+    encoding="alibi",
+    epochs=7,
+    lr=2e-3,
+)
+@graticule.register_recipe(
+    "pydoc_nano",
+    "A tiny language model on the embedded text, for comparisons with many runs.",
+    model="lm_nano",
+    epochs=4,
+    lr=4e-3,
+)
+def pydoc(model: str, epochs: int, lr: float, encoding: str | None = None) -> graticule.TextRecipe:
+    """Train on 413 kB of text, Python's own help, in windows of 128 bytes.
+
+    pydoc_nano is the experiment that LaPE (Yu et al., 2023) suggests in its last sentence, on a small scale.
+    """
+    return graticule.TextRecipe(
+        model=model,
+        encoding=encoding,
+        dataset="pydoc",
+        context=128,
+        batch_size=16,
+        epochs=epochs,
+        warmup_epochs=1,
+        lr=lr,
+        weight_decay=0.1,
+        clip_grad=1.0,
     )
