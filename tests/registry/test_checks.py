@@ -23,7 +23,7 @@ from graticule.encodings.shaw import ShawBias
 from graticule.encodings.sinusoidal import Sinusoidal2d
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
-from graticule.registry.checks import check, checked
+from graticule.registry.checks import Checked, check, checked
 from graticule.system import memory
 from in_turn import in_turn
 from tiny import images, tiny
@@ -96,6 +96,24 @@ def test_a_decorated_function_keeps_its_name_signature_and_own_errors():
         build()
     with pytest.raises(ValueError, match="`depth` must be at most 1,000, got 1001"):
         build(1001)
+
+
+def test_constructors_of_a_class_and_its_subclasses_check_their_arguments():
+    class Deep(Checked):
+        def __init__(self, depth: int) -> None:
+            self.depth = depth
+
+    class Wide(Deep):
+        def __init__(self, dim: int, depth: int = 1) -> None:
+            super().__init__(depth)
+
+    class Same(Wide):
+        pass
+
+    for kind, wrong in ((Deep, [0]), (Wide, [-1]), (Wide, [8, 2000]), (Same, [0])):
+        with pytest.raises(ValueError, match=r"`d.*` must be at"):
+            kind(*wrong)
+    assert Same(8, 2).depth == 2
 
 
 GRID, IMAGES = Grid(2, 2), images()

@@ -86,7 +86,6 @@ class Backbone(TokenModel, HubModel):
     #: The report of the last change of position (`graticule.surgery.Certificate`); None if there was none.
     certificate: Any = None
 
-    @checked
     def __init__(
         self,
         *,

@@ -18,7 +18,6 @@ from graticule.layers.parts import act_layer_of, norm_layer_of
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class LateTokenTransformer(VisionTransformer):
@@ -69,7 +68,6 @@ class Cait(LateTokenTransformer):
 
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

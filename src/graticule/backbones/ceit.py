@@ -39,7 +39,6 @@ class CeitTransformer(VisionTransformer):
     first_conv = "patch_embed.conv"
     needs_class_token = True
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

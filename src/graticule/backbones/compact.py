@@ -18,7 +18,6 @@ from graticule.layers.tokenizers import Patches, Tokenizer
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 #: Our names, and those of the authors' code.
 _NAMES = {
@@ -52,7 +51,6 @@ class CompactTransformer(VisionTransformer):
 
     encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in the authors' code
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

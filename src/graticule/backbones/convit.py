@@ -16,7 +16,6 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class ConVit(LateTokenTransformer):
@@ -44,7 +43,6 @@ class ConVit(LateTokenTransformer):
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
 
-    @checked
     def __init__(
         self, position: PositionBuilder, qkv_bias: bool = False, global_pool: str = "token", **kwargs: Any
     ) -> None:

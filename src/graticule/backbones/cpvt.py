@@ -8,7 +8,6 @@ from graticule.backbones.pvt import check_class_token
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import SMALL, TINY, VisionTransformer
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class ConditionalVisionTransformer(VisionTransformer):
@@ -32,7 +31,6 @@ class ConditionalVisionTransformer(VisionTransformer):
 
     default_encoding = "peg"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -13,7 +13,6 @@ from graticule.layers.gating import mix_tokens
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
@@ -57,7 +56,6 @@ class GfNet(Mixer):
     default_encoding = "learnable + global_filter"
     encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -13,7 +13,6 @@ from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class GMlp(SingleStage):
@@ -50,7 +49,6 @@ class GMlp(SingleStage):
     takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
     default_encoding = "sgu"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

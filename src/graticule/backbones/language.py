@@ -86,7 +86,6 @@ class LanguageModel(TokenModel):
     takes = frozenset({"pre", "inner", "bias", "token_bias", "rotary", "queries_keys", "query_scale"})
     takes_why = "Convolutions and mixing of the tokens themselves would use later tokens."
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

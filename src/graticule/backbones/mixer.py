@@ -18,7 +18,6 @@ from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid, Windows
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class Affine(nn.Module):
@@ -123,7 +122,6 @@ class Mixer(SingleStage):
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
     default_encoding = "token_mlp"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,
@@ -195,7 +193,6 @@ class ResMlp(Mixer):
     default_encoding = "sgu"
     encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -17,7 +17,6 @@ from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pool
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Crop, Grid
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 #: Error message for encodings that add to tokens if MLPs double the channels.
 _WIDENED = (
@@ -84,7 +83,6 @@ class MultiscaleVisionTransformer(Pyramid):
     merges = True
     pads = True
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

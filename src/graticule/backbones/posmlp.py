@@ -88,7 +88,6 @@ class PosMlp(Pyramid):
     absolute_stages = 1
     merges = True
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

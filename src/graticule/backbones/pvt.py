@@ -145,7 +145,6 @@ class PyramidVisionTransformer(Pyramid):
     first_conv = "patch_embeds.0.proj"
     encoding_options: ClassVar = {"learnable": {"resampler": "bilinear(antialias=False)"}}  # as in the authors' code
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -18,7 +18,6 @@ from graticule.layers.attention import Attention
 from graticule.position.grid import Grid, Windows
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Position, PositionBuilder
-from graticule.registry.checks import checked
 
 
 class WindowedPosition(Position):
@@ -74,7 +73,6 @@ class SamVisionTransformer(VisionTransformer):
     takes = SwinTransformer.takes
     default_encoding = "learnable + decomposed"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

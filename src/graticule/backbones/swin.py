@@ -79,7 +79,6 @@ class SwinTransformer(MergingPyramid):
     )
     default_encoding = "relative_bias"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

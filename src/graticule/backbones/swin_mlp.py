@@ -53,7 +53,6 @@ class SwinMlp(MergingPyramid):
     default_encoding = "gsgu"
     encoding_options: ClassVar = {"gsgu": {"std": 0.0722, "bias_start": 0.0, "group_bias": True}}
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

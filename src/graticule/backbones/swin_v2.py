@@ -19,7 +19,6 @@ from graticule.checkpoints.names import renamed_state_dict
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class SwinTransformerV2(SwinTransformer):
@@ -52,7 +51,6 @@ class SwinTransformerV2(SwinTransformer):
 
     default_encoding = "continuous_bias"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -18,7 +18,6 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.layers.tokenizers import Tokenizer
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class T2tVisionTransformer(VisionTransformer):
@@ -39,7 +38,6 @@ class T2tVisionTransformer(VisionTransformer):
     first_conv = ()  # its soft splits are not convolutions
     default_encoding = "sinusoidal_1d"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -18,11 +18,12 @@ from graticule.encodings.forms.mixing import MixingPosition
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position, check_fields
+from graticule.registry.checks import Checked
 
 register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
 
 
-class TokenModel(nn.Module, ABC):
+class TokenModel(Checked, nn.Module, ABC):
     """Blocks over tokens, each with its `LayerPosition`: the loop, weight initialization and parameter groups."""
 
     #: The fields of `LayerPosition` that the model uses; here those that `run_blocks` applies between the blocks. An

@@ -12,7 +12,6 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.position.grid import Grid, Windows
 from graticule.position.position import PositionBuilder
-from graticule.registry.checks import checked
 
 
 class TwinsSvt(PyramidVisionTransformer):
@@ -39,7 +38,6 @@ class TwinsSvt(PyramidVisionTransformer):
     pools = ("", "avg")
     default_encoding = "peg"
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

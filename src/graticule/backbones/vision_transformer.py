@@ -91,7 +91,6 @@ class VisionTransformer(Backbone):
 
     patch_embed: Patches | Tokenizer
 
-    @checked
     def __init__(
         self,
         position: PositionBuilder,

@@ -12,7 +12,6 @@ from graticule.encodings.forms.bias import BiasEncoding, squared_distance_factor
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
 
@@ -48,7 +47,6 @@ class Alibi(BiasEncoding):
     shared = True
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean") -> None:
         super().__init__()
         axes = len(grid.shape)

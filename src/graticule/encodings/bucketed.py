@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid, by, letters
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 from graticule.system.memory import check_memory
 
 
@@ -48,7 +47,6 @@ class BucketedBias(BiasEncoding):
     shared = True
     crops = True
 
-    @checked
     def __init__(
         self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
     ) -> None:

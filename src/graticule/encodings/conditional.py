@@ -12,7 +12,6 @@ from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks, 
 from graticule.position.grid import Grid, by
 from graticule.position.joining import Joining
 from graticule.position.position import Encoding, Position, Site, register_encoding
-from graticule.registry.checks import checked
 
 Convolution = Literal["depthwise", "separable", "dense"]
 Padding = Literal["zeros", "circular", "replicate", "reflect", "none"]
@@ -61,7 +60,6 @@ class Peg(Encoding):
 
     layered = False
 
-    @checked
     def __init__(
         self,
         dim: int,
@@ -135,7 +133,6 @@ class QueryKeyPeg(nn.Module):
     Reference: CPVT (Chu et al., 2023), section 5.1 (71.3 for DeiT-Ti, against 68.2 without and 72.4 for all).
     """
 
-    @checked
     def __init__(self, peg: Peg) -> None:
         super().__init__()
         self.peg = peg
@@ -166,7 +163,6 @@ class ConvolutionalProjection(Encoding):
 
     layered = False
 
-    @checked
     def __init__(self, dim: int, kernel: int = 3, padding: Padding = "zeros", bias: bool = True, axes: int = 2) -> None:
         super().__init__()
         if padding == "none":

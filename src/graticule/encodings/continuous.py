@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("continuous_bias")
@@ -33,7 +32,6 @@ class ContinuousBias(PatchBias):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
         super().__init__()
         self.grid = grid

@@ -10,7 +10,6 @@ from graticule.encodings.forms.coordinates import Coordinates, Factor, Noise
 from graticule.position.grid import Grid
 from graticule.position.points import Points
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 from graticule.registry.fields import NotNegative
 from graticule.system.symbolic import as_tensor
 
@@ -42,7 +41,6 @@ class CoordinateMlp(ComputedEncoding):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

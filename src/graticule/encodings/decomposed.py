@@ -17,7 +17,6 @@ from graticule.position.axis import Axis
 from graticule.position.grid import Grid, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.registry.checks import checked
 from graticule.system.symbolic import ceiling
 
 #: The letters of rows and columns in MViTv2 and SAM.
@@ -53,7 +52,6 @@ class Decomposed(BiasEncoding):
     crops = True
     holds = "displacements"
 
-    @checked
     def __init__(
         self,
         grid: Grid,

@@ -11,7 +11,6 @@ from graticule.position.grid import Grid, letters
 from graticule.position.points import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.registry.checks import checked
 from graticule.system.symbolic import holds
 
 
@@ -41,7 +40,6 @@ class Factorized(AbsoluteEncoding):
     pos_embed_y: nn.Parameter
     pos_embed_x: nn.Parameter
 
-    @checked
     def __init__(
         self,
         grid: Grid,

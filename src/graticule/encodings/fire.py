@@ -11,7 +11,6 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.points import Points
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 from graticule.system.symbolic import as_tensor
 
 
@@ -52,7 +51,6 @@ class Fire(PatchBias):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

@@ -12,7 +12,6 @@ from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.encodings.forms.coordinates import Coordinates, linear
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("fourier")
@@ -44,7 +43,6 @@ class Fourier(ComputedEncoding):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

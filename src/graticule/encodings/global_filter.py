@@ -12,7 +12,6 @@ from graticule.position.grid import Grid
 from graticule.position.points import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import Bicubic
-from graticule.registry.checks import checked
 
 #: As `F.interpolate` resamples in its code, on any number of axes.
 _BICUBIC = Bicubic(antialias=False, align_corners=True)
@@ -38,7 +37,6 @@ class GlobalFilter(MixingEncoding):
 
     resampled = True
 
-    @checked
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02) -> None:
         super().__init__(grid, groups)
         self.std = std
@@ -111,6 +109,5 @@ def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
 class GlobalFilters(TokenMixing, GlobalFilter):
     """Mixes tokens by a circular convolution: one learned filter of the frequencies per group of channels."""
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
         super().__init__(grid, num_heads, std)

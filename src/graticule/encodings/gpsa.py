@@ -11,7 +11,6 @@ from graticule.position.axis import lattice
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition, PositionalAttention
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("gpsa")
@@ -41,7 +40,6 @@ class Gpsa(BiasEncoding):
 
     crops = True
 
-    @checked
     def __init__(
         self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0, bias: bool = False
     ) -> None:

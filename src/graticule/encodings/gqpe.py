@@ -13,7 +13,6 @@ from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 #: The ways to parametrize the quadratic form (PosMLP, Table 6); `_released` is the authors' code if it differs from the
 #: paper.
@@ -68,7 +67,6 @@ class QuadraticMixing(MixingEncoding):
             authors' code that the paper does not use.
     """
 
-    @checked
     def __init__(
         self,
         grid: Grid,
@@ -188,7 +186,6 @@ class _Quadratic(TokenMixing, QuadraticMixing):
 class Gqpe(_Quadratic):
     """Mixes tokens by a Gaussian around one learned displacement."""
 
-    @checked
     def __init__(
         self,
         grid: Grid,
@@ -204,7 +201,6 @@ class Gqpe(_Quadratic):
 class Ggqpe(_Quadratic):
     """Mixes tokens by a Gaussian around one learned displacement per group of channels."""
 
-    @checked
     def __init__(
         self,
         grid: Grid,

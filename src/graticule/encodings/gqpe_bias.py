@@ -8,7 +8,6 @@ from graticule.encodings.forms.bias import PatchBias
 from graticule.encodings.gqpe import Form, QuadraticMixing, Start
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("gqpe_bias")
@@ -35,7 +34,6 @@ class GqpeBias(PatchBias):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

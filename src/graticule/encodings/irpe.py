@@ -14,7 +14,6 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid, letters, ravel
 from graticule.position.layer import LayerPosition
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 #: The ways to map a 2-D displacement to buckets.
 Method = Literal["product", "cross", "euclidean", "quant"]
@@ -69,7 +68,6 @@ class Irpe(BiasEncoding):
     rpe_k: nn.ParameterList
     rpe_v: nn.ParameterList
 
-    @checked
     def __init__(
         self,
         grid: Grid,

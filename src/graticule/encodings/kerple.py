@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("kerple")
@@ -38,7 +37,6 @@ class Kerple(PatchBias):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, kernel: Literal["log", "power"] = "log") -> None:
         super().__init__()
         self.grid = grid

@@ -13,7 +13,6 @@ from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.registry.checks import checked
 
 
 @register_encoding("learnable")
@@ -38,7 +37,6 @@ class Learnable(AbsoluteEncoding):
     resampled = True
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

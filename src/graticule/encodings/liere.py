@@ -12,7 +12,6 @@ from graticule.encodings.forms.rotary import RotaryEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import BlockRotation, Rotation
-from graticule.registry.checks import checked
 
 
 @register_encoding("liere")
@@ -43,7 +42,6 @@ class LieRe(RotaryEncoding):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

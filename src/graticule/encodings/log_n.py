@@ -14,7 +14,6 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Joining, joined_layers, spread
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, Position, Site, register_encoding
-from graticule.registry.checks import checked
 from graticule.registry.fields import Count
 from graticule.system.symbolic import as_tensor
 
@@ -42,7 +41,6 @@ class LogN(Encoding):
 
     crops = True  # the factor is for the tokens of the crop
 
-    @checked
     def __init__(self, grid: Grid, causal: bool = False, reference: Count | None = None) -> None:
         super().__init__()
         if reference is not None and reference < 2:

@@ -13,7 +13,6 @@ from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
-from graticule.registry.checks import checked
 
 
 class LearnableMixing(MixingEncoding):
@@ -39,7 +38,6 @@ class LearnableMixing(MixingEncoding):
     resampled = True
     holds = "displacements"
 
-    @checked
     def __init__(self, grid: Grid, groups: int = 1, std: float = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, groups)
         self.std = std
@@ -89,7 +87,6 @@ def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampl
 class Lrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement of two tokens."""
 
-    @checked
     def __init__(self, grid: Grid, std: float = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1, std, resampler)
 
@@ -98,6 +95,5 @@ class Lrpe(TokenMixing, LearnableMixing):
 class Glrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement and group of channels."""
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, std: float = 0.02, resampler: str = "bicubic") -> None:
         super().__init__(grid, num_heads, std, resampler)

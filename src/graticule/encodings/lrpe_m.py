@@ -11,7 +11,6 @@ from graticule.encodings.lrpe import LearnableMixing
 from graticule.encodings.sgu import DenseMixing
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 class MixingSum(MixingEncoding):
@@ -20,7 +19,6 @@ class MixingSum(MixingEncoding):
     Reference: PosMLP (Wang et al., 2022), Eq. 9-10.
     """
 
-    @checked
     def __init__(self, first: MixingEncoding, second: MixingEncoding) -> None:
         super().__init__(first.grid, max(first.groups, second.groups))
         self.first, self.second = first, second
@@ -54,7 +52,6 @@ class LrpeM(TokenMixing, MixingSum):
 
     holds = "positions, displacements"
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, group_tables: bool = False, resampler: str = "bicubic") -> None:
         table = LearnableMixing(grid, num_heads if group_tables else 1, resampler=resampler)
         super().__init__(DenseMixing(grid, resampler=resampler), table)

@@ -9,7 +9,6 @@ from graticule.position.displacement import TokenMlp
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.registry.checks import checked
 
 
 class MlpMixing(MixingEncoding):
@@ -32,7 +31,6 @@ class MlpMixing(MixingEncoding):
 
     resampled = True
 
-    @checked
     def __init__(self, grid: Grid, dim: int, ratio: float = 0.5, resampler: str = "bicubic") -> None:
         super().__init__(grid, 1)
         self.resampler = build_resampler(resampler)

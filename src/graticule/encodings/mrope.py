@@ -11,7 +11,6 @@ from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import FixedRotary, Scaling, check_head_dim, geometric
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("mrope")
@@ -38,7 +37,6 @@ class Mrope(FixedRotary):
         scaling: scaling of the frequencies at other grids.
     """
 
-    @checked
     def __init__(
         self,
         grid: Grid,

@@ -18,7 +18,6 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position, Site, register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("pape")
@@ -51,7 +50,6 @@ class Pape(BiasEncoding):
 
     crops = True
 
-    @checked
     def __init__(
         self,
         grid: Grid,

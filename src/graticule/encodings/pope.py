@@ -10,7 +10,6 @@ from graticule.encodings.forms.rotary import FixedRotary, Scaling, axial, check_
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PolarRotation, Rotation
-from graticule.registry.checks import checked
 
 
 @register_encoding("pope")
@@ -39,7 +38,6 @@ class Pope(FixedRotary):
         scaling: scaling of the frequencies at other grids.
     """
 
-    @checked
     def __init__(
         self,
         grid: Grid,

@@ -13,7 +13,6 @@ from graticule.position.grid import Grid
 from graticule.position.points import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
-from graticule.registry.checks import checked
 
 #: Numbers per head for prefix tokens: prefix to patch, patch to prefix, prefix to prefix (query to key).
 _PREFIX_ROWS = 3
@@ -44,7 +43,6 @@ class RelativeBias(PatchBias):
     holds = "displacements"
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:
         super().__init__()
         if prefix_rows and not grid.prefix:

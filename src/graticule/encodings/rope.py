@@ -13,7 +13,6 @@ from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, axial, check_head_dim, geometric
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 from graticule.registry.fields import Flag, Positive, check_fields
 
 
@@ -102,7 +101,6 @@ class Rope(FixedRotary):
         "llama4": {"base": 10_000.0, "order": "xy", "offset": 1.0},
     }
 
-    @checked
     def __init__(
         self,
         grid: Grid,

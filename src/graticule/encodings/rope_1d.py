@@ -11,7 +11,6 @@ from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.forms.rotary import FixedRotary, Layout, Scaling, check_head_dim, geometric
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("rope_1d")
@@ -35,7 +34,6 @@ class Rope1d(FixedRotary):
         scaling: scaling of the frequencies at other lengths.
     """
 
-    @checked
     def __init__(
         self,
         grid: Grid,

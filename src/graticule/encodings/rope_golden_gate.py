@@ -11,7 +11,6 @@ from graticule.encodings.forms.coordinates import Coordinates, Noise, spread_dir
 from graticule.encodings.forms.rotary import FixedRotary, Scaling, check_head_dim
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 from graticule.registry.fields import Positive
 
 
@@ -41,7 +40,6 @@ class GoldenGateRope(FixedRotary):
         scaling: scaling of the frequencies at other grids, for coordinates in patches.
     """
 
-    @checked
     def __init__(
         self,
         grid: Grid,

@@ -12,7 +12,6 @@ from graticule.encodings.forms.rotary import PlaneRotary, Scaling, check_head_di
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PairRotation, Rotation
-from graticule.registry.checks import checked
 
 
 @register_encoding("rope_mixed")
@@ -41,7 +40,6 @@ class MixedRope(PlaneRotary):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"rope_vit": {"base": 10.0}}
 
-    @checked
     def __init__(
         self,
         grid: Grid,

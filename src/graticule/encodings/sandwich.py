@@ -9,7 +9,6 @@ from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.bias import LowRank
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("sandwich")
@@ -42,7 +41,6 @@ class Sandwich(BiasEncoding):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
         super().__init__()
         if channels % 2:

@@ -12,7 +12,6 @@ from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
-from graticule.registry.checks import checked
 
 
 class DenseMixing(MixingEncoding):
@@ -36,7 +35,6 @@ class DenseMixing(MixingEncoding):
 
     resampled = True
 
-    @checked
     def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic", groups: int | None = None) -> None:
         super().__init__(grid, 1 if groups is None else groups)
         self.std = std
@@ -90,7 +88,6 @@ def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BI
 class Sgu(TokenMixing, DenseMixing):
     """Mixes tokens by one learned number per pair of tokens, a dense matrix."""
 
-    @checked
     def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
         super().__init__(grid, std, resampler)
 
@@ -108,7 +105,6 @@ class Gsgu(TokenMixing, DenseMixing):
     of groups and of relative positions to the difference between those and `sgu`.
     """
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, std: float = 1e-6, resampler: str = "bicubic") -> None:
         super().__init__(grid, std, resampler, num_heads)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.position.grid import Grid, letters
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("shaw")
@@ -45,7 +44,6 @@ class ShawBias(BiasEncoding):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
         super().__init__()
         if clip < 1:

@@ -8,7 +8,6 @@ from torch import Tensor
 from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
-from graticule.registry.checks import checked
 
 
 @register_encoding("sinusoidal_1d")
@@ -30,7 +29,6 @@ class Sinusoidal1d(FixedEncoding):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % 2:
             raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine per frequency), got {dim}.")
@@ -63,7 +61,6 @@ class Sinusoidal2d(FixedEncoding):
 
     crops = True
 
-    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         if dim % (step := 2 * len(grid.shape)):
             axes = "two" if step == 4 else step // 2

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from graticule.position.grid import Grid, by
 from graticule.position.points import Shape
+from graticule.registry.checks import Checked
 
 
 class Patches(PatchEmbed):
@@ -82,7 +83,7 @@ class Patches(PatchEmbed):
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))
 
 
-class Tokenizer(nn.Module, ABC):
+class Tokenizer(Checked, nn.Module, ABC):
     """Maps images (B, C, height, width) to tokens (B, N, D), row by row.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graticule.position.bias import spread_heads
 from graticule.position.layer import LayerPosition
-from graticule.registry.checks import checked, known_name
+from graticule.registry.checks import Checked, checked, known_name
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -107,7 +107,7 @@ class PerLayer(nn.ModuleList):
             self.add_module(str(layer), module)
 
 
-class Joining(nn.Module, ABC):
+class Joining(Checked, nn.Module, ABC):
     """Turns the table w of an absolute encoding into one `LayerPosition` per layer.
 
     Args:
@@ -128,7 +128,6 @@ class Joining(nn.Module, ABC):
     #: Kinds that it can join: the table of an absolute encoding, a relative bias, or None, which stands for neither.
     joins: ClassVar[frozenset[str | None]] = frozenset({"table"})
 
-    @checked
     def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
         if depth < 1:
@@ -254,7 +253,6 @@ class Concatenation(Joining):
 
     repeats = False
 
-    @checked
     def __init__(self, dim: int, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
         super().__init__(depth, layers)
         #: V_2, (D, D).
@@ -346,7 +344,6 @@ class Tupe(Joining):
 
     whole_grid = True
 
-    @checked
     def __init__(
         self,
         dim: int,
@@ -403,7 +400,6 @@ class LapeSharing(Joining):
         decomposition: replacement of LN, one of `DECOMPOSITIONS`.
     """
 
-    @checked
     def __init__(
         self,
         dim: int,
@@ -467,7 +463,6 @@ class Lape(LapeSharing):
 
     joins = frozenset({"table", "bias"})
 
-    @checked
     def __init__(
         self,
         dim: int,

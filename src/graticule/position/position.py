@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
+from graticule.registry.checks import Checked
 from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
 
@@ -150,7 +151,7 @@ class Site:
 FROM_SITE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "head_dim", "causal"})
 
 
-class Encoding(nn.Module, ABC):
+class Encoding(Checked, nn.Module, ABC):
     """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
 
     The parameters of the constructor called `grid`, `axes` (their number), `dim`, `depth`, `num_heads`, `head_dim` or

@@ -20,7 +20,7 @@ import torch
 from scipy.interpolate import make_interp_spline
 from torch import Tensor
 
-from graticule.registry.checks import checked
+from graticule.registry.checks import Checked
 from graticule.registry.registry import Registry, options_of
 from graticule.registry.specs import Spec
 from graticule.system.symbolic import as_tensor, holds
@@ -28,7 +28,7 @@ from graticule.system.symbolic import as_tensor, holds
 Size = tuple[int, ...]
 
 
-class Resampler(ABC):
+class Resampler(Checked, ABC):
     """Resamples maps (..., H, W), one row and column per patch, or per displacement of two patches.
 
     A map of displacements has odd sides, and displacement 0 in its center. Subclasses return the matrix of an axis, or
@@ -121,7 +121,6 @@ class _Filter(Resampler):
     #: Half the width of the filter.
     support: ClassVar[int]
 
-    @checked
     def __init__(self, antialias: bool = True, align_corners: bool = False, offset: float = 0.0) -> None:
         if offset and align_corners:
             raise ValueError(f"`offset` must be 0 with `align_corners`, whose spacing ignores it, got {offset}.")
@@ -232,7 +231,6 @@ class GridSample(Resampler):
         mode: the interpolation between old entries.
     """
 
-    @checked
     def __init__(self, mode: Literal["bilinear", "bicubic"] = "bilinear") -> None:
         self.mode = mode
         self.inner = _filter(mode, antialias=False)
@@ -257,7 +255,6 @@ class Crop(Resampler):
 
     takes = frozenset({"positions"})
 
-    @checked
     def __init__(self, mode: Literal["bilinear", "bicubic"] = "bicubic", antialias: bool = True) -> None:
         self.mode, self.antialias = mode, antialias
         self.inner = _filter(mode, antialias)
@@ -282,7 +279,6 @@ class _Displacements(Resampler):
 
     takes = frozenset({"displacements"})
 
-    @checked
     def __init__(self, mode: Literal["cubic", "linear"] = "cubic") -> None:
         self.mode = mode
 

@@ -133,6 +133,15 @@ def checked(function: F) -> F:
     return typing.cast("F", call)
 
 
+class Checked:
+    """Base class of classes whose constructors check their arguments, as `checked` does; so do their subclasses'."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in vars(cls).keys() & {"__init__"}:
+            setattr(cls, name, checked(getattr(cls, name)))
+
+
 def check(name: str, value: Any, kind: Any) -> None:
     """Check that the argument `name` has the type `kind` and is in its range.
 

@@ -14,7 +14,6 @@ from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
 from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, Site
-from graticule.registry.checks import checked
 
 
 class AbsoluteEncoding(Encoding):
@@ -30,7 +29,6 @@ class AbsoluteEncoding(Encoding):
     resampled: bool = False
     pos_embed: nn.Parameter
 
-    @checked
     def __init__(self, grid: Grid, dim: int) -> None:
         super().__init__()
         self.grid = grid
@@ -92,7 +90,6 @@ class AbsoluteEncoding(Encoding):
 class FixedEncoding(AbsoluteEncoding):
     """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled."""
 
-    @checked
     def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature

@@ -17,13 +17,14 @@ from graticule.position.joining import Joining, Layers, PerLayer, chosen_heads, 
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Encoding, Position, Site
 from graticule.position.resampling import BICUBIC
+from graticule.registry.checks import Checked
 from graticule.system.symbolic import holds
 
 #: A bias is passed in two factors from this number of tokens, up to this number of channels (`benchmarks/bias.py`).
 LOW_RANK_TOKENS, LOW_RANK_CHANNELS = 1024, 16
 
 
-class LayerBias(nn.Module, ABC):
+class LayerBias(Checked, nn.Module, ABC):
     """Makes the bias of one layer or of all: an encoding, a normalized one, or one for some heads."""
 
     #: The grid that it is built for.

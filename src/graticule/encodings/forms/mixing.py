@@ -15,11 +15,11 @@ from graticule.position.joining import Joining, PerLayer, joined_layers, spread
 from graticule.position.layer import LayerPosition, Mixing
 from graticule.position.position import Encoding, Position, Site
 from graticule.position.resampling import BICUBIC, Resampler
-from graticule.registry.checks import checked
+from graticule.registry.checks import Checked
 from graticule.system.symbolic import holds
 
 
-class MixingEncoding(nn.Module, ABC):
+class MixingEncoding(Checked, nn.Module, ABC):
     """Makes the weights (groups, N, N) with which a gating unit mixes the N patches of a grid or window.
 
     Row i contains the weights of all tokens j for token i. Groups are groups of channels: one if all channels are mixed
@@ -27,7 +27,6 @@ class MixingEncoding(nn.Module, ABC):
     forward pass and can be folded.
     """
 
-    @checked
     def __init__(self, grid: Grid, groups: int) -> None:
         super().__init__()
         if groups < 1:
