@@ -33,7 +33,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 import graticule
-from graticule.analysis.debias import METHODS, certify
+from graticule.analysis.certificate import certify
+from graticule.analysis.debias import METHODS
 from graticule.external import Debiased, Eraser
 from graticule.lab.data.sets.cifar import cifar10
 from graticule.lab.figures.plots import line_style, new_axes

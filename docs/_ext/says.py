@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graticule.analysis.rotary_similarity import similarity_of
+from graticule.analysis.position_maps import similarity_of
 from graticule.analysis.similarity import cosine_similarity
 from graticule.encodings.build import build_position
 from graticule.position.bias import Bias

@@ -10,7 +10,7 @@ def measure(run: Any) -> Iterator[Measured]:
     """Measure the coefficients of every layer over the first 200 test images: means over tokens and images."""
     import torch
 
-    from graticule.analysis.coefficients import norm_coefficients
+    from graticule.analysis.correlation import norm_coefficients
 
     data = run.data()
     images, _ = next(iter(data.eval_dataloader(run.recipe().img_size)))

@@ -19,8 +19,7 @@ import tiny
 from commands import run_command
 from graticule.analysis.audit import Turns, audit, audit_json
 from graticule.analysis.effect import neighbors_right
-from graticule.analysis.position_maps import position_maps
-from graticule.analysis.rotary_similarity import rotary_similarity
+from graticule.analysis.position_maps import position_maps, rotary_similarity
 from graticule.external.open_view import view_of
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.pictures import Pictures

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis.coefficients import coefficients, norm_coefficients
+from graticule.analysis.correlation import coefficients, norm_coefficients
 from in_turn import in_turn
 
 

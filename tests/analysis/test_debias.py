@@ -11,7 +11,8 @@ from torch import nn
 import graticule
 import tiny
 from graticule.analysis.audit import audit
-from graticule.analysis.debias import METHODS, _copies, _matched, certify
+from graticule.analysis.certificate import _copies, _matched, certify
+from graticule.analysis.debias import METHODS
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import position_share
 from graticule.external import Eraser, Subtraction

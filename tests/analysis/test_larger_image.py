@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.analysis.larger_image import PASSES, logits_of_passes, repeat_patches
+from graticule.analysis.effect import PASSES, logits_of_passes, repeat_patches
 from graticule.position.grid import Grid
 from in_turn import in_turn
 

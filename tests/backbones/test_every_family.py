@@ -22,10 +22,9 @@ import graticule
 from graticule import external
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.bias import bias_maps
-from graticule.analysis.coefficients import norm_coefficients
-from graticule.analysis.correlation import position_correlations
+from graticule.analysis.correlation import norm_coefficients, position_correlations
+from graticule.analysis.effect import check_larger, logits_of_passes
 from graticule.analysis.equivariance import translation_error, whole_patches
-from graticule.analysis.larger_image import check_larger, logits_of_passes
 from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
 from graticule.analysis.similarity import Correlations
 from graticule.checkpoints.load import load_position

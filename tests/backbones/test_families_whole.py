@@ -13,8 +13,8 @@ from torch import Tensor
 import graticule
 from graticule import testing
 from graticule.analysis.audit import audit, audit_json
+from graticule.analysis.position_maps import rotary_similarity
 from graticule.analysis.probe import Probe
-from graticule.analysis.rotary_similarity import rotary_similarity
 from graticule.checkpoints.load import load_own
 from graticule.checkpoints.read import save_weights
 from graticule.external.open_view import view_of

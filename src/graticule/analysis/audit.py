@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -241,19 +242,17 @@ def audit(
             at_sizes[other].add(before, after, known)
             further_shares[other].add(resized, after.layers)
 
-    few = given[:_TRANSLATION]
-    translation = bar.step("translation", 4 * len(few), lambda: _translation(view, few, unavailable))
-    some = given[:_ATTENTION]
-    attention = bar.step("attention", len(some), lambda: _attention(view, some, unavailable))
-    times = bar.step("time", timed_images, lambda: _times(view, given, unavailable)) if timed else []
+    def attempt(name: str, passes: int, work: Callable[[], T]) -> T | None:
+        return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
+
+    few, some = given[:_TRANSLATION], given[:_ATTENTION]
+    translation = attempt("translation", 4 * len(few), lambda: translation_error(view.model, few))
+    attention = attempt("attention", len(some), lambda: attention_summary(view, some))
+    times = attempt("time", timed_images, lambda: _times(view, given)) if timed else None
     bar.close()
     share = shares.share()
     share.others.update({other: one.share() for other, one in further_shares.items()})
     correct = torch.cat(right).numpy() if right else same.effect().right if same.parts else None
-    try:
-        maps = position_maps(model, size)
-    except ValueError as error:
-        unavailable["position maps"], maps = str(error), []
     return Audit(
         img_size=size,
         images=len(given),
@@ -268,10 +267,10 @@ def audit(
         sizes={other: comparison.effect() for other, comparison in at_sizes.items()},
         neighbors=bool(same.parts),
         accuracy=None if correct is None else (100 * correct.mean(), 100 * correct.std(ddof=1) / len(correct) ** 0.5),
-        times=times,
+        times=times or [],
         translation=translation,
         attention=attention,
-        maps=maps,
+        maps=_attempt("position maps", unavailable, lambda: position_maps(model, size)) or [],
         unavailable=unavailable,
     )
 
@@ -292,17 +291,16 @@ def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, Mo
         "position shuffled": view.shuffled,
         f"position of {double[0]} x {double[1]}": lambda: view.placed_at(double),
     }
-    found: dict[str, ModelView] = {}
-    for name, change in changes.items():
-        try:
-            changed = change()
-            changed.grids(changed.img_size)
-            one = next(view.model.parameters())
-            changed.run(one.new_zeros(1, image_channels(view.model), *view.img_size))
-            found[name] = changed
-        except Unavailable as error:
-            unavailable[name] = str(error)
-    return found
+
+    def tried(change: Callable[[], ModelView]) -> ModelView:
+        changed = change()
+        changed.grids(changed.img_size)
+        one = next(view.model.parameters())
+        changed.run(one.new_zeros(1, image_channels(view.model), *view.img_size))
+        return changed
+
+    found = {name: _attempt(name, unavailable, partial(tried, change)) for name, change in changes.items()}
+    return {name: changed for name, changed in found.items() if changed is not None}
 
 
 def _probe_sums(
@@ -337,31 +335,25 @@ def _erased(eraser: Eraser, tokens: Tensor, grid: Grid) -> Tensor:
     return torch.cat([prefix, eraser(patches)], 1)
 
 
-def _translation(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> Translation | None:
+def _attempt(name: str, unavailable: dict[str, str], work: Callable[[], T]) -> T | None:
+    """Return the result of an analysis; None if it is not available, with the reason in `unavailable`."""
     try:
-        return translation_error(view.model, images)
-    except ValueError as error:
-        unavailable["translation"] = str(error)
+        return work()
+    except ValueError as error:  # such as `Unavailable`
+        unavailable[name] = str(error)
         return None
 
 
-def _attention(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> AttentionSummary | None:
-    try:
-        return attention_summary(view, images)
-    except Unavailable as error:
-        unavailable["attention"] = str(error)
-        return None
-
-
-def _times(view: ModelView, images: Tensor, unavailable: dict[str, str]) -> list[Turns]:
+def _times(view: ModelView, images: Tensor) -> list[Turns]:
     """Time forward passes with position information, without it, and with it folded if the model is a backbone."""
-    try:
-        variants = view.variants()
-    except Unavailable as error:
-        unavailable["time"] = str(error)
-        return []
+    variants = view.variants()
     with evaluating(view.model):
         return [time_in_turns(variants, images[:batch], turns) for batch, turns in _TURNS.items()]
+
+
+#: Attributes in the JSON of an audit, some under other names.
+_TRANSLATION_NAMES = ("inside", "border=at_border", "all_patches", "prefix", "logits", "flips")
+_PROBE_NAMES = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
 
 
 def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,50 +367,36 @@ def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
         "position_parameters": found.position,
         "unknown_parameters": found.unknown,
         "seconds": [
-            {"batch": one.batch, **{name: _plain(values) for name, values in one.seconds.items()}}
-            for one in found.times
+            {"batch": one.batch, **_plain(one.seconds)} for one in found.times
         ],
         "accuracy_of_neighbors": found.neighbors,
         "accuracy": None if found.accuracy is None else dict(zip(("top1", "error"), found.accuracy, strict=True)),
         "share": _plain(found.share.record()),
-        "probe_of_patches": None if found.probe_content is None else _probe_record(found.probe_content),
-        "probes": [_probe_record(one) for one in found.probes],
+        "probe_of_patches": _record(found.probe_content, *_PROBE_NAMES),
+        "probes": [_record(one, *_PROBE_NAMES) for one in found.probes],
         "effects": [_effect_record(one) for one in found.effects],
         "sizes": [_effect_record(one) for one in found.sizes.values()],
-        "translation": None
-        if found.translation is None
-        else {
-            "inside": _plain(found.translation.inside),
-            "border": _plain(found.translation.at_border),
-            "all_patches": _plain(found.translation.all_patches),
-            "prefix": _plain(found.translation.prefix),
-            "logits": _plain(found.translation.logits),
-            "flips": _plain(found.translation.flips),
-        },
-        "attention": None
-        if found.attention is None
-        else {one.name: _plain(getattr(found.attention, one.name)) for one in dataclasses.fields(AttentionSummary)},
+        "translation": _record(found.translation, *_TRANSLATION_NAMES),
+        "attention": _record(found.attention, *(one.name for one in dataclasses.fields(AttentionSummary))),
         "maps": [_map_record(one) for one in found.maps],
         "unavailable": found.unavailable,
     }  # fmt: skip
 
 
+def _record(one: object, *names: str) -> dict[str, Any] | None:
+    """Return attributes as plain values, 'name' or 'name=attribute'; None of None."""
+    pairs = [(name.partition("=")[0], name.rpartition("=")[2]) for name in names]
+    return None if one is None else {name: _plain(getattr(one, attribute)) for name, attribute in pairs}
+
+
 def _map_record(maps: StageMaps) -> dict[str, Any]:
-    record: dict[str, Any] = {}
-    for name, one in (("correlations", maps.correlations), ("rotary", maps.rotary)):
-        if one is not None:
-            uniform = _plain(one.uniform_distance)
-            record[name] = {"sources": list(one.sources), "locality": _plain(one.locality), "uniform": uniform}
-    if maps.biases is not None:
-        biases = maps.biases
-        spread, locality = _plain(biases.spread), _plain(biases.locality)
-        record["biases"] = {"layers": _plain(biases.layers), "spread": spread, "locality": locality}
-    return record
-
-
-def _probe_record(one: Probe) -> dict[str, Any]:
-    fields = ("mean", "error", "control_mean", "control_error", "r2", "control", "examples", "channels")
-    return {name: _plain(getattr(one, name)) for name in fields}
+    similar = ("sources", "locality", "uniform=uniform_distance")
+    records = {
+        "correlations": _record(maps.correlations, *similar),
+        "rotary": _record(maps.rotary, *similar),
+        "biases": _record(maps.biases, "layers", "spread", "locality"),
+    }
+    return {name: record for name, record in records.items() if record is not None}
 
 
 def _effect_record(one: Effect) -> dict[str, Any]:

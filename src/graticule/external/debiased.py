@@ -101,7 +101,7 @@ class Debiased(HubModel):
         method: the method that they were fitted by.
     """
 
-    #: Report of what is left of position and lost of content (`graticule.analysis.debias.DebiasCertificate`).
+    #: Report of what is left of position and lost of content (`graticule.analysis.certificate.DebiasCertificate`).
     certificate: Any = None
 
     def __init__(self, backbone: nn.Module, patch: Size, removals: Mapping[str, nn.Module], method: str) -> None:

@@ -180,7 +180,7 @@ def _check_model(build: _Build, compiled: bool) -> None:
         _check_folding(model, images, logits)
         _check_dtypes(model, images, logits)
         if compiled:
-            graph = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
+            graph: Any = torch.compile(copy.deepcopy(model), fullgraph=True, backend="eager")
             try:
                 found = run(graph, images)
             except TorchDynamoException as error:

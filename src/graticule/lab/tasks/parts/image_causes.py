@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.analysis.larger_image import PASSES, check_larger, logits_of_passes
+from graticule.analysis.effect import PASSES, check_larger, logits_of_passes
 from graticule.backbones.base import Backbone
 from graticule.lab.data.module import DataModule
 from graticule.lab.training.validation import batch_results

@@ -39,7 +39,7 @@ class ImageEvaluation(Evaluation["Score"]):
 
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
-        from graticule.analysis.larger_image import check_larger
+        from graticule.analysis.effect import check_larger
         from graticule.lab.tasks.parts.image_causes import check_crop
         from graticule.lab.tasks.parts.image_scores import check_sizes, set_windows
 

@@ -1,0 +1,309 @@
+"""Certificate of a removal of position: what is left of it in a model's features, and what is lost of content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from graticule.analysis.probe import labels_of
+from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
+from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
+from graticule.external.images import Size
+from graticule.external.open_view import view_of
+from graticule.external.view import evaluating, split_features, unpooled
+from graticule.position.grid import Grid
+from graticule.registry.checks import checked
+
+Array = NDArray[np.float64]
+
+#: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
+_NEIGHBORS, _PATCHES = 10, 400
+#: A match is correct within this share of the longer side of the grid (PCK@0.10), and at the nearest patch.
+_TOLERANCE, _NEAREST = 0.1, 0.75
+#: The side of a crop, as a share of the image.
+_CROP = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class DebiasCertificate:
+    """Report of a removal, measured on images that it was not fitted on; pairs are (before, after).
+
+    Intervals are of 95 % over images. All numbers are of the model's features.
+
+    method: the method.
+    components: the number of directions that are removed ('leace', 'blank'), or of the low-rank part of the table that
+        is subtracted, in addition to rows and columns ('mean'); None if nothing is removed.
+    images: number of images.
+    share: the share of the variance that position explains (`position_share`).
+    place: R2 of row and column that are predicted by the mean place of the 10 nearest patches of other images (at
+        most a quarter of them), in cosine; `place_chance` is that of random patches.
+    match: the share of patches whose nearest patch in a shifted or cropped copy of their image is the true one (within
+        a tenth of the longer side); `match_chance` is that of random patches, `match_change` is after minus before.
+    content: the variance that position does not explain, after as a share of that before.
+    labels: accuracy of the 10 nearest images, or patches of other images, of their labels; None without labels.
+    """
+
+    method: str
+    components: int | None
+    images: int
+    share: tuple[Estimate, Estimate]
+    place: tuple[Estimate, Estimate]
+    place_chance: float
+    match: tuple[Estimate, Estimate]
+    match_change: Estimate
+    match_chance: float
+    content: Estimate
+    labels: tuple[Estimate, Estimate] | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """True if there was nothing to remove."""
+        return self.components is None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return rows for a table: a header, then every measure."""
+        pairs = [
+            ("share of position (%)", self.share, 100, "0"),
+            ("place by neighbors (R2)", self.place, 1, f"{self.place_chance:.2f}"),
+            ("true matches (%)", self.match, 100, f"{100 * self.match_chance:.1f}"),
+        ]
+        if self.labels is not None:
+            pairs.append(("labels by neighbors (%)", self.labels, 100, ""))
+        rows: list[tuple[str, ...]] = [("measure", "before", "after", "chance")]
+        for name, (before, after), scale, chance in pairs:
+            decimals = 1 if scale == 100 else 2
+            rows.append((name, *(one.text(None, scale, decimals) for one in (before, after)), chance))
+        return [*rows, ("content kept (%)", "100", self.content.text(), "")]
+
+    def __str__(self) -> str:
+        """Return the report as a table of text."""
+        what = "nothing to remove" if self.nothing else f"{self.method}, {self.components} components"
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"{what}; {self.images} images, intervals of 95 %", *lines])
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Estimate):
+                return {name: float(one) for name, one in value._asdict().items()}
+            return [plain(one) for one in value] if isinstance(value, tuple) else value
+
+        return json.dumps({name: plain(value) for name, value in vars(self).items()}, indent=1)
+
+
+class Reader:
+    """Reads the patches of the features and of chosen layers of images, (n, H * W, D) each, in float32 on the CPU."""
+
+    def __init__(self, model: nn.Module, size: Size, layers: Sequence[int], grid: Grid, batch_size: int) -> None:
+        self.model, self.size, self.layers, self.batch_size = model, size, layers, batch_size
+        self.grids = [grid]
+        if layers:
+            depths = view_of(model, size).grids(size)
+            if wrong := [layer for layer in layers if not 0 <= layer < len(depths)]:
+                raise ValueError(f"`layers` must be from 0 to {len(depths) - 1}, got {wrong[0]}.")
+            self.grids += [Grid(*depths[layer].shape) for layer in layers]
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        weight = next(self.model.parameters())
+        parts: list[list[Tensor]] = []
+        with evaluating(self.model):
+            for batch in images.split(self.batch_size):
+                given = batch.to(weight.device, weight.dtype)
+                try:
+                    features = unpooled(self.model, given)
+                except (AssertionError, RuntimeError) as error:  # raised by models for a wrong size
+                    said = str(error).strip().partition("\n")[0]
+                    raise ValueError(
+                        f"`images` must have a size that the model takes, got {self.size[0]} x {self.size[1]}: {said}"
+                    ) from error
+                found = [split_features(features, self.grids[0])[1], *layer_patches(self.model, given, self.layers)]
+                parts.append([one.float().cpu() for one in found])
+        return [torch.cat(one) for one in zip(*parts, strict=True)]
+
+
+@checked
+def certify(
+    debiased: Debiased, images: Tensor, labels: Tensor | None = None, batch_size: int = 16
+) -> DebiasCertificate:
+    """Measure what is left of position, and what is lost of content, in the features of a debiased model.
+
+    Args:
+        debiased: the model.
+        images: preprocessed images (B, C, height, width), at least three that differ; others than it was fitted on.
+        labels: classes of the images (B,), or of their patches (B, H * W), -1 for unknown.
+        batch_size: images per forward pass.
+
+    Raises:
+        ValueError: if the images cannot be used.
+    """
+    check_images(images, 3)
+    grid = debiased.grid_of(images)
+    size = (images.shape[-2], images.shape[-1])
+    read = Reader(debiased.backbone, size, [], grid, batch_size)
+    removal = dict(debiased.removals.items()).get(FEATURES)
+
+    def both(given: Tensor) -> tuple[Tensor, Tensor]:
+        found = read(given)[0]
+        if removal is None:
+            return found, found
+        device = next(debiased.parameters()).device
+        with torch.no_grad():
+            return found, removal(found.to(device), grid).float().cpu()
+
+    before, after = both(images)
+    shares = [ShareSums(grid).add(one) for one in (before, after)]
+    totals = [one.shares()["total"] for one in shares]
+    unexplained = [_content(one) for one in (before, after)]
+    matches: list[list[Tensor]] = [[], []]
+    chances = []
+    for changed, place in _copies(images, grid):
+        limit = max(_TOLERANCE * max(grid.shape), _NEAREST)
+        near = torch.cdist(place, _places(grid)) <= limit
+        chances.append(float(near.double().mean()))
+        for found, whole, copied in zip(matches, (before, after), both(changed), strict=True):
+            found.append(_matched(copied, whole, near))
+    first, second = (torch.stack(one).mean(0).numpy() for one in matches)
+    known = None
+    if labels is not None:
+        known = tuple(mean_estimate(_by_neighbors(one, labels)) for one in (before, after))
+    method, components = debiased.method, None
+    if isinstance(removal, Eraser):
+        components = removal.read.shape[1]
+    elif isinstance(removal, Subtraction):
+        components = _rank(removal.table, grid)
+    return DebiasCertificate(
+        method=method,
+        components=components,
+        images=len(images),
+        share=(Estimate(*totals[0]), Estimate(*totals[1])),
+        place=(mean_estimate(_located(before, grid)), mean_estimate(_located(after, grid))),
+        place_chance=-1 / _count((len(images) - 1) * grid.patches),
+        match=(mean_estimate(first), mean_estimate(second)),
+        match_change=mean_estimate(second - first),
+        match_chance=float(np.mean(chances)),
+        content=_ratio(*unexplained),
+        labels=None if known is None else (known[0], known[1]),
+    )
+
+
+def _rank(table: Tensor, grid: Grid) -> int:
+    """Return the rank of a table (H, W, D) after a function of the row and one of the column are subtracted."""
+    if tuple(table.shape[:2]) != grid.shape:
+        grid = Grid(table.shape[0], table.shape[1])
+    basis = additive_basis(grid)
+    flat = table.double().cpu().flatten(0, 1)
+    rest = flat - basis @ (basis.T @ flat)
+    values = torch.linalg.svdvals(rest - rest.mean(0))
+    return int((values > 1e-5 * torch.linalg.svdvals(flat)[0]).sum())
+
+
+def _content(patches: Tensor) -> Array:
+    """Return the variance of each image that the mean of each position over the other images does not explain."""
+    x = patches.double() - patches.double().mean(1, keepdim=True)
+    n = len(x)
+    others = (x.sum(0) - x) / (n - 1)
+    found: Array = ((x - others).square().sum(-1).mean(-1) * (n - 1) / n).numpy()
+    return found
+
+
+def _ratio(before: Array, after: Array) -> Estimate:
+    """Return the ratio of the means after and before of images (n,), by the delta method."""
+    ratio = after.mean() / before.mean()
+    value, low, high = mean_estimate((after - ratio * before) / before.mean())
+    return Estimate(ratio + value, ratio + low, ratio + high)
+
+
+def _places(grid: Grid) -> Tensor:
+    return Grid(*grid.shape).coordinates().double()
+
+
+def _copies(images: Tensor, grid: Grid) -> list[tuple[Tensor, Tensor]]:
+    """Return shifted and cropped copies of images, and the place in the image of each patch of a copy, (H * W, 2).
+
+    The shift is by a quarter of each side; what leaves on one side enters on the other. Crops are of two corners, of
+    three quarters of the sides, enlarged to the size of the image.
+    """
+    height, width = images.shape[-2:]
+    sides = torch.tensor(grid.shape, dtype=torch.float64)
+    places = _places(grid)
+    step = [side // 4 for side in grid.shape]
+    pixels = [move * whole // side for move, whole, side in zip(step, (height, width), grid.shape, strict=True)]
+    copies = [(images.roll(pixels, (-2, -1)), (places - torch.tensor(step)) % sides)]
+    inner = round(height * _CROP), round(width * _CROP)
+    shares = torch.tensor([inner[0] / height, inner[1] / width], dtype=torch.float64)
+    for top, left in ((0, 0), (height - inner[0], width - inner[1])):
+        part = images[..., top : top + inner[0], left : left + inner[1]]
+        start = torch.tensor([top / height, left / width], dtype=torch.float64) * sides
+        place = start + (places + 0.5) * shares - 0.5
+        copies.append((F.interpolate(part, (height, width), mode="bilinear", antialias=True), place))
+    return copies
+
+
+def _matched(copies: Tensor, whole: Tensor, near: Tensor) -> Tensor:
+    """Return the share of the patches of each copy whose nearest patch in its image is one of `near`, (n,)."""
+    similarity = F.normalize(copies, dim=-1) @ F.normalize(whole, dim=-1).mT
+    found: Tensor = near[torch.arange(len(near)), similarity.argmax(-1)].double().mean(-1)
+    return found
+
+
+def _count(others: int) -> int:
+    return max(1, min(_NEIGHBORS, others // 4))
+
+
+def _neighbors(patches: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Return the chosen patches, (m,), and for each image the images and patches of their nearest in other images.
+
+    Images and indices among the chosen patches are (m, k) each.
+    """
+    step = -(-patches.shape[1] // _PATCHES)
+    step += step > 1 and step % 2 == 0  # so that not all chosen patches are in the same columns
+    chosen = torch.arange(0, patches.shape[1], step)
+    unit = F.normalize(patches[:, chosen], dim=-1)
+    n, m = unit.shape[:2]
+    flat = unit.flatten(0, 1)
+    found = []
+    for index, one in enumerate(unit):
+        similarity = one @ flat.T
+        similarity[:, index * m : (index + 1) * m] = -torch.inf
+        nearest = similarity.topk(_count((n - 1) * m), 1).indices
+        found.append((nearest // m, nearest % m))
+    return chosen, found
+
+
+def _located(patches: Tensor, grid: Grid) -> Array:
+    """Return R2 of the places that the nearest patches of other images predict, of each image, (n,)."""
+    labels = labels_of(grid)
+    labels = labels[:, labels.abs().sum(0) > 0]
+    chosen, nearest = _neighbors(patches)
+    truth = labels[chosen]
+    spread = (truth - truth.mean(0)).square().mean(0)
+    errors = [(truth[other].mean(1) - truth).square().mean(0) for _, other in nearest]
+    return np.array([float((1 - error / spread).mean()) for error in errors])
+
+
+def _by_neighbors(patches: Tensor, labels: Tensor) -> Array:
+    """Return the accuracy of the labels that most of the nearest have, of each image, (n,)."""
+    if labels.ndim == 1:
+        patches, labels = patches.mean(1, keepdim=True), labels[:, None]
+    if labels.shape != patches.shape[:2]:
+        raise ValueError(f"`labels` must be (B,) or (B, {patches.shape[1]}), one per patch, got {tuple(labels.shape)}.")
+    chosen, nearest = _neighbors(patches)
+    known = labels[:, chosen].long()
+    classes = int(known.max()) + 1
+    right = []
+    for own, (image, patch) in zip(known, nearest, strict=True):
+        votes = F.one_hot(known[image, patch].clamp_min(-1) + 1, classes + 1).sum(1)[:, 1:]
+        counted = own >= 0
+        right.append(float((votes.argmax(1) == own)[counted].double().mean()) if counted.any() else float("nan"))
+    return np.array(right)
