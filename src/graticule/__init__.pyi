@@ -8,7 +8,7 @@ from .backbones.registry import create_model as create_model
 from .backbones.registry import list_models as list_models
 from .backbones.registry import register_backbone as register_backbone
 from .checkpoints.load import load_checkpoint as load_checkpoint
-from .checkpoints.names import published_state_dict as published_state_dict
+from .checkpoints.load import published_state_dict as published_state_dict
 from .checkpoints.transfer import transfer as transfer
 from .checkpoints.transferred import Transfer as Transfer
 from .dense.factory import create_detector as create_detector

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graticule.backbones.gmlp import GMlp
 from graticule.backbones.posmlp import PosMlp
-from graticule.checkpoints.names import published_state_dict
+from graticule.checkpoints.load import published_state_dict
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing

@@ -18,8 +18,7 @@ from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cf
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.load import load_checkpoint
-from graticule.checkpoints.names import own_state
+from graticule.checkpoints.load import load_checkpoint, own_state
 from graticule.checkpoints.read import read_state
 from graticule.hub.config import (
     CHOICES,

@@ -12,7 +12,7 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checkpoints.names import renamed_state_dict
+from graticule.checkpoints.load import renamed_state_dict
 from graticule.encodings.forms.pooled import keep_layers, some_parts
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid, Windows

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graticule.backbones.mixer import MixerBlock
 from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
-from graticule.checkpoints.names import renamed_state_dict
+from graticule.checkpoints.load import renamed_state_dict
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid, Windows
 from graticule.position.position import PositionBuilder

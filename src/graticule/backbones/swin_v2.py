@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.swin import SwinTransformer, WindowSize
 from graticule.backbones.window_attention import WindowAttention
-from graticule.checkpoints.names import renamed_state_dict
+from graticule.checkpoints.load import renamed_state_dict
 from graticule.layers.block import PostNormBlock
 from graticule.layers.parts import QueryValueBias
 from graticule.position.position import PositionBuilder

@@ -13,7 +13,7 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graticule.checkpoints.names import register_names
+from graticule.checkpoints.load import PublishedNames, register_names
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
@@ -23,7 +23,7 @@ from graticule.registry.checks import Checked
 register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
 
 
-class TokenModel(Checked, nn.Module, ABC):
+class TokenModel(Checked, PublishedNames, ABC):
     """Blocks over tokens, each with its `LayerPosition`: the loop, weight initialization and parameter groups."""
 
     #: The fields of `LayerPosition` that the model uses; here those that `run_blocks` applies between the blocks. An
@@ -38,7 +38,6 @@ class TokenModel(Checked, nn.Module, ABC):
     #: Pattern of the parameters before the first block.
     stem_pattern: ClassVar[str] = r"cls_token|dist_token|reg_token|patch_embed|stem|embed"
 
-    position: Position
     grid: Grid
     pos_drop: nn.Module
     blocks: nn.Sequential | nn.ModuleList
@@ -135,16 +134,6 @@ class TokenModel(Checked, nn.Module, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
-
-    # Names in published checkpoints
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
-        return published
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in published checkpoints."""
-        return own
 
 
 def init_linear(module: nn.Module) -> None:

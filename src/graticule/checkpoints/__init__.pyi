@@ -1,10 +1,10 @@
 from .load import load_checkpoint as load_checkpoint
 from .load import load_own as load_own
 from .load import load_position as load_position
-from .names import own_state as own_state
-from .names import published_state_dict as published_state_dict
-from .names import register_names as register_names
-from .names import renamed_state_dict as renamed_state_dict
+from .load import own_state as own_state
+from .load import published_state_dict as published_state_dict
+from .load import register_names as register_names
+from .load import renamed_state_dict as renamed_state_dict
 from .read import read_checkpoint as read_checkpoint
 from .read import read_state as read_state
 from .read import save_weights as save_weights

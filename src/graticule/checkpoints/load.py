@@ -1,15 +1,52 @@
-"""Load a checkpoint into a model, completely or not at all, with a reason if it does not fit."""
+"""Load a checkpoint into a model, completely or not at all, with a reason if it does not fit; published names."""
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.names import own_state, position_of
-from graticule.checkpoints.read import dtype_name, kind, read_state, unusable
+from graticule.checkpoints.read import GRIDS, dtype_name, kind, read_grids, read_state, unusable, valid_grids
+from graticule.position.position import Position
 from graticule.registry.checks import checked, printable
+
+#: Buffers of published code that are computed here.
+_COMPUTED = ("relative_position_index", "rel_indices")
+
+
+class PublishedNames(nn.Module):
+    """A module with a `position`, whose weights are published under other names, or in another layout.
+
+    A family overrides the methods in which its public code differs; the names of position parameters are those of their
+    encoding (`Position.published_names`).
+    """
+
+    position: Position
+
+    def own_name(self, published: str) -> str:
+        """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
+        return published
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in published checkpoints."""
+        return own
+
+    def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of the family's public code in our layout, any other one unchanged."""
+        return state
+
+    def released_layout(self) -> dict[str, Tensor]:
+        """Return the state dict in the layout of the family's public code."""
+        return renamed_state_dict(self)
+
+    def released_names(self) -> dict[str, str]:
+        """Return the names in the released code of PosMLP of those parameters whose names can differ."""
+        return {}
 
 
 @checked
@@ -32,11 +69,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:
             (a class count that does not match is named as such), tensors that are sparse, quantized, without values
             or of another kind of number than the model's, values that are not finite. The model is then unchanged.
     """
-    state = _state_for(model, path)
-    if complaints := misfits(model, state):
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
-    model.load_state_dict(state)
-    return model
+    return load_all(model, _state_for(model, path), path)
 
 
 @checked
@@ -54,10 +87,7 @@ def load_own(model: nn.Module, path: str | Path) -> nn.Module:
     state = _read_usable(path)
     if all(name.startswith("model.") for name in model.state_dict()):  # reading removed this as the prefix of a wrapper
         state = {f"model.{name}": value for name, value in state.items()}
-    if complaints := misfits(model, state):
-        raise ValueError(f"{path} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
-    model.load_state_dict(state)
-    return model
+    return load_all(model, state, path)
 
 
 @checked
@@ -78,6 +108,18 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
         what = "; ".join(complaints) or "neither has any"
         raise ValueError(f"the position parameters of {path} do not fit {type(model).__name__}: {what}.")
     position.load_state_dict(found)
+    return model
+
+
+def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object) -> nn.Module:
+    """Load all of `state`, which `source` contains, into `model`, and return the model.
+
+    Raises:
+        ValueError: if it does not fit. The model is then unchanged.
+    """
+    if complaints := misfits(model, state):
+        raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
+    model.load_state_dict(state)
     return model
 
 
@@ -129,3 +171,103 @@ def misfits(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 def _shown(name: str) -> str:
     """Return a name in a form that fits into a message of one line."""
     return printable(name if len(name) <= 100 else f"{name[:100]}...")
+
+
+# Names
+
+
+def position_of(model: nn.Module) -> Position:
+    """Return the position of a backbone.
+
+    Raises:
+        ValueError: if `model` is not a backbone.
+    """
+    position = getattr(model, "position", None)
+    if not isinstance(position, Position):
+        raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
+    return position
+
+
+def register_names(model: Any) -> None:
+    """Let `load_state_dict` of `model` accept published names and other grids, and `state_dict` record the grids."""
+    model.register_load_state_dict_pre_hook(rename_published)
+    model.register_state_dict_post_hook(_keep_grids)
+
+
+def rename_published(
+    module: Any,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any] | None = None,
+    *_: Any,
+) -> None:
+    """Rename published names to ours and resample tables, in place; a `load_state_dict` pre-hook.
+
+    Tables of another grid or window are resampled if their encoding can be, whatever their names; tables of a formula
+    are replaced by the formula's. `local_metadata` records the grid of each table, if the state dict was made by
+    this library. A published table without it is assumed to be square if it can be; a table under our names
+    that has the shape of the model's is loaded unchanged.
+    """
+    grids = {module.own_name(name): shape for name, shape in valid_grids(local_metadata).items()}
+    given = {name.removeprefix(prefix): name for name in state_dict if name.startswith(prefix)}
+    for name, value in module.own_layout({name: state_dict.pop(key) for name, key in given.items()}).items():
+        state_dict[prefix + module.own_name(name)] = value
+    position: Any = module.position
+    # a parameter may have several published names, of which a checkpoint has one
+    published = position.published_names().items()
+    named = {f"position.{own}": theirs for theirs, own in published if prefix + theirs in state_dict}
+    for own, theirs in named.items():
+        state_dict[prefix + own] = state_dict.pop(prefix + theirs)
+    held = position.table_shapes()
+    for name, parameter in position.named_parameters():
+        own = f"position.{name}"
+        value, shape = state_dict.get(prefix + own), grids.get(named.get(own, own))
+        alike = isinstance(value, Tensor) and value.shape == parameter.shape and shape in (None, held.get(name))
+        if not isinstance(value, Tensor) or (alike and own not in named):
+            continue
+        fitted = position.fit(name, value, shape)
+        if alike and fitted is not None and not torch.equal(fitted, value):
+            warnings.warn(
+                f"{named[own]} does not say what grid it is for: it is taken for a square and resampled to "
+                f"{held[name][0]} x {held[name][1]}.",
+                stacklevel=2,
+            )
+        state_dict[prefix + own] = parameter.detach() if fitted is None else fitted
+    for name in [key for key in state_dict if key.startswith(prefix) and key.endswith(_COMPUTED)]:
+        del state_dict[name]
+
+
+def own_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename and resample the state dict of a checkpoint for `model`."""
+    rename_published(model, state, "", {GRIDS: read_grids(state)})
+    return dict(state)  # without the grids that the tables had before
+
+
+def published_state_dict(model: Any) -> dict[str, Tensor]:
+    """Return the state dict of `model` in the form of its family's public code: timm, DeiT, LaPE, PVT, Twins, PosMLP.
+
+    So timm can load a model with a learnable encoding and the default joining.
+
+    Raises:
+        ValueError: if the model is not a backbone.
+    """
+    position_of(model)
+    released: dict[str, Tensor] = model.released_layout()
+    return released
+
+
+def renamed_state_dict(model: PublishedNames) -> dict[str, Tensor]:
+    """Return the state dict of `model` under published names, in our layout."""
+    names = {f"position.{own}": theirs for theirs, own in model.position.published_names().items()}
+    rename = model.published_name
+    state: Any = model.state_dict()
+    published = OrderedDict((rename(names.get(name, name)), value) for name, value in state.items())
+    grids = {rename(names.get(name, name)): shape for name, shape in read_grids(state).items()}
+    published.__dict__["_metadata"] = {**state._metadata, "": {**state._metadata[""], GRIDS: grids}}
+    return published
+
+
+def _keep_grids(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Record the grid of every table in the metadata of a state dict, where PyTorch records versions."""
+    shapes = module.position.table_shapes()
+    local_metadata[GRIDS] = {f"position.{name}": list(shape) for name, shape in shapes.items()}

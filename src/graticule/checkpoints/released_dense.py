@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.load import misfits
-from graticule.checkpoints.names import rename_published
+from graticule.checkpoints.load import load_all, rename_published
 from graticule.checkpoints.read import read_state
 from graticule.registry.checks import checked
 
@@ -73,11 +72,7 @@ def load_published(model: nn.Module, source: str | Path | Mapping[str, Tensor]) 
     where = next(f"{name}." for name, module in model.named_modules() if module is features)
     state = renamed(read_state(source), where, model.state_dict())
     rename_published(backbone, state, f"{where}backbone.", {})
-    if complaints := misfits(model, state):
-        said = source if isinstance(source, str | Path) else "`source`"
-        raise ValueError(f"{said} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
-    model.load_state_dict(state)
-    return model
+    return load_all(model, state, source if isinstance(source, str | Path) else "`source`")
 
 
 def renamed(published: Mapping[str, Tensor], features: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graticule.checkpoints.names import register_names
+from graticule.checkpoints.load import PublishedNames, register_names
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -22,7 +22,7 @@ from graticule.surgery.change import Certificate
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
 
 
-class AttachedPosition(nn.Module):
+class AttachedPosition(PublishedNames):
     """Module that computes the position for the grid of each call, and passes it to the blocks by hooks.
 
     The convolution that cuts images into patches determines the grid. Without one, the grid is fixed.

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.load import load_checkpoint, load_own
-from graticule.checkpoints.names import published_state_dict
+from graticule.checkpoints.load import load_checkpoint, load_own, published_state_dict
 from graticule.checkpoints.read import save_weights
 from graticule.registry.checks import checked, known_name
 from graticule.surgery.export_formats import FORMATS, Format, Runner, quantize_linear, quantize_onnx

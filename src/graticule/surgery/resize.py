@@ -13,7 +13,7 @@ from timm.layers.helpers import to_2tuple
 from torch import nn
 
 from graticule.backbones.base import Backbone
-from graticule.checkpoints.fitting import with_channels
+from graticule.checkpoints.transfer import with_channels
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS, Position
