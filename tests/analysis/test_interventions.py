@@ -9,9 +9,8 @@ from torch import nn
 import graticule
 import tiny
 from graticule.analysis.effect import Comparison, resampled
-from graticule.external.open_view import view_of
-from graticule.external.placed import Places
-from graticule.external.structure_view import StructureView
+from graticule.external.backbone_view import Places
+from graticule.external.open_view import StructureView, view_of
 from graticule.external.view import Pass, Unavailable, nearest, permutation
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition

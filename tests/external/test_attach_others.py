@@ -10,8 +10,7 @@ from torchvision.models import VisionTransformer
 
 import graticule
 from graticule import attach, detach
-from graticule.external.attach_survey import find_blocks, survey
-from graticule.surgery.attach_attention import find_ways
+from graticule.external.attach_survey import find_blocks, find_ways, survey
 from graticule.surgery.change import change_position
 from tiny import DIM, draw, images, tiny
 

@@ -9,9 +9,8 @@ import graticule
 import tiny
 from graticule.external.backbone_view import BackboneView
 from graticule.external.flow import Flow
-from graticule.external.open_view import view_of
+from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
-from graticule.external.structure_view import StructureView
 from graticule.external.view import Unavailable
 from graticule.surgery.resize import resampled_modules
 

@@ -9,9 +9,8 @@ import torch
 import graticule
 import tiny
 from graticule.analysis.audit import audit
-from graticule.external.open_view import view_of
+from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
-from graticule.external.structure_view import StructureView
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.testing.models import inspect_model

@@ -9,7 +9,7 @@ import torch
 
 from graticule import Grid
 from graticule.encodings.forms.pooled import Pooling
-from graticule.external.placed import Places
+from graticule.external.backbone_view import Places
 from graticule.position import layer
 from graticule.position.folded import FoldedPosition
 from graticule.position.position import Position, check_fields

@@ -26,11 +26,9 @@ from graticule.position.position import ENCODINGS
 from graticule.surgery import change as change_module
 from graticule.surgery.change import change_position
 from graticule.surgery.fits.biases import displacement_means, fit_fire, rotated_logits, table_logits
-from graticule.surgery.fits.contributions import table_contributions
-from graticule.surgery.fits.joinings import fit_norm
+from graticule.surgery.fits.contributions import Stream, Streams, table_contributions
 from graticule.surgery.fits.registry import FITS, Before, find_fit
-from graticule.surgery.fits.streams import Stream, Streams
-from graticule.surgery.fits.tables import factorize, fit_fourier
+from graticule.surgery.fits.tables import factorize, fit_fourier, fit_norm
 from tiny import DIM, SIZE, draw, images, tiny
 
 GRID = Grid(3, 5)

@@ -12,8 +12,7 @@ from graticule import Grid
 from graticule.encodings.global_filter import GlobalFilters
 from graticule.lab.studies.matrix import build
 from graticule.surgery.export import export as export_function
-from graticule.surgery.export_subject import Subject
-from graticule.surgery.export_trace import Program, Sizes, prepared, trace
+from graticule.surgery.export_program import Exportable, Program, Sizes, prepared, trace
 from tiny import SIZE, draw, images, tiny
 
 EVERY = ("batch", "height", "width")
@@ -26,7 +25,7 @@ def lape():
 
 
 def traced(model, *free, size=None):
-    subject = Subject.of(model).plain()
+    subject = Exportable.of(model).plain()
     sizes = Sizes.of(subject, size or subject.size, free)
     return trace(Program(prepared(subject, sizes)), sizes)
 
@@ -101,17 +100,17 @@ def test_one_side_can_be_free_alone():
 
 def test_the_smallest_size_is_one_that_the_model_takes():
     model = tiny("peg(kernel=7, padding='circular')", depth=2)
-    assert Sizes.of(Subject.of(model), (32, 32), ["height", "width"]).least == 3
-    assert Sizes.of(Subject.of(tiny("peg", depth=2)), (32, 32), ["height", "width"]).least == 2
+    assert Sizes.of(Exportable.of(model), (32, 32), ["height", "width"]).least == 3
+    assert Sizes.of(Exportable.of(tiny("peg", depth=2)), (32, 32), ["height", "width"]).least == 2
 
 
 def test_free_sides_are_multiples_of_whole_windows_in_every_stage():
-    sizes = Sizes.of(Subject.of(build("Swin")), (32, 32), ["height", "width"])
+    sizes = Sizes.of(Exportable.of(build("Swin")), (32, 32), ["height", "width"])
     assert sizes.step == (32, 32)  # windows of 4 patches of 8 pixels in the last stage
     assert str(sizes).endswith("height 96 to 8192 in steps of 32, width 96 to 8192 in steps of 32")
     # windows of 2 patches of 8 pixels in the last stage, and of 2 patches of 16 in every other layer
     for family, step in (("Twins-SVT", 16), ("SAM", 32)):
-        found = Sizes.of(Subject.of(build(family)), build(family).img_size, ["height", "width"])
+        found = Sizes.of(Exportable.of(build(family)), build(family).img_size, ["height", "width"])
         assert found.step == (step, step), family
 
 
@@ -259,7 +258,7 @@ def test_a_detector_is_refused_and_its_backbone_with_its_pyramid_is_not(tmp_path
         for found, expected in zip(load(tmp_path / "model.pt2").module()(x), features(x).values(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     # the coarsest map has more than one cell, whose axis would be fixed
-    assert Subject.of(features).least == max(features.strides) // features.divisor + 1
+    assert Exportable.of(features).least == max(features.strides) // features.divisor + 1
 
 
 def test_an_attached_position_is_exported_with_its_host(tmp_path):

@@ -23,9 +23,8 @@ from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_images
 from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, image_channels
-from graticule.external.open_view import view_of
+from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
-from graticule.external.structure_view import StructureView
 from graticule.external.view import ModelView, Pass, Unavailable, evaluating
 from graticule.position.grid import Grid
 

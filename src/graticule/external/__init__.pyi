@@ -8,10 +8,10 @@ from .debiased import DebiasedView as DebiasedView
 from .debiased import Eraser as Eraser
 from .debiased import Subtraction as Subtraction
 from .hub import open_attached as open_attached
+from .hub import open_attached_host as open_attached_host
+from .open_view import StructureView as StructureView
 from .open_view import view_of as view_of
 from .structure import Structure as Structure
 from .structure import find_structure as find_structure
-from .structure_view import StructureView as StructureView
-from .transformers_attached import open_attached_host as open_attached_host
 from .view import ModelView as ModelView
 from .view import Unavailable as Unavailable

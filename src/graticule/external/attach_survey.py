@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -15,7 +16,15 @@ from graticule.external.flow import Flow
 from graticule.external.images import call, image_size
 from graticule.external.structure import called_blocks, pattern_of
 from graticule.external.view import evaluating
-from graticule.surgery.attach_attention import Survey, first_tensor
+from graticule.surgery.attached import Queries, Survey, Ways, first_tensor
+
+#: Names of the projections to queries, keys and values in public models.
+_PROJECTIONS = (
+    *(("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"), ("to_q", "to_k", "to_v")),
+    *(("wq", "wk", "wv"), ("query_proj", "key_proj", "value_proj")),
+)
+#: Names of the number of heads in public models.
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 
 
 def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], blocks: str | None) -> tuple[str, str]:
@@ -263,3 +272,69 @@ def _described(example: Tensor | Mapping[str, Any]) -> str:
     if isinstance(example, Mapping):
         return f"the arguments {', '.join(map(str, example))}"
     return f"a tensor of {tuple(example.shape)}"
+
+
+def find_ways(block: nn.Module, found: Survey) -> Ways:
+    """Find the access of position to the attention of `block`, the first block of a surveyed module."""
+    if not found.receivers:
+        reason = "no module of the block is called with the normalized tokens"
+        return Ways(None, why=dict.fromkeys(("queries_keys", "bias", "query_scale"), reason))
+    attention = found.receivers[0]
+    module = block.get_submodule(attention)
+    timm = type(module).__module__.startswith("timm.")
+    why: dict[str, str] = {}
+    multihead = isinstance(module, nn.MultiheadAttention)
+    by_leaf = {name.rpartition(".")[2]: name for name in found.receivers}
+    names = next((names for names in _PROJECTIONS if all(name in by_leaf for name in names)), None)
+    pair = None if names is None else (by_leaf[names[0]], by_leaf[names[1]])
+    fused = by_leaf.get("qkv") if timm else None
+    if not (multihead or pair or fused):
+        why["queries_keys"] = (
+            f"{type(module).__name__} is not called with queries and keys, and calls no separate projections to them "
+            f"(such as {', '.join('/'.join(each) for each in _PROJECTIONS[:3])}, or timm's qkv)"
+        )
+    mask, why_mask = _mask(module, multihead)
+    if why_mask:
+        why["bias"] = why_mask
+    scale = None if multihead else _scale(found, attention, pair, fused, timm)
+    if scale is None:
+        why["query_scale"] = f"{type(module).__name__} gives no access to its queries between projection and logits"
+    return Ways(attention, multihead, pair, fused, mask, scale, _num_heads(module), why)
+
+
+def _mask(module: nn.Module, multihead: bool) -> tuple[str | None, str]:
+    """Return the name of the argument that is added to the logits, or the reason for which there is none."""
+    arguments = inspect.signature(module.forward).parameters
+    kind = type(module).__name__
+    if multihead or "attn_mask" in arguments:
+        return "attn_mask", ""
+    if "attention_mask" in arguments and type(module).__module__.startswith("transformers."):
+        how = getattr(getattr(module, "config", None), "_attn_implementation", "eager")
+        if how in ("eager", "sdpa"):
+            return "attention_mask", ""
+        return None, f"attention {how!r} of {kind} adds nothing to its logits; load the model with 'sdpa' or 'eager'"
+    return None, f"{kind} has no argument `attn_mask` that is added to its logits"
+
+
+def _scale(
+    found: Survey, attention: str, pair: tuple[str, str] | None, fused: str | None, timm: bool
+) -> tuple[str, Queries] | None:
+    """Return the last module before the logits whose output has the queries; None if it is unknown."""
+    norms = [name for name in found.called if name.startswith(f"{attention}.") and "norm" in name.rpartition(".")[2]]
+    if timm and (of_queries := f"{attention}.q_norm") in norms:
+        return of_queries, "heads"
+    if norms:
+        return None
+    if pair is not None:
+        return pair[0], "channels"
+    return None if fused is None else (fused, "fused")
+
+
+def _num_heads(module: nn.Module) -> int | None:
+    """Return the number of heads, an attribute of the attention or of a part of it with one of the usual names."""
+    for part in module.modules():
+        for name in _HEADS:
+            heads = getattr(part, name, None)
+            if isinstance(heads, int) and not isinstance(heads, bool):
+                return heads
+    return None

@@ -1,7 +1,8 @@
-"""Published modules with an attached position: their config.json, and how to open them."""
+"""Modules of other libraries with an attached position in folders: how they are saved, described and opened."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,24 +14,132 @@ import torch
 from torch import Tensor, nn
 
 from graticule.checkpoints.load import load_own, misfits
-from graticule.external.attach import NAME, attach
-from graticule.external.transformers_attached import (
-    AttachArguments,
-    Words,
-    described_attachment,
-    is_of_transformers,
-    save_with_host,
-)
+from graticule.checkpoints.read import save_weights
+from graticule.external.attach import NAME, Module, attach, detach
+from graticule.external.images import image_channels
+from graticule.external.transformers_folder import import_transformers, with_weights
 from graticule.external.view import evaluating
 from graticule.hub.card import Card
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
-from graticule.hub.files import check_folder, write_model
+from graticule.hub.files import POSITION, check_folder, write_model
 from graticule.hub.kinds import HubModel, register_kind
-from graticule.registry.checks import check_numbers, checked, known_name
-from graticule.registry.fields import read_typed
+from graticule.registry.checks import check_numbers, checked, known_name, printable
+from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
-from graticule.surgery.attach_hooks import AttachedPosition
+from graticule.surgery.attached import AttachedPosition
 from graticule.system.memory import build_within_memory
+
+
+@dataclass(frozen=True)
+class Words:
+    """Names of the module and of its position."""
+
+    model: str
+    encoding: str
+    joining: str
+
+
+@dataclass(frozen=True)
+class AttachArguments:
+    """The arguments of `attach`, and (height, width) in pixels of the images."""
+
+    blocks: str
+    norm: str
+    patch_grid: tuple[Count, Count] | None
+    remove: tuple[str, ...]
+    image: tuple[Count, Count]
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Entries that are read from the config.json of a module with an attached position."""
+
+    graticule: Words
+    attached: AttachArguments
+
+    def attach_to(self, module: Module) -> Module:
+        """Attach the position to the module again, as initialized, and return the module."""
+        return attach(
+            module,
+            self.graticule.encoding,
+            self.graticule.joining,
+            blocks=self.attached.blocks,
+            norm=self.attached.norm,
+            patch_grid=self.attached.patch_grid,
+            remove=tuple(self.attached.remove),
+            example=torch.zeros(2, image_channels(module), *self.attached.image),
+            start="new",
+        )
+
+
+@dataclass(frozen=True)
+class _Config(_Attached):
+    """Entries of a module that timm or torchvision builds."""
+
+    pretrained_cfg: Preparation
+
+
+def _cannot_be_built(config: Path, error: ValueError) -> ValueError:
+    return ValueError(f"{config} describes no model that can be built: {error}")
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Return whether a module is a model of transformers itself, not of a subclass elsewhere."""
+    return type(module).__module__.startswith("transformers.models.") and hasattr(module, "save_pretrained")
+
+
+def described_attachment(module: nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the names of the attached position, and the arguments of `attach` with the present size of the images.
+
+    Raises:
+        ValueError: if it was attached with other inputs than images.
+    """
+    attached = module.get_submodule(NAME)
+    assert isinstance(attached, AttachedPosition)
+    made = dict(attached.created)
+    words = {name: made.pop(name) for name in ("encoding", "joining")}
+    if attached.patch_size is not None:  # the size may have been changed by `resize`
+        made["image"] = [side * n for side, n in zip(attached.patch_size, attached.grid.shape, strict=True)]
+    if made["image"] is None:
+        raise ValueError("`model` must have been attached to with images as `example`, got one of other inputs.")
+    return words, made
+
+
+def save_with_host(module: Any, folder: Path) -> Path:
+    """Write a model of transformers by its own `save_pretrained`, with its attached position beside it, to `folder`.
+
+    The model is written as it was before `attach`, so transformers opens it without the position. `graticule` and
+    `attached` in its config.json describe the position, whose weights are in graticule.safetensors.
+    """
+    words, made = described_attachment(module)
+    host = detach(copy.deepcopy(module))
+    used = used_by(module.get_submodule(NAME).modules())
+    host.config.graticule = {"kind": "attached_transformers", "model": type(module).__name__, **words, **used}
+    host.config.attached = made
+    host.save_pretrained(folder)
+    save_weights(module.get_submodule(NAME).state_dict(), folder / POSITION)
+    return folder
+
+
+@register_kind("attached_transformers")
+def open_attached_host(config: Path, weights: Path) -> nn.Module:
+    """Open a model of transformers and attach its position; the class is one of transformers itself."""
+    transformers = import_transformers(config)
+    described = read_typed(config, _Attached)
+    name = described.graticule.model
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"{config} must be of a model of transformers, got {printable(name)}; code of a repository is never run."
+        )
+    module = with_weights(transformers, kind, weights)
+    try:
+        described.attach_to(module)
+    except ValueError as error:
+        raise _cannot_be_built(config, error) from error
+    load_own(module.get_submodule(NAME), config.parent / POSITION)
+    return module
+
 
 #: Options of torchvision's models that name weights.
 _OF_TORCHVISION = ("weights", "weights_backbone", "progress")
@@ -124,15 +233,6 @@ def _is_plain(value: object) -> bool:
 _TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True)
-class _Config:
-    """Entries that are read from the config.json of a module with an attached position."""
-
-    graticule: Words
-    attached: AttachArguments
-    pretrained_cfg: Preparation
-
-
 def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of config.json for a module with an attached position.
 
@@ -150,9 +250,10 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     host = host_of(module) if host is None else host
     weight = next(module.parameters())
     images = torch.randn(
-        2, _channels(module), *made["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
+        2, image_channels(module), *made["image"], generator=torch.Generator().manual_seed(0), dtype=torch.float32
     ).to(weight)
-    again = _build({"model": host, **words}, made).to(weight.device, weight.dtype)
+    described = _Attached(Words(host, **words), AttachArguments(**made))
+    again = described.attach_to(build_host(host)).to(weight.device, weight.dtype)
     if complaints := misfits(again, module.state_dict()):
         raise ValueError(
             f"`host` must be the name and the options that the module was built with, got {host!r}, with which "
@@ -170,7 +271,7 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
     known = {key: value for key, value in (getattr(module, "pretrained_cfg", None) or {}).items() if key in _KEPT}
     return {
         "num_classes": int(getattr(module, "num_classes", 0)),
-        "pretrained_cfg": {**known, "input_size": [_channels(module), *made["image"]], **preprocessing},
+        "pretrained_cfg": {**known, "input_size": [image_channels(module), *made["image"]], **preprocessing},
         "attached": made,
         "graticule": {"kind": "attached", "model": host, **words, **used_by(module.get_submodule(NAME).modules())},
     }
@@ -185,41 +286,12 @@ def open_attached(config: Path, weights: Path) -> nn.Module:
     """Open a module with an attached position."""
     described = read_typed(config, _Config)
     try:
-        module = _build(vars(described.graticule), vars(described.attached))
+        module = described.attach_to(build_host(described.graticule.model))
     except ValueError as error:
-        raise ValueError(f"{config} describes no model that can be built: {error}") from error
+        raise _cannot_be_built(config, error) from error
     if hasattr(module, "pretrained_cfg"):
         prepare(module, described.pretrained_cfg)
     return load_own(module, weights)
-
-
-def _build(words: Mapping[str, Any], made: Mapping[str, Any]) -> nn.Module:
-    """Build a module and attach a position to it."""
-    module: nn.Module = build_host(words["model"])
-    grid = made["patch_grid"]
-    return attach(
-        module,
-        words["encoding"],
-        words["joining"],
-        blocks=made["blocks"],
-        norm=made["norm"],
-        patch_grid=None if grid is None else tuple(grid),
-        remove=tuple(made["remove"]),
-        example=torch.zeros(2, _channels(module), *made["image"]),
-        start="new",
-    )
-
-
-def _channels(module: nn.Module) -> int:
-    """Return the number of channels of the images of a module.
-
-    Raises:
-        ValueError: if the module has no convolution.
-    """
-    convolution = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
-    if convolution is None:
-        raise ValueError(f"`model` must cut images into patches by a convolution, got {type(module).__name__}.")
-    return convolution.in_channels
 
 
 def _same(found: object, expected: object) -> bool:

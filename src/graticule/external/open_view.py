@@ -1,19 +1,307 @@
-"""Views of any model of images."""
+"""Views of any model of images: that of a backbone, or of a model whose structure is found by a recorded pass."""
 
 from __future__ import annotations
 
-from typing import cast
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
+from graticule.backbones.window_attention import window_tokens
+from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.convert.conversion import convert
 from graticule.external.debiased import Debiased, DebiasedView
-from graticule.external.images import Size, image_size
-from graticule.external.structure_view import StructureView
-from graticule.external.view import ModelView
+from graticule.external.flow import Change, Flow
+from graticule.external.images import Size, call, error_line, image_size, set_input_size, window_of
+from graticule.external.structure import Structure, find_structure, grid_after, stem_map, tokens_last
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, evaluating
+from graticule.position.grid import Grid, Windows
+
+#: Names of parameters that look like position information.
+_NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A change of the position of a model: of its constants, and of queries before they meet relative terms."""
+
+    constants: Change
+    queries: Change | None = None
+
+
+class StructureView(ModelView):
+    """A model whose structure is found by a recorded pass.
+
+    model: maps images (B, C, height, width) to logits or features.
+    img_size: (height, width) in pixels; that of the model by default.
+    changed: replaces the position information; None leaves it.
+    """
+
+    def __init__(self, model: nn.Module, img_size: Size | None = None, changed: Changed | None = None) -> None:
+        self.model = model
+        self.structure = find_structure(model, img_size or image_size(model))
+        self.img_size: Size = self.structure.img_size
+        self.changed = changed
+        self._structures = {self.img_size: self.structure}
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks of all stages."""
+        return self.structure.modules()
+
+    def run(self, images: Tensor, edit: Edit | None = None) -> Pass:
+        """Compute all layers on images (B, C, height, width); `edit` may replace the tokens after each layer."""
+        if self.structure.packed and len(images) > 1:
+            return _joined([self.run(one[None], edit) for one in images])
+        size: Size = (images.shape[-2], images.shape[-1])
+        orders = self._at(size).orders
+        found: dict[int, tuple[Tensor, Grid]] = {}
+
+        def keep(layer: int, module: nn.Module, args: Any, output: Any) -> Any:
+            given = output[0] if isinstance(output, tuple) else output
+            last = tokens_last(given, module)
+            tokens, grid = self._tokens(given, size, last, found.get(layer - 1))
+            tokens = _moved(tokens, grid, orders[layer])
+            changed = tokens if edit is None else edit(layer, tokens, grid)
+            found[layer] = changed, grid
+            if edit is None:
+                return None
+            changed = _moved(changed, grid, None if (order := orders[layer]) is None else order.argsort())
+            replaced = (changed if last else changed.mT).reshape(given.shape)
+            return (replaced, *output[1:]) if isinstance(output, tuple) else replaced
+
+        with evaluating(self.model), ExitStack() as hooks:
+            for layer, block in enumerate(self.blocks):
+                hooks.callback(block.register_forward_hook(partial(keep, layer)).remove)
+            output = self._call(images)
+        return Pass([found[layer] for layer in range(len(self.blocks))], _logits(self.model, output))
+
+    def content(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
+        flow = Flow(self.model)
+        with evaluating(self.model), flow.following(images):
+            call(self.model, images)
+        names = self.structure.blocks
+        found = stem_map(flow, names, flow.called[names[0]])
+        if found is None:
+            raise Unavailable(f"{type(self.model).__name__} has no convolution that cuts images into patches")
+        return found.flatten(2).mT, Grid(found.shape[2], found.shape[3])
+
+    def grids(self, img_size: Size) -> list[Grid]:
+        """Return the grid after each layer, for images of `img_size`, found in a forward pass."""
+        return list(self._at(img_size).grids)
+
+    def _at(self, img_size: Size) -> Structure:
+        """Return the structure at a size."""
+        if img_size not in self._structures:
+            self._structures[img_size] = find_structure(self.model, img_size)
+        return self._structures[img_size]
+
+    def sized(self, img_size: Size) -> StructureView:
+        """Return a view that takes images of another size, by the model's own `set_input_size` if it has one."""
+        if img_size == self.img_size:
+            return self
+        model = shared_copy(self.model)
+        if hasattr(model, "set_input_size"):
+            try:
+                set_input_size(model, img_size)
+            except (AssertionError, ValueError, RuntimeError, TypeError) as error:
+                raise ValueError(f"`img_size` {img_size[0]} x {img_size[1]} is refused: {error_line(error)}") from error
+        return StructureView(model, img_size)
+
+    def without_position(self) -> StructureView:
+        """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
+        return self._with(Changed(self.structure.zero))
+
+    def shuffled(self, seed: int = 0) -> StructureView:
+        """Return a view in which each patch has the position of another one, the same in all layers."""
+        found = self.structure
+        return self._with(Changed(partial(found.shuffle, seed), partial(found.shuffle_queries, seed)))
+
+    def placed_at(self, img_size: Size) -> StructureView:
+        """Return a view in which each patch has the position of the nearest patch of a larger image."""
+        self._check_sites()
+        try:
+            larger = self.sized(img_size).structure
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
+        return self._with(Changed(partial(self.structure.take, larger)))
+
+    def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
+        """Compute the attention weights of chosen layers, all by default: of the first attention of each block."""
+        if not self.structure.attention:
+            raise Unavailable(f"the attention of {type(self.model).__name__} is not known: no block computes a softmax")
+        if layers is not None:
+            chosen_layers(layers, len(self.blocks))
+            if missing := [layer for layer in layers if layer not in self.structure.attention]:
+                raise ValueError(f"`layers` must have attention, got {missing[0]}, which has none that is known.")
+        if self.structure.packed and len(images) > 1:
+            each = [self.attention(one[None], layers) for one in images]
+            return [_of_images(maps) for maps in zip(*each, strict=True)]
+        flow = self._flow(keep=True)
+        with evaluating(self.model), flow.following(images):
+            call(self.model, images)
+        layer_of = {name: layer for layer, name in enumerate(self.structure.blocks)}
+        first: dict[int, Tensor] = {}
+        for one in flow.attentions:
+            for name in one.within:
+                if name in layer_of and one.weights is not None:
+                    first.setdefault(layer_of[name], one.weights)
+        found = self._at((images.shape[-2], images.shape[-1]))
+        chosen = self.structure.attention if layers is None else layers
+        if any(found.orders[layer] is not None for layer in chosen):
+            raise Unavailable(f"the attention of {type(self.model).__name__} is not between tokens row by row")
+        return [_map(layer, first[layer], found.grids[layer], self.blocks[layer]) for layer in chosen]
+
+    def variants(self) -> dict[str, Callable[[Tensor], object]]:
+        """Return forward passes of the model and of a copy without its position information."""
+        return {"computed": self.model, "without": self.removed().model.eval()}
+
+    def removed(self) -> StructureView:
+        """Return a view of a copy, for timing, without the position information that the model can run without.
+
+        The parameters that it is computed from, or the modules that hold them, are replaced by None where the model
+        then still runs, with the same grids.
+        """
+        self._check_sites()
+        model, taken = shared_copy(self.model), set[str]()
+        known = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+        named = dict.fromkeys(name for site in self.structure.sites for name in sorted(site.origins) if name in known)
+        sites = len(self.structure.sites)
+        for name in named:
+            holder = name.rpartition(".")[0]
+            for path in (name, holder):
+                candidate = shared_copy(model)
+                parent, _, leaf = path.rpartition(".")
+                if not path or path in taken or any(path == one for one in self.structure.blocks):
+                    continue
+                try:
+                    setattr(candidate.get_submodule(parent), leaf, None)
+                    found = find_structure(candidate, self.img_size)
+                except (AttributeError, ValueError, RuntimeError, TypeError, KeyError):  # the model needs it
+                    continue
+                if found.grids == self.structure.grids and len(found.sites) < sites:
+                    model, sites = candidate, len(found.sites)
+                    taken.add(path)
+                    break
+        if not taken:
+            raise Unavailable("the model cannot be run without its position information")
+        return StructureView(model, self.img_size)
+
+    @property
+    def unknown_parameters(self) -> list[str]:
+        """Names of parameters that look like position information and are part of no site that was found."""
+        known = {name for site in self.structure.sites for name in site.origins}
+        return [name for name, _ in self.model.named_parameters() if _NAMES.search(name) and name not in known]
+
+    @property
+    def position_parameters(self) -> dict[str, int]:
+        """Map each kind of position information to the number of its parameters."""
+        return self.structure.position_parameters
+
+    def _call(self, images: Tensor) -> Any:
+        if self.changed is None:
+            return call(self.model, images)
+        with self._flow().following(images):
+            return call(self.model, images)
+
+    def _flow(self, keep: bool = False) -> Flow:
+        if self.changed is None:
+            return Flow(self.model, keep=keep)
+        return Flow(self.model, self.changed.constants, self.changed.queries, keep)
+
+    def _check_sites(self) -> None:
+        if not self.structure.sites:
+            raise Unavailable(f"{type(self.model).__name__} has no position information whose structure is known")
+
+    def _with(self, changed: Changed) -> StructureView:
+        """Return a view of the same model with changed position."""
+        self._check_sites()
+        view = copy.copy(self)
+        view.changed = changed
+        return view
+
+    def _tokens(self, x: Tensor, size: Size, last: bool, before: Any) -> tuple[Tensor, Grid]:
+        """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
+        stem = self._at(size).stem
+        start = before[1] if before is not None else None if stem is None else Grid(*stem)
+        grid = grid_after(x, size, start, last)
+        if x.ndim == 4:
+            return x.flatten(1, 2) if last else x.flatten(2).mT, grid
+        return x, grid
+
+
+def shared_copy(model: nn.Module) -> Any:
+    """Return a copy of `model` that shares its parameters and buffers."""
+    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    return copy.deepcopy(model, memo)
+
+
+def _logits(model: nn.Module, output: Any) -> Tensor | None:
+    """Return the logits among the outputs of a model, (B, classes); None if there are none."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    if isinstance(output, tuple | list):
+        output = output[0]
+    classes = getattr(model, "num_classes", 1) > 0
+    return output if isinstance(output, Tensor) and output.ndim == 2 and classes else None
+
+
+def _moved(tokens: Tensor, grid: Grid, order: Tensor | None) -> Tensor:
+    """Return tokens (B, N, D) with the patches in another order, or as they are without one."""
+    if order is None:
+        return tokens
+    ahead, patches = grid.split(tokens)
+    return torch.cat([ahead, patches[:, order.to(tokens.device)]], 1)
+
+
+def _joined(passes: Sequence[Pass]) -> Pass:
+    """Join the passes of single images."""
+    layers = zip(*(one.layers for one in passes), strict=True)
+    logits = [one.logits for one in passes if one.logits is not None]
+    tokens = [(torch.cat([x for x, _ in layer]), layer[0][1]) for layer in layers]
+    return Pass(tokens, torch.cat(logits) if logits else None)
+
+
+def _of_images(maps: Sequence[AttentionMap]) -> AttentionMap:
+    """Join the maps of one layer for single images."""
+    return replace(maps[0], weights=np.concatenate([one.weights for one in maps]))
+
+
+def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> AttentionMap:
+    """Infer the grids of queries and keys from the shape of the weights, (B * windows, heads, n, m)."""
+    queries, keys = weights.shape[-2:]
+    window, inner = window_of(block), grid
+    if queries != grid.tokens and window is not None:
+        inner = Grid(*window)
+    factor = math.isqrt(inner.patches // max(keys - inner.prefix, 1)) or 1  # keys may be of a coarser grid
+    coarse = Grid(max(inner.height // factor, 1), max(inner.width // factor, 1), prefix=inner.prefix)
+    if (inner.tokens, coarse.tokens) != (queries, keys):
+        raise Unavailable(f"attention of {queries} queries and {keys} keys is not between patches")
+    each = weights.flatten(0, -4) if weights.ndim > 4 else weights
+    if not torch.allclose(each.sum(-1), torch.ones((), device=each.device, dtype=each.dtype), atol=1e-3):
+        raise Unavailable("the weights of its attention are mixed over the heads, so rows do not sum to 1")
+    windows = None if inner is grid else _window_tokens(grid, inner, window_of(block, ("shift_size",)) or (0, 0))
+    return AttentionMap(layer, each.double().cpu().numpy(), inner, coarse, windows)
+
+
+def _window_tokens(grid: Grid, window: Grid, shift: tuple[int, int]) -> NDArray[np.int64]:
+    """Return the tokens of each window, (L, M), -1 for padding; the map is rolled by `shift` and then cut."""
+    rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
+    tokens = window_tokens(Windows(Grid(*grid.shape), window)).numpy()
+    return np.where(tokens < 0, -1, rolled[tokens])
 
 
 def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:

@@ -19,8 +19,7 @@ from graticule.checkpoints.load import load_checkpoint, load_own, published_stat
 from graticule.checkpoints.read import save_weights
 from graticule.registry.checks import checked, known_name
 from graticule.surgery.export_formats import FORMATS, Format, Runner, quantize_linear, quantize_onnx
-from graticule.surgery.export_subject import Size, Subject
-from graticule.surgery.export_trace import Program, Sizes, prepared, trace
+from graticule.surgery.export_program import Exportable, Program, Size, Sizes, prepared, trace
 from graticule.system.files import write_whole
 
 #: Largest accepted difference from PyTorch, relative to the largest output.
@@ -167,7 +166,7 @@ def export(
         ImportError: if a package that the format needs is not installed.
     """
     path = Path(path)
-    subject = Subject.of(model)
+    subject = Exportable.of(model)
     named = _format(path, format)
     if path.is_dir():
         raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
@@ -201,26 +200,26 @@ def _format(path: Path, given: str | None) -> str:
     return suffixes[path.suffix]
 
 
-def _write_weights(subject: Subject, path: Path) -> Exported:
+def _write_weights(subject: Exportable, path: Path) -> Exported:
     """Write the weights, and load them into another copy of the model."""
     published = isinstance(subject.model, Backbone)
     state = published_state_dict(subject.model) if published else subject.model.state_dict()
     model = copy.deepcopy(subject.model).eval()
     images = random_images(subject.channels, 1, subject.size).to(next(model.parameters()))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        expected = Subject.of(model).outputs(images, ())
+        expected = Exportable.of(model).outputs(images, ())
         for parameter in model.parameters():
             parameter.zero_()
         load = load_checkpoint if published else load_own
         load(model, save_weights(state, Path(folder) / "weights.safetensors"))
-        error = difference(Subject.of(model).outputs(images, ()), expected)
+        error = difference(Exportable.of(model).outputs(images, ()), expected)
     compared = (Comparison(1, subject.size, checked_error(error, path, subject.size)),)
     save_weights(state, path)
     return Exported(path, WEIGHTS, "weights", path.stat().st_size, {}, compared)
 
 
 def _write_program(
-    subject: Subject,
+    subject: Exportable,
     path: Path,
     named: str,
     kind: Format,
@@ -284,7 +283,7 @@ def _write_int8(kind: Format, file: Path, program: Program, sizes: Sizes) -> Non
         kind.write(wide, trace(program, sizes), program)
         quantize_onnx(wide, file)
     else:
-        narrow = Program(Subject.of(quantize_linear(copy.deepcopy(program.model))), program.features)
+        narrow = Program(Exportable.of(quantize_linear(copy.deepcopy(program.model))), program.features)
         kind.write(file, trace(narrow, sizes), narrow)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.liere import LieRe
 from graticule.position.position import ENCODINGS, Encoding, Position
-from graticule.surgery.export_trace import Program
+from graticule.surgery.export_program import Program
 
 #: Function that runs a file on images (B, C, height, width), and returns its outputs.
 Runner = Callable[[Tensor], list[Tensor]]

@@ -21,8 +21,7 @@ from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.registry import Table
 from graticule.registry.specs import Spec
-from graticule.surgery.attach_attention import put_back, take_out
-from graticule.surgery.attach_hooks import AttachedPosition
+from graticule.surgery.attached import AttachedPosition, put_back, take_out
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:

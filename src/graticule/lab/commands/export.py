@@ -68,9 +68,9 @@ def run(arguments: list[str]) -> int:
     if options.maps:
         model = _maps(model)
     from graticule.surgery.export import export
-    from graticule.surgery.export_subject import Subject
+    from graticule.surgery.export_program import Exportable
 
-    batches = _batches(options, model, source.run, size or Subject.of(model).size)
+    batches = _batches(options, model, source.run, size or Exportable.of(model).size)
     exported = export(
         model,
         output,

@@ -4,7 +4,6 @@ One file per group of fits; `registry.py` has the table of old and new kinds wit
 """
 
 from graticule.surgery.fits.contributions import Contribution, table_contributions
-from graticule.surgery.fits.measure import Share, measure
 from graticule.surgery.fits.registry import FITS, Fit, fit_position, register_fit
 
-__all__ = ["FITS", "Contribution", "Fit", "Share", "fit_position", "measure", "register_fit", "table_contributions"]
+__all__ = ["FITS", "Contribution", "Fit", "fit_position", "register_fit", "table_contributions"]

@@ -19,8 +19,7 @@ from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
 from graticule.registry.registry import Table
-from graticule.surgery.fits.contributions import Contribution
-from graticule.surgery.fits.streams import Streams
+from graticule.surgery.fits.contributions import Contribution, Streams
 
 FitFunction = Callable[[Any, Any, "Before"], Any]
 Function = TypeVar("Function", bound=FitFunction)

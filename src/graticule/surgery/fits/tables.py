@@ -1,10 +1,13 @@
-"""Fits of absolute encodings to a given table: by copy, by factorization, or by the last layer of an MLP."""
+"""Fits of absolute encodings to a given table, of joinings to 'default', and of what replaces a table or nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.encodings.conditional import Peg
@@ -17,8 +20,20 @@ from graticule.encodings.fourier import Fourier
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.rope_mixed import MixedRope
 from graticule.position.grid import Grid
+from graticule.position.joining import (
+    Concatenation,
+    Default,
+    Joining,
+    Lape,
+    LapeSharing,
+    QueriesKeys,
+    Scale,
+    Shared,
+    Unshared,
+)
 from graticule.position.position import NoPosition
-from graticule.surgery.fits.registry import Before, register_fit
+from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.registry import Before, find_fit, register_fit
 
 
 @register_fit(AbsoluteEncoding, Learnable)
@@ -136,3 +151,148 @@ def start_as_identity(old: NoPosition, new: Any, before: Before) -> bool:
         if convolution.bias is not None:
             convolution.bias.zero_()
     return True
+
+
+@register_fit(JoinedPosition, JoinedPosition)
+def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool | str:
+    """Fit the tables to the targets of the new joining, then the parameters of the joining."""
+    if not len(new.encodings) or not len(old.encodings):
+        return False  # a later stage of a pyramid, which uses the table of the previous stage
+    encodings = cast("Sequence[AbsoluteEncoding]", list(old.encodings))
+    was, now = old.joining, new.joining
+    same = type(now) is type(was) and now.joined == was.joined
+    wanted = None if same else find_fit(type(was), type(now))
+    tables = [encoding(before.grid) for encoding in encodings]
+    if not same and wanted is None:  # the joining starts as initialized, with the old table
+        for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
+            if isinstance(encoding, Learnable):
+                copy_table(encodings[0], encoding, replace(before, target=target))
+        return False
+    if wanted is not None:
+        found = wanted(was, now, replace(before, target=tables[0]))
+        if isinstance(found, str):
+            return found
+        tables = found
+    fitted = len(tables) == len(new.encodings)
+    for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
+        fit = find_fit(type(encodings[0]), type(encoding))
+        fitted = fit is not None and fit(encodings[0], encoding, replace(before, target=target)) and fitted
+    if isinstance(now, LapeSharing) and not same:
+        fitted = fit_norms(now, new, before) and fitted
+    return fitted
+
+
+@register_fit(NoPosition, JoinedPosition)
+def start_without_effect(old: NoPosition, new: JoinedPosition, before: Before) -> bool:
+    """Set the tables to zero, or the norms of LaPE or the projection, whose table keeps its values; exact."""
+    encodings = cast("Sequence[AbsoluteEncoding]", list(new.encodings))
+    tables = [encoding(before.grid) for encoding in encodings]
+    if isinstance(new.joining, LapeSharing):
+        for norm in new.joining.norms if tables else ():
+            fit_norm(norm, tables[0], torch.zeros_like(tables[0]))
+    elif isinstance(new.joining, Concatenation):
+        new.joining.projection.zero_()
+    elif type(new.joining) in (Default, Shared, Unshared, QueriesKeys):
+        for encoding, table in zip(encodings, tables, strict=True):
+            if (fit := find_fit(type(encoding), type(encoding))) is not None:
+                fit(encoding, encoding, replace(before, target=torch.zeros_like(table)))
+    given = new(before.grid) if tables else []
+    return bool(given) and not any(value is not None and value.any() for one in given for value in cast("Any", one))
+
+
+@register_fit(Default, Concatenation)
+@register_fit(Default, LapeSharing)
+def keep(old: Default, new: Joining, before: Before) -> list[Tensor]:
+    """Keep the table."""
+    return [target_of(before)]
+
+
+@register_fit(Concatenation, Default)
+def project(old: Concatenation, new: Joining, before: Before) -> list[Tensor]:
+    """Return the projected table."""
+    return [target_of(before) @ old.projection.T]
+
+
+@register_fit(LapeSharing, Default)
+def into_stream(old: LapeSharing, new: Joining, before: Before) -> list[Tensor] | str:
+    """Return the table in the residual stream that best replaces the one after the norms of attention (`Streams`)."""
+    table = None if before.streams is None else before.streams.fit()
+    return "as its layers have no LayerNorm before attention" if table is None else [table.to(target_of(before).dtype)]
+
+
+@register_fit(Default, Shared)
+def scale_down(old: Default, new: Joining, before: Before) -> list[Tensor]:
+    r"""Scale the table by least squares over all layers.
+
+    After n_l additions the residual stream has :math:`n_l c w` instead of w, so
+    :math:`c = \sum_l n_l / \sum_l n_l^2`.
+    """
+    added = torch.tensor([sum(at <= layer for at in new.joined) for layer in range(new.depth)]).double()
+    return [target_of(before) * float(added.sum() / added.square().sum())]
+
+
+@register_fit(Default, Unshared)
+def first_alone(old: Default, new: Joining, before: Before) -> list[Tensor]:
+    """Return the table for the first layer and zeros for the others, which is exact if the first layer is joined."""
+    table = target_of(before)
+    return [table if layer == 0 else torch.zeros_like(table) for layer in new.joined]
+
+
+@register_fit(Default, QueriesKeys)
+def mean_contribution(old: Default, new: Joining, before: Before) -> list[Tensor]:
+    """Return the mean of the table's contributions to the layers, the least squares for one table."""
+    table, found = target_of(before), contributions_of(new, before)
+    return [table if found is None else torch.stack([one.mean for one in found]).mean(0).to(table.dtype)]
+
+
+def contributions_of(joining: Joining, before: Before) -> list[Contribution] | None:
+    """Return the contributions of the table to the joined layers; None if they were not measured in all."""
+    found = [before.contributions[layer] for layer in joining.joined]
+    return None if any(one is None for one in found) else cast("list[Contribution]", found)
+
+
+def fit_norms(joining: LapeSharing, position: JoinedPosition, before: Before) -> bool:
+    r"""Fit the norms of LaPE so that each layer gets the contribution of the table, by least squares.
+
+    With d_l the contribution of the table to layer l (`Contribution`) and :math:`\hat w_l` the normalized table in
+    the norm of the layer, weight and bias of channel k are the regression of :math:`\bar d_{l,k}` on
+    :math:`\hat w_{l,k}` over the tokens. In the progressive form the input of each norm is the output of the previous.
+    """
+    found = contributions_of(joining, before)
+    if found is None:
+        return False
+    (encoding,) = position.encodings
+    table: Tensor = cast("Any", encoding)(before.grid).double()
+    for norm, contribution in zip(joining.norms, found, strict=True):
+        wide = norm.double()
+        fit_norm(wide, table, contribution.mean)
+        if isinstance(joining, Lape):
+            table = wide(table)
+        norm.to(cast("Any", encoding)(before.grid).dtype)
+    return True
+
+
+def fit_norm(norm: nn.Module, table: Tensor, target: Tensor) -> None:
+    """Fit the parameters of a norm, or of its replacement, so that it maps the table to the target, both (N, D)."""
+    scale = norm
+    if isinstance(norm, nn.Sequential):
+        table, scale = norm[0](table), norm[1]
+    if isinstance(scale, nn.LayerNorm):
+        if scale.elementwise_affine:
+            normed = F.layer_norm(table, scale.normalized_shape, eps=scale.eps)
+            _regress(normed, target, scale.weight, scale.bias)
+    elif isinstance(scale, Scale):
+        _regress(table, target, scale.weight, scale.bias)
+
+
+def _regress(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Set weight and bias to the regression of y on x, (N, D), per channel or, with one weight, over all."""
+    if len(weight) == 1:
+        x, y = x.reshape(-1, 1), y.reshape(-1, 1)
+    center_x, center_y = (x.mean(0), y.mean(0)) if bias is not None else (0.0, 0.0)
+    variance = (x - center_x).square().sum(0)
+    covariance = ((x - center_x) * (y - center_y)).sum(0)
+    slope = torch.where(variance > 0, covariance / variance.clamp(min=torch.finfo(x.dtype).tiny), 0.0)
+    weight.copy_(slope)
+    if bias is not None:
+        bias.copy_(center_y - slope * center_x)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,119 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
-from graticule.surgery.attach_attention import Queries, Removed, Survey, Ways, first_tensor
 from graticule.surgery.change import Certificate
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Tokens and blocks of a module, found by one forward pass.
+
+    blocks: names of the blocks, in order.
+    norm: name, in a block, of the norm before attention.
+    image: (height, width) of the input images, in pixels; None for other inputs.
+    tokens: N.
+    dim: D.
+    sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
+    patches: name of the convolution that cuts images into patches; None if there is none.
+    shape: (H, W) of its output.
+    receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
+    called: names, in the first block, of all modules that are called.
+    """
+
+    blocks: tuple[str, ...]
+    norm: str
+    image: tuple[int, int] | None
+    tokens: int
+    dim: int
+    sequence_first: bool
+    patches: str | None
+    shape: tuple[int, int] | None
+    receivers: tuple[str, ...]
+    called: frozenset[str]
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the first tensor among the arguments of a call."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+
+
+@dataclass
+class Removed:
+    """A parameter or buffer that zeros replace, with the information for restoring it.
+
+    name: its name in the module.
+    value: the parameter or buffer.
+    order: the names of the parameters, or buffers, of its owner, in order.
+    persistent: whether a buffer was in the state dict; None for a parameter.
+    """
+
+    name: str
+    value: Tensor
+    order: tuple[str, ...]
+    persistent: bool | None
+
+
+def take_out(module: nn.Module, name: str) -> Removed:
+    """Replace a parameter or buffer by zeros that are not in the state dict."""
+    owner, leaf = _owner(module, name)
+    parameter = leaf in owner._parameters
+    holder: Any = owner._parameters if parameter else owner._buffers
+    persistent = None if parameter else leaf not in owner._non_persistent_buffers_set
+    removed = Removed(name, holder[leaf], tuple(holder), persistent)
+    if parameter:
+        del owner._parameters[leaf]
+    owner.register_buffer(leaf, torch.zeros_like(removed.value, requires_grad=False), persistent=False)
+    return removed
+
+
+def put_back(module: nn.Module, removed: Removed) -> None:
+    """Restore a parameter or buffer, on the device and with the dtype of the zeros."""
+    owner, leaf = _owner(module, removed.name)
+    zeros = owner.get_buffer(leaf)
+    del owner._buffers[leaf]
+    owner._non_persistent_buffers_set.discard(leaf)
+    removed.value.data = removed.value.data.to(zeros.device, zeros.dtype)
+    holder: Any = owner._parameters if removed.persistent is None else owner._buffers
+    values = {**holder, leaf: removed.value}
+    order = [name for name in removed.order if name in values]
+    order += [name for name in values if name not in order]
+    holder.clear()
+    holder.update((name, values[name]) for name in order)
+    if removed.persistent is False:
+        owner._non_persistent_buffers_set.add(leaf)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+#: Layout of queries in the output of a module: (B, N, h * d); (B, N, 3 * h * d), before keys and values; (B, h, N, d).
+Queries = Literal["channels", "fused", "heads"]
+
+
+class Ways(NamedTuple):
+    """Access of position to the attention of a block. Names are relative to the block.
+
+    attention: the module that receives the normalized tokens; None if there is none.
+    multihead: whether it is PyTorch's, which takes queries, keys and values as arguments.
+    queries_keys: the two projections to queries and to keys.
+    fused: the single projection to queries, keys and values, in this order.
+    mask: name of the argument of `attention` that is added to the logits, (B, h, N, N) or broadcast to it.
+    scale: the last module before the logits whose output has the queries, and their layout in it.
+    num_heads: h; None if it was not found.
+    why: for `queries_keys`, `bias` and `query_scale`, the reason if there is no access.
+    """
+
+    attention: str | None
+    multihead: bool = False
+    queries_keys: tuple[str, str] | None = None
+    fused: str | None = None
+    mask: str | None = None
+    scale: tuple[str, Queries] | None = None
+    num_heads: int | None = None
+    why: dict[str, str] = {}  # noqa: RUF012 (never changed)
+
 
 #: The arguments of PyTorch's attention, in order.
 _ARGUMENTS = tuple(inspect.signature(nn.MultiheadAttention.forward).parameters)[1:]
