@@ -1,151 +1,146 @@
-"""Contrasts of the study `lape_place`, fixed before its runs, and the tables and figure of docs/why_lape.md.
+"""Why LaPE helps: contrasts fixed before the runs, and the tables and figures of docs/why_lape.md.
 
-The study is declared and has not been run yet. `python -m evidence.why_lape` writes them from its table,
-docs/data/study_lape_place.csv.
+    python -m evidence.why_lape --shares    # measure the shares of position before training; minutes
+    python -m evidence.why_lape             # write the page from docs/data
+
+All contrasts and sizes of a study are one family (evidence/contrasts.py). The prediction, fixed before a score was
+read: a choice gains over `once, std 0.02` by more, the larger the share of position in the input of attention is before
+training, mean over layers; its measure is Spearman's rank correlation over the choices. The gym is run by
+
+    graticule gym --choices CHOICES --tasks displacement direction distance neighbors --seeds 10 11 12 13 14 --sizes 9
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from scipy import stats
+import torch
+from torch import Tensor, nn
 
-from graticule.lab.figures.save import save_figure
-from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test, spread
-from graticule.lab.studies.study import TRAINED, read_table
-from graticule.lab.studies.tables import between, markdown
-from graticule.system.files import write_text
+from evidence.contrasts import Contrast, Scores, differences, family, read_scores
+from graticule.analysis.share import ShareSums
+from graticule.backbones.base import Backbone
+from graticule.lab.studies.study import TRAINED, Study, load_study
+from graticule.lab.training.task import build_data, build_model
+from graticule.position.layer import LayerPosition
 
-#: The contrasts: name -> (choice, reference, what else differs).
-CONTRASTS = {
-    "place": ("beside, std 1", "once, std 1", "where the same table is added"),
-    "every layer": ("every layer, std 1", "once, std 1", "how often it is added to the stream"),
-    "values": ("beside, std 1", "queries and keys, std 1", "whether the values get it too"),
-    "norm": ("beside, LN chain", "beside, std 1", "the norms of LaPE, with their scales and shifts"),
-    "plain norm": ("beside, Norm", "beside, std 1", "a norm without scale and shift"),
-    "chain": ("beside, LN chain", "beside, LN", "whether each norm takes the output of the last"),
+#: Studies of the question: name -> (title, condition -> the largest difference that would not matter, in points).
+STUDIES = {
+    "lape_place": ("digits", {TRAINED: 1.0, "zoom 28": 3.0, "zoom 40": 3.0, "canvas 28": 3.0, "canvas 40": 3.0}),
+    "lape_place_fashion": ("Fashion-MNIST", {TRAINED: 1.0, "zoom 40": 3.0}),
+    "lape_place_cifar": ("CIFAR-10", {TRAINED: 1.0}),
+    "lape_place_deep": ("digits, 24 layers", {TRAINED: 1.0, "zoom 40": 3.0}),
 }
-#: The largest difference that would not matter, in points, at the trained size and at others.
-MARGINS = {TRAINED: 1.0, "zoom 28": 3.0, "zoom 40": 3.0, "canvas 28": 3.0, "canvas 40": 3.0}
+#: Names of the tests of the studies: (choice, reference) -> name, what else differs.
+CONTRASTS = {
+    ("beside, std 1", "once, std 1"): ("place", "where the same table is added"),
+    ("every layer, std 1", "once, std 1"): ("every layer", "how often it is added to the residual stream"),
+    ("beside, std 1", "queries and keys, std 1"): ("values", "whether the values get it too"),
+    ("beside, LN chain", "beside, std 1"): ("norm", "the norms of LaPE, with their scales and shifts"),
+    ("beside, Norm", "beside, std 1"): ("plain norm", "a norm without scale and shift"),
+    ("beside, LN chain", "beside, LN"): ("chain", "whether each norm takes the output of the last"),
+    ("once, std 1", "once, std 0.02"): ("amplitude", "the amplitude of a table that is added once"),
+    ("beside, LN chain", "once, std 1"): ("LaPE", "place and norm together"),
+}
+#: The choices of the gym, docs/data/gym_place.csv: name as in the studies -> its text.
+GYM = {
+    "once, std 0.02": "encoding=learnable",
+    "once, std 1": "encoding=learnable(std=1.37)",
+    "beside, std 1": "encoding=learnable(std=1.37),joining=lape(decomposition='w')",
+    "beside, LN": "encoding=learnable,joining=lape_sharing",
+    "beside, LN chain": "encoding=learnable,joining=lape",
+}
+GYM_TASKS = ("displacement", "direction", "distance", "neighbors")
+#: The tests of the gym, on 6 x 6 cells, one family; the margin in percent of the scale from chance to perfect answers.
+GYM_TESTS = ("amplitude", "place", "norm", "chain")
+GYM_MARGIN = 10.0
+#: `graticule gym` with these seeds, which no earlier measurement used.
+GYM_SEEDS = tuple(range(10, 15))
+#: The choice over which gains are predicted.
+BASE = "once, std 0.02"
+#: Seeds of which shares are measured.
+SHARE_SEEDS = 3
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """A contrast at one size, with its answer.
+class Share:
+    """Share of position in the variance of the input of one layer's attention, before training.
 
-    name: of the contrast.
-    at: condition of the score.
-    test: of the differences over seeds.
-    adjusted: p adjusted by Benjamini and Yekutieli's method for all contrasts and sizes.
-    margin: of equivalence, in points.
-    equivalent: p of the two one-sided tests that the difference is within the margin.
+    choice: of a study.
+    seed: of the weights.
+    layer: from 0.
+    share: see `graticule.position_share`.
     """
 
-    name: str
-    at: str
-    test: PairedTest
-    adjusted: float
-    margin: float
-    equivalent: float
-
-    @property
-    def answer(self) -> str:
-        """Return one of four answers: larger or smaller by more than 0, within the margin, or undecided."""
-        if self.adjusted < LEVEL:
-            return "larger" if self.test.difference > 0 else "smaller"
-        return "within the margin" if self.equivalent < LEVEL else "undecided"
+    choice: str
+    seed: int
+    layer: int
+    share: float
 
 
-def contrasts(scores: Mapping[tuple[str, str], Sequence[float]]) -> list[Contrast]:
-    """Test all contrasts at all sizes as one family.
+def attention_inputs(model: Backbone, images: Tensor) -> list[Tensor]:
+    """Return the patches of the inputs of queries and keys of every layer, (B, N, D) each."""
+    inputs: list[Tensor] = []
 
-    Args:
-        scores: (choice, condition) -> the accuracies of the seeds, in order.
-    """
+    def record(_: nn.Module, given: tuple[Tensor, LayerPosition]) -> None:
+        tokens, position = given[:2]
+        inputs.append(tokens if position.queries_keys is None else tokens + position.queries_keys)
+
+    hooks = [block.attn.register_forward_pre_hook(record) for block in model.blocks]
+    with torch.no_grad():
+        model.eval()(images)
+    for hook in hooks:
+        hook.remove()
+    return [tokens[:, -model.grid_of(images).patches :] for tokens in inputs]
+
+
+def measure_shares(study: Study, images: int = 100) -> list[Share]:
+    """Measure every choice of a study of one variant before training, with a few of its seeds, on test images."""
+    recipes = study.recipes()
+    data = build_data(next(iter(recipes.values())))
+    pictures, _ = data.spread_test_images(data.size, images)
     found = []
-    for name, (choice, reference, _) in CONTRASTS.items():
-        for at, margin in MARGINS.items():
-            ours, theirs = scores[choice, at], scores[reference, at]
-            test = paired_test(ours, theirs)
-            if test is None:
-                raise ValueError(f"`scores` must differ between seeds, got {list(ours)} for {choice!r}, {at}.")
-            lower = [value + margin for value in ours]
-            upper = [value - margin for value in ours]
-            equivalent = max(
-                stats.ttest_rel(lower, theirs, alternative="greater").pvalue,
-                stats.ttest_rel(upper, theirs, alternative="less").pvalue,
-            )
-            found.append((name, at, test, margin, float(equivalent)))
-    adjusted = stats.false_discovery_control([test.p for _, _, test, _, _ in found], method="by")
-    return [
-        Contrast(name, at, test, float(p), margin, equivalent)
-        for (name, at, test, margin, equivalent), p in zip(found, adjusted, strict=True)
-    ]
-
-
-def scores_of(table: Path) -> dict[tuple[str, str], list[float]]:
-    """Read the accuracy of every choice and condition, in the order of the seeds."""
-    rows = sorted((row for row in read_table(table) if row.metric == "top1"), key=lambda row: row.seed)
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        found.setdefault((row.choice, row.at), []).append(row.value)
+    for choice, recipe in recipes.items():
+        for seed in study.seeds[:SHARE_SEEDS]:
+            torch.manual_seed(seed)
+            model = build_model(recipe, num_classes=10, channels=pictures.shape[1])
+            for layer, tokens in enumerate(attention_inputs(model, pictures)):
+                total, *_ = ShareSums(model.grid_of(pictures)).add(tokens).shares()["total"]
+                found.append(Share(choice, seed, layer, round(total, 5)))
     return found
 
 
-def means_table(scores: Mapping[tuple[str, str], Sequence[float]]) -> str:
-    """Write the mean accuracy of every choice at every size, with the standard deviation over seeds."""
-    choices = dict.fromkeys(choice for choice, _ in scores)
-    rows = [["choice", *MARGINS]]
-    rows += [[choice, *(spread(scores[choice, at], 1) for at in MARGINS)] for choice in choices]
-    return markdown(rows)
+def contrasts_of(name: str, docs: Path) -> list[tuple[str, str, Contrast]]:
+    """Return (contrast, condition, result) for all tests and conditions of a study, one family."""
+    study, (_, margins), scores = load(name), STUDIES[name], read_scores(name, docs / "data")
+    asked = [(CONTRASTS[pair][0], at, pair) for pair in study.tests for at in margins]
+    tested = family(
+        [
+            (f"{contrast}, {at}", differences([(1, pair[0], at), (-1, pair[1], at)], scores), margins[at])
+            for contrast, at, pair in asked
+        ]
+    )
+    return [(contrast, at, one) for (contrast, at, _), one in zip(asked, tested, strict=True)]
 
 
-def contrasts_table(found: Sequence[Contrast]) -> str:
-    """Write a row for every contrast at every size."""
-    rows = [["contrast", "size", "difference (95 % interval)", "p", "adjusted p", "margin", "answer"]]
-    for one in found:
-        interval = f"{one.test.difference:+.2f} ({one.test.low:+.2f} to {one.test.high:+.2f})"
-        rows.append(
-            [one.name, one.at, interval, format_p(one.test.p), format_p(one.adjusted), f"{one.margin:g}", one.answer]
-        )
-    return markdown(rows)
+def gym_contrasts(scores: Scores) -> list[tuple[str, str, Contrast]]:
+    """Return (contrast, task, result) for the tests of the gym, one family."""
+    pairs = {CONTRASTS[pair][0]: pair for pair in CONTRASTS}
+    asked = [(name, task) for name in GYM_TESTS for task in GYM_TASKS]
+    tested = family(
+        [
+            (
+                f"{name}, {task}",
+                differences([(1, GYM[pairs[name][0]], TRAINED), (-1, GYM[pairs[name][1]], TRAINED)], scores, task),
+                GYM_MARGIN,
+            )
+            for name, task in asked
+        ]
+    )
+    return [(name, task, one) for (name, task), one in zip(asked, tested, strict=True)]
 
 
-def forest_plot(found: Sequence[Contrast]) -> Figure:
-    """Draw the differences with their intervals: one panel per contrast, one row per size, the margin shaded."""
-    sizes = list(MARGINS)
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flat
-    for panel, name in zip(panels, CONTRASTS, strict=True):
-        for one in (one for one in found if one.name == name):
-            row = sizes.index(one.at)
-            panel.fill_betweenx([row - 0.4, row + 0.4], -one.margin, one.margin, color="0.9", linewidth=0)
-            decided = one.answer in ("larger", "smaller")
-            panel.plot([one.test.low, one.test.high], [row, row], color="C0" if decided else "0.45")
-            panel.plot(one.test.difference, row, "o", color="C0" if decided else "0.45")
-        panel.axvline(0, color="0.3", linewidth=0.8)
-        choice, reference, _ = CONTRASTS[name]
-        panel.set_title(f"{name}\n{choice} - {reference}", fontsize=9)
-        panel.set_yticks(range(len(sizes)), sizes)
-    panel.invert_yaxis()
-    figure.supxlabel("difference of top-1 (points), 95 % interval; gray: the margin", fontsize=9)
-    return figure
-
-
-def write_page(docs: Path) -> list[Path]:
-    """Rewrite the tables of docs/why_lape.md and its figure; returns the paths."""
-    scores = scores_of(docs / "data" / "study_lape_place.csv")
-    found, page = contrasts(scores), docs / "why_lape.md"
-    text = between(page.read_text(encoding="utf-8"), "means", means_table(scores))
-    text = between(text, "contrasts", contrasts_table(found))
-    return [
-        write_text(page, text),
-        save_figure(forest_plot(found), docs / "figures" / "why_lape.png"),
-    ]
-
-
-if __name__ == "__main__":
-    print("wrote", *write_page(Path("docs")))
+def load(name: str) -> Study:
+    """Load a study of `STUDIES`."""
+    return load_study(Path(__file__).parent / f"{name}.py")

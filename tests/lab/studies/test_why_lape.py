@@ -3,44 +3,51 @@
 import pytest
 from scipy import stats
 
-from evidence.lape_place import study
-from evidence.why_lape import CONTRASTS, MARGINS, contrasts
+from evidence.contrasts import family, power, seeds_needed
+from evidence.why_lape import CONTRASTS, STUDIES, load
 
 NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
 
 
-def scores_with(choice, gain):
-    """Return equal scores but for noise, with `gain` for a choice at every size."""
-    found = {}
-    for index, name in enumerate(study().choices):
-        for at in MARGINS:
-            turned = NOISE[index % 8 :] + NOISE[: index % 8]
-            found[name, at] = [90 + (gain if name == choice else 0) + value for value in turned]
-    return found
+@pytest.mark.parametrize(
+    ("gain", "scale", "answer"),
+    [
+        (5.0, 1, "larger"),
+        (-5.0, 1, "smaller"),
+        (0.0, 1, "within the margin"),
+        (0.0, 20, "undecided: would need 68 seeds"),
+    ],
+)
+def test_scores_that_plainly_deserve_an_answer_get_it(gain, scale, answer):
+    (one,) = family([("a", [gain + scale * value for value in NOISE], 1.0)])
+    assert one.answer == answer
 
 
-@pytest.mark.parametrize(("gain", "answer"), [(5.0, "larger"), (-5.0, "smaller"), (0.0, "within the margin")])
-def test_a_clear_gain_of_the_raw_table_is_found_in_the_contrast_of_place_at_every_size(gain, answer):
-    found = contrasts(scores_with("beside, std 1", gain))
-    assert len(found) == len(CONTRASTS) * len(MARGINS)
-    assert {one.answer for one in found if one.name == "place"} == {answer}
-    assert {one.answer for one in found if one.name == "chain"} == {"within the margin"}
-
-
-def test_noise_larger_than_the_margin_is_undecided():
-    scores = scores_with("", 0.0)
-    scores["beside, LN chain", "trained"] = [90 + 20 * value for value in NOISE]
-    assert [one.answer for one in contrasts(scores) if (one.name, one.at) == ("norm", "trained")] == ["undecided"]
+def test_p_is_adjusted_for_all_contrasts_of_a_question():
+    values = [0.5 + value for value in NOISE]
+    alone, *_ = family([("a", values, 1.0)])
+    first, *_ = family([("a", values, 1.0), ("b", NOISE, 1.0), ("c", NOISE, 1.0)])
+    assert alone.adjusted == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    assert first.adjusted == pytest.approx(alone.adjusted * 3 * (1 + 1 / 2 + 1 / 3))
 
 
 def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
-    scores = scores_with("beside, std 1", 0.9)
-    (one,) = (one for one in contrasts(scores) if (one.name, one.at) == ("place", "trained"))
-    pairs = zip(scores["beside, std 1", "trained"], scores["once, std 1", "trained"], strict=True)
-    differences = [a - b for a, b in pairs]
-    expected = stats.ttest_1samp(differences, 1.0, alternative="less").pvalue
-    assert one.equivalent == pytest.approx(expected)
+    values = [0.9 + value for value in NOISE]
+    (one,) = family([("a", values, 1.0)])
+    assert one.equivalent == pytest.approx(stats.ttest_1samp(values, 1.0, alternative="less").pvalue)
 
 
-def test_every_choice_of_a_contrast_is_one_of_the_study():
-    assert {name for choice, reference, _ in CONTRASTS.values() for name in (choice, reference)} <= set(study().choices)
+def test_power_agrees_with_simulated_tests():
+    import numpy as np
+
+    drawn = np.random.default_rng(0).normal(1.0, 1.5, (20_000, 12))
+    found = (stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05).mean()
+    assert power(1.5, 1.0, 12) == pytest.approx(found, abs=0.01)
+    needed = seeds_needed(1.5, 1.0)
+    assert power(1.5, 1.0, needed) >= 0.8 > power(1.5, 1.0, needed - 1)
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_every_test_of_a_study_has_a_name_and_a_margin(name):
+    study = load(name)
+    assert set(study.tests) <= set(CONTRASTS)

@@ -1,0 +1,189 @@
+"""Contrasts of scores paired by seed, with one of four answers, and their picture.
+
+A contrast is a weighted sum of scores of the same seed, such as the difference of two choices. Its answer is
+
+- *larger* or *smaller*: its mean is not zero, with p below 5 %, adjusted by Benjamini and Yekutieli's method for all
+  contrasts of the question, which may depend on each other in any way;
+- *within the margin*: two one-sided tests show that it is smaller than the margin, on either side;
+- *undecided*, with the number of seeds that would find a difference of the margin with a probability of 80 %.
+
+References: The Control of the False Discovery Rate in Multiple Testing under Dependency (Benjamini and Yekutieli,
+2001); A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from matplotlib.axes import Axes
+from scipy import stats
+
+from graticule.lab.gym.profile import read_profile
+from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test
+from graticule.lab.studies.study import TRAINED, read_table
+from graticule.lab.studies.tables import Rows
+
+#: (choice, variant, at) -> seed -> score.
+Scores = Mapping[tuple[str, str, str], Mapping[int, float]]
+#: A weighted score: its weight, the choice, and the condition of the measurement ("trained", "zoom 40", ...).
+Term = tuple[float, str, str]
+
+
+def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
+    """Read the scores of a study, of the benchmark 'extrapolation', or of a gym (in percent), from docs/data.
+
+    The condition of a metric that is not the accuracy or loss of the recipe begins with the metric.
+    """
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    if name == "extrapolation":
+        with (folder / "extrapolation.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                at = TRAINED if row["height"] == "20" else f"{row['mode']} {row['height']}"
+                if row["variant"] == "plain":
+                    found.setdefault((row["choice"], "", at), {})[int(row["seed"])] = float(row["top1"])
+    elif name.startswith("gym"):
+        for score in read_profile(folder / f"{name}.csv").rows:
+            at = TRAINED if score.side == score.trained else f"{score.side} cells"
+            if not math.isnan(score.normalized):
+                found.setdefault((score.choice, score.task, at), {})[score.seed] = 100 * score.normalized
+    else:
+        for one in read_table(folder / f"study_{name}.csv"):
+            if one.metric != "loss":
+                at = one.at if one.metric in ("top1", "miou", "bits") else f"{one.metric}, {one.at}"
+                found.setdefault((one.choice, one.variant, at), {})[one.seed] = one.value
+    return found
+
+
+def differences(terms: Iterable[Term], scores: Scores, variant: str = "") -> list[float]:
+    """Return the weighted sum of the scores of every seed that has them all."""
+    parts = [(weight, scores.get((choice, variant, at), {})) for weight, choice, at in terms]
+    seeds = sorted(set.intersection(*(set(by) for _, by in parts)))
+    return [sum(weight * by[seed] for weight, by in parts) for seed in seeds]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A contrast with its answer.
+
+    label: its name in tables and figures.
+    values: of the seeds.
+    margin: the largest difference that would not matter.
+    adjusted: p, adjusted for all contrasts of the question; None without a test.
+    """
+
+    label: str
+    values: tuple[float, ...]
+    margin: float
+    adjusted: float | None = None
+
+    @property
+    def test(self) -> PairedTest | None:
+        """The test of its mean; None with fewer than two seeds."""
+        return paired_test(self.values, [0.0] * len(self.values))
+
+    @property
+    def equivalent(self) -> float:
+        """The larger p of the two one-sided tests that the mean is above -margin and below +margin."""
+        return float(
+            max(
+                stats.ttest_1samp(self.values, -self.margin, alternative="greater").pvalue,
+                stats.ttest_1samp(self.values, self.margin, alternative="less").pvalue,
+            )
+        )
+
+    @property
+    def answer(self) -> str:
+        """One of four answers."""
+        if not self.values:
+            return "not run"
+        if self.test is None or self.adjusted is None:
+            return "undecided: one seed"
+        if self.adjusted < LEVEL:
+            return "larger" if self.test.difference > 0 else "smaller"
+        if self.equivalent < LEVEL:
+            return "within the margin"
+        return f"undecided: would need {seeds_needed(stdev(self.values), self.margin)} seeds"
+
+    def cells(self, decimals: int = 2) -> tuple[str, ...]:
+        """Return its difference with interval, number of seeds, p, adjusted p, margin and answer, for a table."""
+        if self.test is None:
+            mean = f"{fmean(self.values):+.{decimals}f}" if self.values else ""
+            return (mean, str(len(self.values)), "-", "-", f"{self.margin:g}", self.answer)
+        mean, low, high = (f"{x:+.{decimals}f}" for x in (self.test.difference, self.test.low, self.test.high))
+        return (
+            f"{mean} ({low} to {high})",
+            str(len(self.values)),
+            format_p(self.test.p),
+            format_p(self.adjusted),
+            f"{self.margin:g}",
+            self.answer,
+        )
+
+
+#: Names of the columns of `Contrast.cells`.
+COLUMNS = ("difference (95 % interval)", "seeds", "p", "adjusted p", "margin", "answer")
+
+
+def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast]:
+    """Test (label, values, margin) as one family, the contrasts of one question."""
+    plain = [Contrast(label, tuple(values), margin) for label, values, margin in asked]
+    tested = [one.test.p for one in plain if one.test is not None]
+    adjusted = iter(stats.false_discovery_control(tested, method="by") if tested else ())
+    return [
+        Contrast(one.label, one.values, one.margin, None if one.test is None else float(next(adjusted)))
+        for one in plain
+    ]
+
+
+def power(deviation: float, difference: float, seeds: int) -> float:
+    """Return the probability that a paired t-test of a true difference has p below 5 %."""
+    limit, shift = stats.t.isf(LEVEL / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
+    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.cdf(-limit, seeds - 1, shift))
+
+
+def seeds_needed(deviation: float, difference: float, wanted: float = 0.8, most: int = 1000) -> int:
+    """Return the smallest number of seeds whose test finds a difference with the wanted probability."""
+    return next((n for n in range(2, most) if power(deviation, difference, n) >= wanted), most)
+
+
+def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:
+    """Return mean, low and high of a random-effects model of several data sets.
+
+    References: DerSimonian and Laird (1986) for the variance between data sets; Hartung and Knapp (2001) for the
+    interval.
+    """
+    means = [fmean(one.values) for one in contrasts]
+    variances = [stdev(one.values) ** 2 / len(one.values) for one in contrasts]
+    weights = [1 / one for one in variances]
+    fixed = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+    excess = sum(w * (m - fixed) ** 2 for w, m in zip(weights, means, strict=True)) - (len(means) - 1)
+    between = max(0.0, excess / (sum(weights) - sum(w * w for w in weights) / sum(weights)))
+    weights = [1 / (one + between) for one in variances]
+    mean = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+    error = sum(w * (m - mean) ** 2 for w, m in zip(weights, means, strict=True)) / (len(means) - 1) / sum(weights)
+    reach = float(stats.t.isf(0.025, len(means) - 1)) * math.sqrt(error)
+    return mean, mean - reach, mean + reach
+
+
+def draw_forest(ax: Axes, contrasts: Sequence[Contrast]) -> None:
+    """Draw a row for each contrast: its mean and interval, over its margin; decided ones in color."""
+    for row, one in enumerate(contrasts):
+        ax.fill_betweenx([row - 0.4, row + 0.4], -one.margin, one.margin, color="0.9", linewidth=0)
+        color = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}.get(one.answer, "0.45")
+        if one.test is not None:
+            ax.plot([one.test.low, one.test.high], [row, row], color=color)
+        if one.values:
+            ax.plot(fmean(one.values), row, "o", color=color, markersize=4)
+    ax.axvline(0, color="0.3", linewidth=0.8)
+    ax.set_yticks(range(len(contrasts)), [one.label for one in contrasts])
+    ax.set_ylim(len(contrasts) - 0.5, -0.5)
+
+
+def contrasts_table(first: Sequence[str], rows: Iterable[tuple[Sequence[str], Contrast]]) -> Rows:
+    """Return a header and a row for each contrast, after the given cells."""
+    return [(*first, *COLUMNS), *((*cells, *one.cells()) for cells, one in rows)]

@@ -1,0 +1,28 @@
+"""Why LaPE helps, in a deep model: three choices of `lape_place` with 24 layers."""
+
+from graticule.lab.studies.study import Study
+
+#: A normal of this standard deviation, truncated at 2, has the standard deviation 1.
+EXACT = "learnable(std=1.37)"
+
+
+def study() -> Study:
+    """Compare three choices with 24 layers, at the trained size and on zoomed images."""
+    return Study(
+        question="In 24 layers, does LaPE help by where the table is added, or by its norms?",
+        recipe="digits_small",
+        choices={
+            "once, std 1": {"encoding": EXACT},
+            "beside, std 1": {"encoding": EXACT, "joining": "lape(decomposition='w')"},
+            "beside, LN chain": {"encoding": "learnable", "joining": "lape"},
+        },
+        base={"model_kwargs": ("depth=24",)},
+        seeds=tuple(range(80, 85)),
+        sizes=((40, 40),),
+        tests=(("beside, std 1", "once, std 1"), ("beside, LN chain", "beside, std 1")),
+        controls="'std 1' has the exact standard deviation of a normalized table (1.37 before truncation at 2). "
+        "'beside' adds the raw table to the normalized tokens of every layer: LaPE without its norms.",
+        limits="Ten epochs, a grid of 5 x 5. The default joining and LaPE sharing with 24 layers are in `depth`, with "
+        "other seeds.",
+        seconds=140,
+    )
