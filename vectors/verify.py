@@ -366,7 +366,11 @@ def likely_causes(found: Array, about: Mapping[str, Any], inputs: Mapping[str, A
         for value in values:
             if name in given and given[name] != value:
                 changed = {**about, "parameters": {**given, name: value}}
-                if difference(found, compute(changed, inputs)[key]) <= tolerance:
+                try:
+                    other = compute(changed, inputs)[key]
+                except ValueError:  # blocks that do not divide the grid
+                    continue
+                if difference(found, other) <= tolerance:
                     causes.append(f"{name} {value!r} instead of {given[name]!r}")
     expected = compute(about, inputs)[key]
     grid = about["parameters"].get("grid")

@@ -1,0 +1,246 @@
+"""The recorded vectors of other libraries' position code: the verifier, this library, JAX, and published mistakes."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from graticule import Grid
+from graticule.encodings.alibi import slopes
+from graticule.encodings.build import build_position
+from graticule.position.resampling import build_resampler
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+
+
+def _verifier():
+    spec = importlib.util.spec_from_file_location("graticule_verify", VECTORS / "verify.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+verify = _verifier()
+ALL = {name: (about, inputs, outputs) for name, about, inputs, outputs in verify.vectors()}
+RESAMPLED = [name for name in ALL if name.startswith("resample.torch") and ".steps." not in name]
+#: Our encoding of each recorded rotary encoding of a grid, and of M-RoPE.
+ROTARY = {
+    "rope.half": "rope_1d(layout='half')",
+    "rope.interleaved": "rope_1d",
+    "rope.rope_vit": "rope(preset='rope_vit')",
+    "rope.perception_encoder": "rope(preset='pe')",
+    "rope.eva02": "rope(preset='eva02')",
+    "rope.dinov3": "rope(preset='dinov3')",
+    "rope.pixtral": "rope(preset='pixtral')",
+    "rope.qwen2_vl": "rope(preset='qwen2_vl')",
+    "rope.qwen2_5_vl": "rope(preset='qwen2_vl')",
+    "rope.qwen3_vl": "rope(preset='qwen2_vl')",
+    "rope.llama4": "rope(preset='llama4')",
+}
+
+
+def test_the_formulas_of_the_verifier_give_every_vector():
+    compared, failures = verify.compare()
+    assert not failures
+    assert compared == len(ALL)  # one output each
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_our_rotary_encodings_give_the_vectors(name):
+    about, inputs, outputs = ALL[name]
+    q = torch.tensor(inputs["q"])
+    grid = Grid(*about["parameters"].get("grid", (len(q),)))
+    position = build_position(grid, dim=q.shape[1], depth=1, num_heads=1, encoding=ROTARY[name]).double().eval()
+    found = position(grid)[0].rotary(q[None, None], q[None, None])[0][0, 0]
+    np.testing.assert_allclose(found.numpy(), outputs["rotated"], rtol=0, atol=1e-9)
+
+
+def test_our_resampling_gives_the_vectors_of_pytorch():
+    for name in RESAMPLED:
+        about, inputs, outputs = ALL[name]
+        given = about["parameters"]
+        antialias, corners = (given.get(name, False) for name in ("antialias", "corners"))
+        text = f"bi{given['kernel']}(antialias={antialias}, align_corners={corners})"
+        table = torch.tensor(inputs["table"]).permute(2, 0, 1)[None]
+        found = build_resampler(text)(table, tuple(given["size"]))[0].permute(1, 2, 0)
+        np.testing.assert_allclose(found.numpy(), outputs["resampled"], rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_our_slopes_of_alibi_give_the_vectors():
+    for heads in (8, 12):
+        np.testing.assert_allclose(slopes(heads), ALL[f"slopes.alibi.{heads}"][2]["slopes"], rtol=1e-12)
+
+
+def changed(name, **parameters):
+    """Return the outputs of a vector's convention with other parameters."""
+    about, inputs, _ = ALL[name]
+    return verify.compute({**about, "parameters": {**about["parameters"], **parameters}}, inputs)
+
+
+def by_columns(name):
+    """Return the outputs of a vector with tokens by columns."""
+    height, width = ALL[name][0]["parameters"]["grid"]
+    return {
+        key: value.reshape(height, width, -1).swapaxes(0, 1).reshape(value.shape) for key, value in ALL[name][2].items()
+    }
+
+
+def without_rows(name):
+    """Return the outputs of M-RoPE where the rows of images are zero."""
+    about, inputs, _ = ALL[name]
+    positions = inputs["positions"].copy()
+    positions[1] = 0
+    return verify.compute(about, inputs | {"positions": positions})
+
+
+def rows_twice(name):
+    """Return the outputs of an axial encoding that rotates the channels of the columns by the rows, too."""
+    about, inputs, _ = ALL[name]
+    given = about["parameters"]
+    rows = verify.places(given["grid"])[:, :1].repeat(2, 1)
+    angles = verify.axial(rows, verify.powers(given["base"], inputs["q"].shape[1] // 4))
+    return {"rotated": verify.rotate(inputs["q"], angles, given["layout"])}
+
+
+#: Published mistakes: where, the vector, the change that makes it, and the cause that the verifier names, if it can.
+MISTAKES = [
+    ("timm 2692: DINOv3 with neighboring pairs", "rope.dinov3", {"layout": "interleaved"}, "layout 'interleaved'"),
+    ("tiny-vllm 5: Llama with neighboring pairs", "rope.half", {"layout": "interleaved"}, "layout 'interleaved'"),
+    ("vllm-ascend 12820: halves", "rope.interleaved", {"layout": "half"}, "layout 'half'"),
+    ("VisionLLaMA 4, timm 2541: order of tokens", "rope.pixtral", by_columns, "tokens by columns"),
+    ("llama.cpp 13282: rows before columns", "rope.llama4", {"order": "yx"}, "order 'yx'"),
+    ("vggt-omega 35, vmlx-swift 225: base", "rope.dinov3", {"base": 10_000.0}, "base 10000.0"),
+    ("MNN 4133, ollama 12807: chunked", "mrope.interleaved", {"arrangement": "chunked"}, "arrangement 'chunked'"),
+    ("mlx-vlm 576: interleaved", "mrope.chunked", {"arrangement": "interleaved"}, "arrangement 'interleaved'"),
+    ("vmlx-swift 225: order of merged blocks", "rope.qwen2_5_vl.blocks", {"merge": 1}, "merge 1 instead of 2"),
+    ("vllm 29425: rows are zero", "mrope.interleaved", without_rows, None),
+    ("exllamav3 200: rows on both halves", "rope.gemma4", rows_twice, None),
+    ("llama.cpp 25781: half pixels", "resample.torch.linear.corners.7x9", {"corners": False}, "corners False"),
+    (
+        "openvino.genai 4444, candle 3512",
+        "resample.torch.linear.antialias.3x2",
+        {"antialias": False},
+        "antialias False",
+    ),
+    ("mlx-vlm 1243: cubic coefficient", "resample.torch.cubic.7x9", {"a": -0.5}, "a -0.5 instead of -0.75"),
+    ("pytorch 177138: the other one", "resample.torch.cubic.antialias.3x2", {"a": -0.75}, "a -0.75 instead of -0.5"),
+    ("timm 2542: another kernel", "resample.torch.linear.7x9", {"kernel": "cubic"}, "kernel 'cubic'"),
+    ("dinov2 378: size instead of scale", "resample.torch.cubic.steps.7x9", {"steps": None}, "steps None"),
+]
+
+
+def test_published_mistakes_are_found_and_named():
+    for mistake, name, change, cause in MISTAKES:
+        outputs = change(name) if callable(change) else changed(name, **change)
+        compared, failures = verify.compare({f"{name}.{key}": value for key, value in outputs.items()})
+        assert (compared, len(failures)) == (1, 1), mistake
+        assert cause is None or cause in failures[0], f"{mistake}: {failures[0]}"
+
+
+def test_outputs_in_a_file_are_compared_by_name(tmp_path):
+    good, wrong = ALL["rope.half"][2]["rotated"], changed("rope.pixtral", layout="interleaved")["rotated"]
+    save_file(
+        {"rope.half.rotated": good.copy(), "rope.pixtral.rotated": wrong, "other": good.copy()}, tmp_path / "mine"
+    )
+    ran = subprocess.run([sys.executable, VECTORS / "verify.py", tmp_path / "mine"], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "other: no vector has this name" in ran.stdout
+    assert "rope.pixtral.rotated: differs" in ran.stdout
+    assert "1 of 2 outputs equal" in ran.stdout
+
+
+def test_other_shapes_and_other_files_are_refused(tmp_path):
+    _, failures = verify.compare({"rope.half.rotated": np.zeros((2, 3)), "index.swin.index": np.full((15, 15), np.nan)})
+    assert "shape (2, 3), expected (7, 16)" in failures[0]
+    assert "differs by inf" in failures[1]
+    (tmp_path / "text").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        verify.read(tmp_path / "text")
+
+
+def test_the_verifier_needs_numpy_alone():
+    script = (
+        "import sys, importlib.abc\n"
+        "class Block(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'safetensors', 'graticule', 'scipy'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import runpy\n"
+        "sys.argv = ['verify.py']\n"
+        f"runpy.run_path({str(VECTORS / 'verify.py')!r}, run_name='__main__')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert f"{len(ALL)} of {len(ALL)} outputs equal" in ran.stdout
+
+
+@pytest.mark.slow
+def test_jax_gives_the_vectors():
+    """JAX on the CPU, in a process of its own, by its own formulas of pairs and its own resampling."""
+    pytest.importorskip("jax")
+    script = """
+import runpy, sys
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+import numpy as np
+verify = runpy.run_path(sys.argv[1])
+
+def rotated(q, places, frequencies, half):  # places (N, n) of frequencies (n,), as complex numbers
+    pairs = q.reshape(len(q), 2, -1).swapaxes(1, 2) if half else q.reshape(len(q), -1, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * jnp.exp(1j * places * frequencies)
+    both = jnp.stack([turned.real, turned.imag], -1)
+    return (both.swapaxes(1, 2) if half else both).reshape(q.shape)
+
+compared = 0
+for name, about, inputs, outputs in verify["vectors"]():
+    given = about["parameters"]
+    if "q" in inputs:
+        q = jnp.asarray(inputs["q"])
+        count = q.shape[1] // 2
+        if about["convention"] == "rope":
+            places, f = jnp.arange(len(q))[:, None], given["base"] ** -(jnp.arange(count) / count)
+            found = rotated(q, places, f, given["layout"] == "half")
+        elif about["convention"] == "rope_axial" and given["layout"] != "half per axis" and given.get("merge", 1) == 1:
+            height, width = given["grid"]
+            y, x = jnp.divmod(jnp.arange(len(q)) , width)
+            first, last = (y, x) if given["order"] == "yx" else (x, y)
+            f = given["base"] ** -(jnp.arange(count // 2) / (count // 2))
+            places = jnp.repeat(jnp.stack([first, last], -1) + given.get("offset", 0.0), count // 2, 1)
+            found = rotated(q, places, jnp.tile(f, 2), given["layout"] == "half")
+        elif name == "rope.dinov3":
+            height, width = given["grid"]
+            y, x = jnp.divmod(jnp.arange(len(q)), width)
+            at = jnp.stack([(2 * y + 1) / height - 1, (2 * x + 1) / width - 1], -1)
+            f = 2 * jnp.pi * given["base"] ** -(jnp.arange(count // 2) / (count // 2))
+            found = rotated(q, jnp.repeat(at, count // 2, 1), jnp.tile(f, 2), True)
+        else:
+            continue
+        expected = outputs["rotated"]
+    elif name.startswith(("resample.torch", "resample.jax")) and given.get("border") == "renormalize":
+        table = jnp.asarray(inputs["table"])
+        size = (*given["size"], table.shape[-1])
+        found = jax.image.resize(table, size, given["kernel"], antialias=given.get("antialias", False))
+        expected = outputs["resampled"]
+    else:
+        continue
+    assert np.abs(np.asarray(found) - expected).max() < 1e-9, name
+    compared += 1
+print(compared)
+"""
+    ran = subprocess.run([sys.executable, "-c", script, VECTORS / "verify.py"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) >= 24
+
+
+def test_each_vector_states_its_convention_and_source():
+    described = json.loads((VECTORS / "vectors.json").read_text(encoding="utf-8"))["vectors"]
+    for about in described.values():
+        assert about["formula"] == verify.CONVENTIONS[about["convention"]].__doc__
+        assert any(character.isdigit() for character in about["source"])  # the version
