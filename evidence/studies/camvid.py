@@ -21,7 +21,7 @@ _PVT = {
 
 def measure(run: Any) -> Iterator[Measured]:
     """Measure mIoU at the other sizes, against the labels of the original images."""
-    from graticule.lab.tasks.parts.segmentation_scores import evaluate_segmentation
+    from graticule.lab.tasks.segmentation import evaluate_segmentation
 
     data, recipe = run.data(), run.recipe()
     model = run.model(data, "last")

@@ -8,7 +8,7 @@ from graticule.lab.studies.study import Endpoint, Measured, Study
 
 def measure(run: Any) -> Iterator[Measured]:
     """Measure the parts of the difference in top-1 from 20 to 40 pixels, zoomed, and the effects of the controls."""
-    from graticule.lab.tasks.parts.image_causes import size_causes
+    from graticule.lab.tasks.parts.image_scores import size_causes
 
     data = run.data()
     found = size_causes(run.model(data, "last"), data, (40, 40), progress=False)

@@ -21,8 +21,7 @@ from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_causes import size_causes
-from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.tasks.parts.image_scores import evaluate, size_causes
 from graticule.lab.training.loop import train
 from graticule.surgery.change import change_position
 from tiny import GATED, PYRAMIDS, SMALL, draw, every_family, shallow, three_families, two_families

@@ -8,8 +8,7 @@ import pytest
 from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.sizes import Lengths, lengths
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.tasks.parts.text_scores import evaluate_text
+from graticule.lab.tasks.language import TextRecipe, evaluate_text
 from text_commands import spoiled_after_first_epoch
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")

@@ -11,7 +11,7 @@ import graticule
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
-from graticule.lab.tasks.parts.text_scores import check_lengths, evaluate_text
+from graticule.lab.tasks.language import check_lengths, evaluate_text
 from in_turn import in_turn
 from tiny import draw
 

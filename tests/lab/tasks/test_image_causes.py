@@ -9,8 +9,7 @@ import graticule
 from commands import run_command
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_causes import size_causes
-from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.tasks.parts.image_scores import evaluate, size_causes
 from graticule.lab.training.loop import train
 
 

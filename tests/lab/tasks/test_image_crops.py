@@ -9,8 +9,7 @@ import graticule
 from commands import run_command
 from graticule.lab.data.module import DataModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.parts.image_causes import OnMiddle, crop_of, middle
-from graticule.lab.tasks.parts.image_scores import evaluate
+from graticule.lab.tasks.parts.image_scores import OnMiddle, crop_of, evaluate, middle
 from graticule.lab.training.loop import train
 
 WHOLE = (28, 28)
@@ -87,7 +86,7 @@ def test_the_model_is_unchanged_and_crops_after_folding_are_the_same(data):
 
 def test_the_control_of_the_causes_is_the_score_of_the_middle_of_the_zoomed_image(data):
     one = model("sinusoidal_2d")
-    from graticule.lab.tasks.parts.image_causes import size_causes
+    from graticule.lab.tasks.parts.image_scores import size_causes
 
     found = size_causes(one, data, (36, 36), progress=False)
     cropped = OnMiddle(one, middle(one, WHOLE, (36, 36)), WHOLE, crop_of(one, WHOLE, (36, 36)))

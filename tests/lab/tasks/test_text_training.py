@@ -15,8 +15,7 @@ from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import LanguageModeling, TextRecipe, tokenizer_of
-from graticule.lab.tasks.parts.text_scores import token_nats
+from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats, tokenizer_of
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run

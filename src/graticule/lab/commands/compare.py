@@ -63,9 +63,8 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
-    from graticule.lab.tasks.parts.image_causes import check_crop
-    from graticule.lab.tasks.parts.image_scores import check_sizes
-    from graticule.lab.tasks.parts.text_scores import check_lengths
+    from graticule.lab.tasks.language import check_lengths
+    from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
     from graticule.lab.training.task import build_model, task_of
 
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)

@@ -10,7 +10,9 @@ from graticule.analysis.position_maps import position_maps
 from graticule.lab.data.dense_transforms import plain
 from graticule.lab.figures.pictures import confusion_figure, picture
 from graticule.lab.pages.report import Report, position_sheets
-from graticule.lab.tasks.parts.dense import DetectionScore, PixelScore, show
+from graticule.lab.tasks.parts.dense import show
+from graticule.lab.tasks.parts.detection_scores import DetectionScore
+from graticule.lab.tasks.segmentation import PixelScore
 from graticule.lab.training.prediction import above
 
 

@@ -18,10 +18,8 @@ from graticule.lab.figures.scores import length_plot, resolution_plot
 from graticule.lab.studies.comparison import Comparison, supported_decimals
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes, spread
 from graticule.lab.studies.tables import Rows, markdown
-from graticule.lab.tasks.language import tokenizer_of
-from graticule.lab.tasks.parts.image_causes import check_crop
-from graticule.lab.tasks.parts.image_scores import Mode, check_sizes, evaluate
-from graticule.lab.tasks.parts.text_scores import check_lengths, evaluate_text
+from graticule.lab.tasks.language import check_lengths, evaluate_text, tokenizer_of
+from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes, evaluate
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.metric import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graticule.lab.arguments import Usual
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, DetectionScore, show
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, show
 from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import BOX_MAP, Metric
 from graticule.lab.training.prediction import Found, Prediction
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from graticule.lab.data.dense import Target
-    from graticule.lab.tasks.parts.detection_scores import CocoScores
+    from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore
 
 
 @dataclass
-class DetectionEvaluation(DenseEvaluation[DetectionScore]):
+class DetectionEvaluation(DenseEvaluation["DetectionScore"]):
     """COCO's average precision of boxes and masks at several sizes, on the original images."""
 
     label = "box mAP (%)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graticule.lab.arguments import Rare
-from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, PixelScore, show, windows_of
+from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
 from graticule.lab.training.evaluation import Evaluated, Table
 from graticule.lab.training.metric import MIOU, Metric
 from graticule.lab.training.prediction import Found, Prediction
@@ -16,7 +16,40 @@ from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PixelScore(DenseScore):
+    """Scores of a segmentation model at one size.
+
+    window, stride, located: the windows that images were split into, in pixels; None for whole images.
+    miou, accuracy: percent; mean over the classes, and over the pixels.
+    class_iou: by the name of the class; None for one that is neither present nor predicted.
+    confusion: numbers of pixels of each class (row) that were predicted as each (column).
+    """
+
+    window: int | None
+    stride: int | None
+    located: bool
+    miou: float
+    accuracy: float
+    class_iou: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+    @property
+    def main(self) -> float:
+        """Return the mean intersection over union, in percent."""
+        return self.miou
+
+
+def windows_of(recipe: Any) -> tuple[int | None, int | None, bool]:
+    """Return `window`, `stride` and `located` of a recipe, with the stride that is used by default."""
+    window: int | None = recipe.window
+    return window, recipe.stride or (None if window is None else max(1, window * 2 // 3)), recipe.located
 
 
 @dataclass
@@ -40,8 +73,6 @@ class SegmentationEvaluation(DenseEvaluation[PixelScore]):
 
     def score(self, task: Any, model: Any, data: Any, size: tuple[int, int], device: str, progress: bool) -> PixelScore:
         """Score a model on images that are fitted to `size`, their shorter and longer side."""
-        from graticule.lab.tasks.parts.segmentation_scores import evaluate_segmentation
-
         return evaluate_segmentation(model, data, size, self.recipe_of(task), device=device, progress=progress)
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[PixelScore]]) -> Table:
@@ -166,7 +197,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
         from graticule.lab.data.sampling import PADDING
-        from graticule.lab.tasks.parts.segmentation_scores import counted, logits_of
 
         values: dict[str, list[Tensor]] = {}
         for image, target in zip(*batch, strict=True):
@@ -185,8 +215,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the class of every pixel of an image, and the share of each class."""
-        from graticule.lab.tasks.parts.segmentation_scores import logits_of
-
         small = self.prepared(image, described).to(next(model.parameters()).device)
         classes = logits_of(model, small, image.shape[1:], self.recipe).argmax(0).cpu()
         names = tuple(described["class_names"])
@@ -201,8 +229,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
-        from graticule.lab.tasks.parts.segmentation_scores import mean_iou
-
         classes = sum(name.startswith("both_") for name in sums)
         return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
 
@@ -236,3 +262,125 @@ def _stacked(values: list[Tensor]) -> Tensor:
     import torch
 
     return torch.stack(values)
+
+
+def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
+    """Return the logits (classes, *size) of an image, computed as a whole or in windows and resized.
+
+    Args:
+        model: a segmentation model.
+        image: (3, height, width), normalized.
+        size: (height, width) of the original image.
+        windows: an object with `window`, `stride` and `located`, such as a recipe.
+    """
+    import torch.nn.functional as F
+
+    from graticule.dense.segmentation import segment_in_windows
+
+    if windows.window is None:
+        logits = model(image[None])
+    else:
+        logits = segment_in_windows(model, image[None], windows.window, windows.stride, windows.located)
+    height, width = size
+    if tuple(logits.shape[-2:]) != (height, width):
+        logits = F.interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)
+    resized: Tensor = logits[0]
+    return resized
+
+
+def counted(found: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Return the numbers of pixels per class that are right, that are of it, and that are predicted: (3, classes).
+
+    Args:
+        found: (height, width), the predicted classes.
+        truth: (height, width); pixels that are `IGNORED` do not count.
+        classes: number of classes.
+    """
+    return per_class(confusion(found, truth, classes))
+
+
+def per_class(matrix: Tensor) -> Tensor:
+    """Return the numbers of `counted` from those of `confusion`."""
+    import torch
+
+    return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
+
+
+def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes)."""
+    import torch
+
+    from graticule.lab.data.dense import IGNORED
+
+    counts = truth != IGNORED
+    pairs = truth[counts].long() * classes + found[counts].long()
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+
+
+def class_ious(counts: Any) -> list[float | None]:
+    """Return the intersection over union of each class in percent; None if neither present nor predicted."""
+    both, truth, found = (list(map(float, row)) for row in counts)
+    return [
+        100 * one / union if (union := there + seen - one) else None
+        for one, there, seen in zip(both, truth, found, strict=True)
+    ]
+
+
+def mean_iou(counts: Any) -> float:
+    """Return the mean of `class_ious`, over the classes that are present or predicted."""
+    ious = [iou for iou in class_ious(counts) if iou is not None]
+    return sum(ious) / len(ious) if ious else 0.0
+
+
+def evaluate_segmentation(
+    model: nn.Module,
+    data: Any,
+    size: tuple[int, int],
+    windows: Any,
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> PixelScore:
+    """Score `model`, in evaluation mode, on the held-out images, fitted to `size`; targets are of the original images.
+
+    Args:
+        model: a segmentation model.
+        data: the held-out images.
+        size: the shorter and the longer side that images are fitted to.
+        windows: an object with `window`, `stride` and `located`, such as a recipe.
+        device: the device of the model.
+        progress: whether to show a bar.
+    """
+    import torch
+
+    from graticule.lab.training.validation import batch_results
+
+    names = data.class_names
+    model.to(device)
+    matrix = torch.zeros(len(names), len(names), dtype=torch.int64)
+    images, seconds = 0, 0.0
+
+    def compute(batch: Any) -> list[Tensor]:
+        pairs = zip(*batch, strict=True)
+        return [logits_of(model, image, target["size"], windows).argmax(0).cpu() for image, target in pairs]
+
+    loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
+    for (_, targets), predicted, spent in batch_results(compute, loader, label, device, progress):
+        seconds += spent
+        images += len(targets)
+        for found, target in zip(predicted, targets, strict=True):
+            matrix += confusion(found, target["classes"], len(names))
+    window, stride, located = windows_of(windows)
+    counts = per_class(matrix)
+    return PixelScore(
+        size=size,
+        window=window,
+        stride=stride,
+        located=located,
+        miou=mean_iou(counts),
+        accuracy=100 * int(counts[0].sum()) / max(int(counts[1].sum()), 1),
+        class_iou=dict(zip(names, class_ious(counts), strict=True)),
+        confusion=matrix.tolist(),
+        images=images,
+        images_per_second=images / seconds,
+    )

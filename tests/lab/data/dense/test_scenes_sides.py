@@ -5,7 +5,7 @@ import torch
 
 import graticule
 from graticule.lab.data.sets.scenes import scenes_sides
-from graticule.lab.tasks.parts.segmentation_scores import confusion, mean_iou
+from graticule.lab.tasks.segmentation import confusion, mean_iou
 
 ENCODINGS = ("learnable", "sinusoidal_2d", "rope", "relative_bias", "peg", "kerple")
 

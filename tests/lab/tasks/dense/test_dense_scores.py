@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from graticule.lab.tasks.parts.detection_scores import CocoScores, detection_confusion, encoded
-from graticule.lab.tasks.parts.segmentation_scores import class_ious, confusion, counted, mean_iou
+from graticule.lab.tasks.segmentation import class_ious, confusion, counted, mean_iou
 
 
 def truth_of(number, boxes, labels, crowd=(), size=(60, 90)):

@@ -12,8 +12,8 @@ from torch import nn
 from commands import run_command
 from forked import forked, two_processes
 from graticule.checkpoints.read import read_checkpoint, save_weights
-from graticule.lab.tasks.parts.dense import freeze_batchnorm, windows_of
-from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses
+from graticule.lab.tasks.parts.dense import freeze_batchnorm
+from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses, windows_of
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run

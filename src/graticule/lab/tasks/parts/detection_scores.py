@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from graticule.lab.tasks.parts.dense import DetectionScore
+from graticule.lab.tasks.parts.dense import DenseScore, show
 from graticule.lab.training.validation import batch_results
+
+
+@dataclass(frozen=True)
+class DetectionScore(DenseScore):
+    """Scores of a detector at one size.
+
+    values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks; None if there are
+        no objects of this size.
+    class_map: average precision of the boxes of each class, by name; None for a class without objects.
+    confusion: numbers of objects of each class (row) that were detected as each (column), by detections with a score
+        of at least one half; the last row counts false detections, the last column missed objects. Crowds and what is
+        detected in them do not count.
+    """
+
+    values: dict[str, float | None]
+    class_map: dict[str, float | None]
+    confusion: list[list[int]]
+    images: int
+    images_per_second: float
+
+    @property
+    def main(self) -> float:
+        """Return the average precision of the boxes, in percent."""
+        return self.values["box_map"] or 0.0
+
+    @property
+    def kinds(self) -> list[list[str]]:
+        """Return a row for boxes, and one for masks if they were predicted."""
+        kinds = dict.fromkeys(name.partition("_")[0] for name in self.values)
+        return [[one, *(show(value) for name, value in self.values.items() if name.startswith(one))] for one in kinds]
+
 
 #: COCO's summary in its order: name and position.
 _SUMMARY = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large")

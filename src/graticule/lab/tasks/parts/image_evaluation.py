@@ -40,8 +40,7 @@ class ImageEvaluation(Evaluation["Score"]):
     def check(self, task: Any, model: Any, data: Any) -> None:
         """Check the sizes, and set the windows of the model."""
         from graticule.analysis.effect import check_larger
-        from graticule.lab.tasks.parts.image_causes import check_crop
-        from graticule.lab.tasks.parts.image_scores import check_sizes, set_windows
+        from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes, set_windows
 
         check_sizes(model, self._sizes(task))
         self._real(data)
@@ -69,7 +68,7 @@ class ImageEvaluation(Evaluation["Score"]):
         scores = evaluate(model, data, sizes, device=device, progress=progress, mode=self.mode, real=real)
         if not self.causes:
             return scores
-        from graticule.lab.tasks.parts.image_causes import size_causes
+        from graticule.lab.tasks.parts.image_scores import size_causes
 
         return [
             score
@@ -153,7 +152,7 @@ def show_multiply_adds(count: int | None) -> str:
 
 def _causes_table(evaluated: Sequence[Evaluated[Score]]) -> Table:
     """Return a row for each run and larger size, with the parts of the difference in top-1 and the controls."""
-    from graticule.lab.tasks.parts.image_causes import CONTROLS, PARTS
+    from graticule.lab.tasks.parts.image_scores import CONTROLS, PARTS
 
     names = (*PARTS, *CONTROLS)
     rows = []

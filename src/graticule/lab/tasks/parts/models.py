@@ -1,18 +1,12 @@
-"""The models of image and text recipes."""
+"""The models of recipes: their arguments, and the backbones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.language import (
-    LanguageModel,
-    create_language_model,
-    list_language_arguments,
-    list_language_models,
-)
 from graticule.backbones.registry import create_model, list_arguments, list_models
 from graticule.hub.config import PREFIX
 from graticule.lab.training.recipe import TrainingRecipe
@@ -79,46 +73,22 @@ def backbone_arguments(
     for name, value in given.items():
         if value is not None and name not in known:
             raise ValueError(f"`{name}` must be left out: {recipe.model} has no such argument, got {value!r}.")
+    return model_arguments(recipe, known, given)
+
+
+def model_arguments(recipe: TrainingRecipe, known: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model: the position of a recipe, `given`, and `model_kwargs`, which must be others.
+
+    Args:
+        recipe: position and `model_kwargs`; what it leaves open is the model's default.
+        known: the arguments that the model has.
+        given: the arguments that follow from other values of the recipe.
+    """
     further = recipe.backbone_arguments()
     for name in further:
         known_name("model_kwargs", name, [argument for argument in known if argument not in given])
-    return {**_position(recipe), **given, **further}
-
-
-def build_language_model(
-    recipe: TrainingRecipe, vocab_size: int, context: int, tied: bool = True, drop_rate: float = 0.0
-) -> LanguageModel:
-    """Build the language model of a recipe.
-
-    Args:
-        recipe: model, position and drop path.
-        vocab_size: tokens of the vocabulary.
-        context: tokens for which position information is built.
-        tied: whether the head shares the weights of the token embedding.
-        drop_rate: dropout of the tokens and of the outputs of attention and MLPs.
-
-    Raises:
-        ValueError: for an argument that the model does not have, or a combination that it refuses.
-    """
-    given: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "context": context,
-        "tied": tied,
-        "pos_drop_rate": drop_rate,
-        "proj_drop_rate": drop_rate,
-        "drop_path_rate": recipe.drop_path_rate,
-    }
-    known_name("model", recipe.model, list_language_models())
-    further = recipe.backbone_arguments()
-    for name in further:
-        known_name("model_kwargs", name, [known for known in list_language_arguments() if known not in given])
-    build = partial(create_language_model, recipe.model, **_position(recipe), **given, **further)
-    return built(build, recipe)
-
-
-def _position(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the position arguments that a recipe gives; the others are the model's defaults."""
-    return {"joining": recipe.joining} | ({} if recipe.encoding is None else {"encoding": recipe.encoding})
+    encoding = {} if recipe.encoding is None else {"encoding": recipe.encoding}
+    return {"joining": recipe.joining, **encoding, **given, **further}
 
 
 def built(build: Callable[[], M], recipe: TrainingRecipe) -> M:
