@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.analysis.correlation import position_correlations
+from graticule.analysis.correlation import coefficients, norm_coefficients, position_correlations
 from graticule.analysis.similarity import Correlations, cosine_similarity, locality, two_dimensionality
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
@@ -47,7 +47,7 @@ def test_similarity_is_symmetric_with_a_unit_diagonal():
     assert np.abs(s).max() <= 1
 
 
-def test_a_positive_factor_a_token_drops_out_as_lambda_2_does():
+def test_a_positive_factor_per_token_drops_out_as_lambda_2_does():
     draw = np.random.default_rng(0)
     vectors, factor = draw.normal(size=(15, 8)), draw.uniform(0.1, 10, size=(15, 1))
     np.testing.assert_allclose(cosine_similarity(factor * vectors), cosine_similarity(vectors), atol=1e-14)
@@ -140,12 +140,14 @@ def test_two_dimensionality_is_undefined_where_no_axis_is_known(s):
     assert np.isnan(two_dimensionality(np.ones((6, 6)), Grid(1, 6)))
 
 
-def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
-    grid = Grid(2, 3)
+def layers_of(*shares):
+    """Return layers from each token similar only to itself, 0, to all tokens equal, 1."""
+    return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
 
-    def model(*shares):  # from each token similar only to itself, 0, to all tokens equal, 1
-        layers = [s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares]
-        return Correlations(grid, np.stack(layers), ("inner",) * len(shares))
+
+def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
+    def model(*shares):
+        return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares))
 
     assert model(0.1, 0.2, 0.5, 0.9).hierarchy == pytest.approx(1)
     assert model(0.9, 0.5, 0.2).hierarchy == pytest.approx(-1)
@@ -153,11 +155,6 @@ def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
     assert np.isnan(model(0.1, 0.9).hierarchy)
     assert np.isnan(model(0.5, 0.5, 0.5 + 1e-9).hierarchy)  # rounding is not a hierarchy
     assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
-
-
-def layers_of(*shares):
-    """Return layers from each token similar only to itself, 0, to all tokens equal, 1."""
-    return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
 
 
 def test_the_range_of_locality_is_a_share_of_a_uniform_maps():
@@ -213,11 +210,6 @@ def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
     assert found.locality_range > 0.1
 
 
-def test_a_number_of_untrained_models_below_zero_is_refused():
-    with pytest.raises(ValueError, match="`untrained` must be at least 0, got -1"):
-        position_correlations(nano(), untrained=-1)
-
-
 # Values read from a model
 
 
@@ -253,7 +245,7 @@ def test_a_shared_table_looks_like_one_added_once():
     )  # (l + 1) w and w differ under a norm by its eps alone
 
 
-def test_unshared_tables_add_up_on_the_way():
+def test_unshared_tables_add_up_over_the_layers():
     model = nano(joining="unshared")
     found = position_correlations(model)
     tables = [position.pre for position in model.position(model.grid)]
@@ -264,7 +256,7 @@ def test_unshared_tables_add_up_on_the_way():
 
 @in_turn("joining", ["lape", "lape_sharing"])
 @in_turn("encoding", ["learnable", "sinusoidal_1d", "sinusoidal_2d"])
-def test_lape_is_read_as_it_is(joining, encoding):
+def test_layers_with_lape_see_its_tables(joining, encoding):
     model = nano(joining=joining, encoding=encoding)
     found = position_correlations(model)
     for layer, position in enumerate(model.position(model.grid)):
@@ -306,33 +298,11 @@ def test_a_relative_bias_alone_is_refused_and_beside_a_table_left_out():
     assert position_correlations(nano(encoding="learnable+relative_bias")).sources == ("stream",) * 6
 
 
-def test_what_is_no_backbone_is_refused():
+def test_another_model_and_a_negative_number_of_untrained_models_are_refused():
     with pytest.raises(ValueError, match="`model` must be a backbone"):
         position_correlations(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("joining", ["default", "lape"])
-def test_the_model_is_unchanged(training, joining):
-    model = nano(joining=joining).train(training)
-    model.position.eval()
-    modes = [module.training for module in model.modules()]
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    position_correlations(model)
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
-
-
-@pytest.mark.parametrize("joining", ["default", "lape"])
-def test_a_folded_model_has_the_same_correlations_even_if_set_to_train(joining):
-    model = nano(joining=joining)
-    before = position_correlations(model)
-    graticule.fold(model).train()
-    after = position_correlations(model)
-    np.testing.assert_array_equal(after.similarity, before.similarity)
-    np.testing.assert_array_equal(after.initial, before.initial)
-    assert model.position.training
+    with pytest.raises(ValueError, match="`untrained` must be at least 0, got -1"):
+        position_correlations(nano(), untrained=-1)
 
 
 @pytest.mark.parametrize("joining", ["default", "lape"])
@@ -357,7 +327,7 @@ def test_another_image_size_gives_another_grid():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
-def test_a_file_brings_back_what_was_saved(tmp_path, kwargs):
+def test_a_saved_file_is_loaded_unchanged(tmp_path, kwargs):
     found = position_correlations(nano(**kwargs), untrained=2)
     path = found.save(tmp_path / "new" / "found.npz")
     assert [p.name for p in path.parent.iterdir()] == ["found.npz"]
@@ -399,7 +369,7 @@ def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_
 
 
 @pytest.mark.parametrize("joining", ["default", "unshared", "lape"])
-def test_a_language_model_is_read_as_its_layers_are_told(joining):
+def test_layers_of_a_language_model_see_their_tables(joining):
     torch.manual_seed(0)
     model = graticule.create_language_model("lm_nano", vocab_size=7, context=12, joining=joining).double()
     for parameter in model.parameters():
@@ -420,3 +390,58 @@ def test_a_language_model_has_no_size_in_pixels_and_rotation_no_vectors():
         position_correlations(graticule.create_language_model("lm_nano", vocab_size=7), 28)
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
         position_correlations(graticule.create_language_model("lm_nano", vocab_size=7, encoding="rope_1d"))
+
+
+# The coefficients of LaPE's Eq. 6 and 7, which split the output of a norm into tokens, position and shift
+
+
+def test_the_coefficients_of_two_channels_by_hand():
+    # over two channels the standard deviation is half the distance: 1 for (0, 2), 2 for (1, 5), 3 for their sum (1, 7);
+    # for (2, 0) + (1, 5) = (3, 5) it is 1 and 2 and 1
+    tokens = torch.tensor([[[0.0, 2.0], [2.0, 0.0]]])
+    position = torch.tensor([[1.0, 5.0], [1.0, 5.0]])
+    found = coefficients(tokens, position)
+    torch.testing.assert_close(found.tokens, torch.tensor([[1 / 3, 1.0]]))
+    torch.testing.assert_close(found.position, torch.tensor([[2 / 3, 2.0]]))
+    torch.testing.assert_close(found.shift, torch.tensor([[0.0, -2.0]]))
+
+
+def small(encoding, joining="default", **kwargs):
+    return graticule.create_model(
+        "vit_nano_patch4_28",
+        encoding=encoding,
+        joining=joining,
+        **{"img_size": (8, 12), "embed_dim": 8, "num_heads": 2, "depth": 2, "in_chans": 1, "num_classes": 3} | kwargs,
+    )
+
+
+def test_the_parts_of_every_layer_add_up_to_its_normalized_input():
+    torch.manual_seed(0)
+    model = small("learnable(std=1)").double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    images = torch.randn(3, 1, 8, 12, dtype=torch.float64)
+    seen = []
+    norms = [model.block(0, index).norm1 for index in range(2)]
+    hooks = [norm.register_forward_hook(lambda module, given, out: seen.append((given[0], out))) for norm in norms]
+    for norm in norms:
+        norm.eps = 0.0
+    found = norm_coefficients(model, images)
+    for hook in hooks:
+        hook.remove()
+    assert found.tokens.shape == (2, 3, 7)  # layers, images, tokens of a grid of 2 x 3 with a class token
+    w = model.position(model.grid_of(images))[0].pre
+    for layer in range(2):
+        norm, (given, out) = norms[layer], seen[layer]
+        parts = (found.tokens[layer], found.position[layer], found.shift[layer])
+        tokens, position, shift = (part[..., None] for part in parts)
+        sum_of_parts = tokens * norm(given - w) + position * norm(w) + shift * norm.bias
+        torch.testing.assert_close(sum_of_parts, out, rtol=1e-9, atol=1e-9)
+
+
+@in_turn("choice", [("learnable", "lape"), ("rope", "default"), ("none", "default")])
+def test_coefficients_need_one_table_at_the_start(choice):
+    with pytest.raises(ValueError, match="`model` must add one table to the embedded tokens"):
+        norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
+    with pytest.raises(ValueError, match="`model` must be a backbone of one stage, got Linear"):
+        norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))

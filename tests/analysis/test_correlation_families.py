@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 
 import graticule
+from commands import run_command
 from graticule import Grid
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.similarity import Correlations, cosine_similarity, two_dimensionality
-from graticule.lab.cli import main
 from graticule.lab.figures.plots import correlation_sheet
 from in_turn import in_turn
-from tiny import draw, spec
+from tiny import draw, spec, tiny
 
 COMPACT = ("vit_lite_2_4_32", "cvt_2_4_32", "cct_2_3x2_32")
 PYRAMIDS = ("swin", "pvt")
+RELATIVE = ("relative_bias", "continuous_bias", "rope", "peg", "relative_bias+peg")
 
 SWIN = {"img_size": 32, "embed_dim": 12, "depths": (2, 1), "num_heads": (3, 6), "window_size": 4, "num_classes": 5}
 PVT = {
@@ -92,49 +93,31 @@ def table_of(model, index=0):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", COMPACT)
-def test_a_table_goes_through_the_norm_on_the_residual_stream_of_a_compact_transformer(name):
-    model = compact(name)
-    found = position_correlations(model)
-    w, (first, second) = table_of(model), model.blocks
-    assert_layers_see(found, layer_norm(w, first.norm1), layer_norm(layer_norm(w, first.norm2), second.norm1))
-    assert found.sources == ("stream", "stream")
-    np.testing.assert_allclose(found.initial, cosine_similarity(w[-found.grid.patches :].numpy()), rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", COMPACT)
-def test_a_shared_table_is_added_to_what_the_norm_on_the_residual_stream_made_of_it(name):
-    model = compact(name, joining="shared")
-    w, (first, second) = table_of(model), model.blocks
-    second_sees = layer_norm(layer_norm(w, first.norm2) + w, second.norm1)
-    assert_layers_see(position_correlations(model), layer_norm(w, first.norm1), second_sees)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", COMPACT)
-def test_unshared_tables_are_added_after_the_norm_on_the_residual_stream(name):
-    model = compact(name, joining="unshared")
-    (first, second), found = model.blocks, position_correlations(model)
-    second_sees = layer_norm(layer_norm(table_of(model, 0), first.norm2) + table_of(model, 1), second.norm1)
-    assert_layers_see(found, layer_norm(table_of(model, 0), first.norm1), second_sees)
-    assert found.initial is None
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", COMPACT)
-def test_lape_in_a_compact_transformer_does_not_meet_the_norm_on_the_residual_stream(name):
-    model = compact(name, joining="lape")
-    first, second = model.position.joining.norms
-    once = layer_norm(table_of(model), first)
-    found = position_correlations(model)
-    assert_layers_see(found, once, layer_norm(once, second))
-    assert found.sources == ("inner", "inner")
+@in_turn("name", COMPACT)
+@in_turn("joining", ["default", "shared", "unshared", "lape"])
+def test_a_compact_transformer_has_a_norm_on_the_residual_stream_which_lape_does_not_pass(name, joining):
+    model = compact(name, joining=joining)
+    found, w, (first, second) = position_correlations(model), table_of(model), model.blocks
+    patches = w[-found.grid.patches :].numpy()
+    if joining == "lape":
+        one, two = model.position.joining.norms
+        assert_layers_see(found, layer_norm(w, one), layer_norm(layer_norm(w, one), two))
+        assert found.sources == ("inner", "inner")
+    else:
+        added = {"default": 0, "shared": w, "unshared": table_of(model, -1)}[joining]
+        assert_layers_see(
+            found, layer_norm(w, first.norm1), layer_norm(layer_norm(w, first.norm2) + added, second.norm1)
+        )
+        assert found.sources == ("stream", "stream")
+    if joining == "unshared":
+        assert found.initial is None
+    else:
+        np.testing.assert_allclose(found.initial, cosine_similarity(patches), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "felt"), [("vit_lite_2_4_32", True), ("vit_tiny_patch16_224", False)])
-def test_the_second_norm_of_a_block_is_felt_after_it_where_it_stands_on_the_residual_stream(name, felt):
+def test_the_second_norm_of_a_block_changes_the_next_layer_where_it_is_on_the_residual_stream(name, felt):
     model = compact(name, img_size=32, patch_size=4, depth=2)
     before = position_correlations(model).similarity
     model.blocks[0].norm2.weight[5] *= 20
@@ -196,7 +179,7 @@ def test_a_learnable_table_in_t2t_is_as_two_dimensional_as_what_it_holds(encodin
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [32, (40, 24), (36, 28)])
-def test_the_table_of_swin_comes_to_the_second_stage_through_the_merging_of_patches(size):
+def test_the_table_of_swin_passes_through_the_merging_of_patches(size):
     model = pyramid("swin", img_size=size)
     w = table_of(model)
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
@@ -225,7 +208,7 @@ def test_lape_in_swin_normalises_the_merged_table_in_the_second_stage(joining, s
 
 
 @torch.no_grad()
-def test_a_shared_table_in_swin_meets_in_the_second_stage_what_the_stream_carried_there():
+def test_a_shared_table_in_swin_is_added_in_the_second_stage_to_the_merged_one():
     model = pyramid("swin", joining="shared")
     w, (first, second) = table_of(model), model.layers[0].blocks
     found = position_correlations(model, stage=0)
@@ -247,7 +230,7 @@ def test_a_bias_beside_the_table_of_swin_is_left_out():
 
 @torch.no_grad()
 @pytest.mark.parametrize("global_pool", ["token", "avg"])
-def test_every_stage_of_pvt_adds_a_table_to_what_came_through_its_patches(global_pool):
+def test_every_stage_of_pvt_adds_a_table_to_the_embedded_one(global_pool):
     model = pyramid("pvt", img_size=(32, 48), global_pool=global_pool)
     w, v = table_of(model, 0), table_of(model, 1)
     first, second = (position_correlations(model, stage=stage) for stage in (0, 1))
@@ -269,22 +252,15 @@ def test_lape_in_pvt_normalises_the_table_of_each_stage():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", PYRAMIDS)
-def test_the_merging_of_patches_is_felt_in_the_second_stage_alone(name):
+def test_the_merging_of_patches_changes_the_second_stage_alone_and_the_first_is_the_default(name):
     model = pyramid(name)
     before = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
     norm = model.layers[1].downsample.norm if name == "swin" else model.patch_embeds[1].norm
     norm.weight[5] *= 20
     after = [position_correlations(model, stage=stage).similarity for stage in (0, 1)]
     np.testing.assert_array_equal(after[0], before[0])
+    np.testing.assert_array_equal(position_correlations(model).similarity, before[0])
     assert np.abs(after[1] - before[1]).max() > 1e-6
-
-
-@pytest.mark.parametrize("name", PYRAMIDS)
-def test_the_first_stage_is_the_default(name):
-    model = pyramid(name)
-    np.testing.assert_array_equal(
-        position_correlations(model).similarity, position_correlations(model, stage=0).similarity
-    )
 
 
 @torch.no_grad()
@@ -315,34 +291,32 @@ def test_a_pyramid_without_encoding_sees_nothing_in_any_stage(name):
         assert found.sources == (None,) * layers and np.isnan(found.similarity).all()
 
 
-@in_turn("stage", [-1, 2])
-@in_turn("name", PYRAMIDS)
-def test_a_stage_that_a_pyramid_has_not_is_refused(name, stage):
-    with pytest.raises(ValueError, match=rf"`stage` must be from 0 to 1 in this \w+Transformer, got {stage}"):
-        position_correlations(pyramid(name), stage=stage)
+@in_turn(
+    ("build", "stage", "said"),
+    [
+        *((lambda name=name: pyramid(name), stage, "from 0 to 1") for name in PYRAMIDS for stage in (-1, 2)),
+        *((lambda name=name: compact(name), 1, "from 0 to 0") for name in COMPACT),
+    ],
+)
+def test_another_stage_is_refused(build, stage, said):
+    with pytest.raises(ValueError, match=rf"`stage` must be {said} in this \w+, got {stage}"):
+        position_correlations(build(), stage=stage)
 
 
-@in_turn("name", [*COMPACT, "vit_tiny_patch16_224"])
-def test_a_second_stage_is_refused_where_there_is_one(name):
-    with pytest.raises(ValueError, match=r"`stage` must be from 0 to 0 .*, got 1"):
-        position_correlations(compact(name, img_size=32, patch_size=4, depth=2), stage=1)
-
-
-@in_turn("stage", [0, 1])
-@in_turn("encoding", ["relative_bias", "continuous_bias", "rope", "peg", "relative_bias+peg"])
-def test_a_pyramid_without_an_absolute_encoding_is_refused(encoding, stage):
+@in_turn(
+    ("build", "stage"),
+    [
+        *((lambda name=name: pyramid("swin", encoding=name), at) for at in (0, 1) for name in RELATIVE),
+        *((lambda name=name: compact(name, encoding="irpe"), 0) for name in COMPACT),
+    ],
+)
+def test_a_model_without_an_absolute_encoding_is_refused(build, stage):
     with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
-        position_correlations(pyramid("swin", encoding=encoding), stage=stage)
-
-
-@in_turn("name", COMPACT)
-@in_turn("encoding", ["relative_bias", "irpe", "rope_mixed", "peg"])
-def test_a_compact_transformer_without_an_absolute_encoding_is_refused(name, encoding):
-    with pytest.raises(ValueError, match="`model` must have an absolute encoding"):
-        position_correlations(compact(name, encoding=encoding))
+        position_correlations(build(), stage=stage)
 
 
 ALL = {
+    "vit": lambda **kwargs: tiny(**kwargs).double(),
     **{name: lambda name=name, **kwargs: compact(name, **kwargs) for name in COMPACT},
     **{name: lambda name=name, **kwargs: pyramid(name, **kwargs) for name in PYRAMIDS},
     "ceit": lambda **kwargs: drawn("ceit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3, **kwargs),
@@ -377,11 +351,13 @@ def test_the_model_is_unchanged(name, joining):
 def test_a_folded_model_has_the_same_correlations(name, joining):
     model = ALL[name](joining=joining)
     before = [position_correlations(model, stage=stage) for stage in stages_of(model)]
-    graticule.fold(model)
+    graticule.fold(model).train()
     for stage, one in enumerate(before):
         after = position_correlations(model, stage=stage)
         np.testing.assert_array_equal(after.similarity, one.similarity)
+        np.testing.assert_array_equal(after.initial, one.initial)
         assert after.sources == one.sources
+    assert model.position.training
 
 
 @in_turn(("name", "joining"), [("cct_2_3x2_32", "lape"), ("swin", "default"), ("pvt", "lape")])
@@ -400,40 +376,25 @@ def test_the_sheet_has_two_panels_for_every_layer_and_for_a_table_that_is_the_on
 # The command
 
 
-def run_command(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    out, _ = capsys.readouterr()
-    return code, out
-
-
 SMALL = ("--limit-train", 20, "--limit-test", 20, "--batch-size", 10, "--epochs", 1, "--warmup-epochs", 0)
 SIZE = ("--img-size", 32, 32, "--accelerator", "cpu")
+SWIN_OPTIONS = ("--model-kwargs", "embed_dim=12", "depths=[2,1]", "num_heads=[3,6]", "window_size=4")
+#: A plain backbone and a pyramid -> the number of stages, and options.
 RUNS = {
     "vit_lite_2_4_32": (1, ("--model-kwargs", "embed_dim=24", "num_heads=3", "--joining", "lape")),
-    "cct_2_3x2_32": (1, ("--model-kwargs", "embed_dim=24", "num_heads=3")),
     "swin_tiny_patch4_window7_224": (
         2,
-        (
-            *("--encoding", "learnable+relative_bias", "--joining", "lape", "--model-kwargs"),
-            *("embed_dim=12", "depths=[2,1]", "num_heads=[3,6]", "window_size=4"),
-        ),
-    ),
-    "pvt_tiny": (
-        2,
-        (
-            "--model-kwargs",
-            *("embed_dims=[8,16]", "depths=[2,1]", "num_heads=[1,2]", "mlp_ratios=[2,2]", "sr_ratios=[2,1]"),
-        ),
+        ("--encoding", "learnable+relative_bias", "--joining", "lape", *SWIN_OPTIONS),
     ),
 }
 
 
 @pytest.mark.parametrize("model", RUNS)
-def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, model):
+def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, tmp_path, model):
     stages, options = RUNS[model]
     command = ("train", "digits_quick", "--model", model, *SIZE, *SMALL, *options, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
-    code, out = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
+    code, out, _ = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
     assert code == 0
     kinds = ["correlations", "bias"] if "learnable+relative_bias" in options else ["correlations"]
     names = [kind + end for kind in kinds for end in ([""] if stages == 1 else ["-stage1", "-stage2"])]
@@ -453,15 +414,13 @@ def test_the_command_writes_what_it_says_and_a_sheet_a_stage(capsys, tmp_path, m
 
 
 @pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", "bias"), ("rope_mixed", "rotary"), ("peg", None)])
-def test_a_pyramid_without_an_absolute_encoding_has_biases_and_rotations_drawn_or_is_refused_before_any_work(
+def test_a_pyramid_without_an_absolute_encoding_has_biases_and_rotations_drawn_or_is_refused(
     capsys, tmp_path, encoding, drawn
 ):
-    options = RUNS["swin_tiny_patch4_window7_224"][1][4:]
-    model = ("--encoding", encoding, "--model", "swin_tiny_patch4_window7_224", "--model-kwargs", *options[1:])
+    model = ("--encoding", encoding, "--model", "swin_tiny_patch4_window7_224", *SWIN_OPTIONS)
     command = ("train", "digits_quick", *model, *SIZE, *SMALL, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
-    code = main(["correlations", str(tmp_path / "run"), "--output", str(tmp_path / "found")])
-    out, err = capsys.readouterr()
+    code, out, err = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
     if drawn:
         names = {f"{drawn}-stage{stage}.{end}" for stage in (1, 2) for end in ("png", "npz")}
         assert code == 0 and {path.name for path in (tmp_path / "found").iterdir()} == names

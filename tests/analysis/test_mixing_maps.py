@@ -28,7 +28,6 @@ SIZES = {
 }
 GMLP, POSMLP = SIZES
 names = pytest.mark.parametrize("name", SIZES, ids=["gmlp", "posmlp"])
-every = pytest.mark.parametrize("encoding", ENCODINGS)
 
 
 def gated(name=GMLP, encoding="ggqpe", **kwargs):
@@ -58,20 +57,22 @@ def one_map(weights, query=(0, 0), **kwargs):
 
 
 @names
-@every
-def test_a_map_is_the_row_of_its_query_in_the_weights_of_the_layer(name, encoding):
+@in_turn("encoding", ENCODINGS)
+def test_a_map_is_the_row_of_its_query_in_the_weights_of_the_layer_at_any_size(name, encoding):
     model = gated(name, encoding)
-    for row, column in ((0, 0), (2, 1), (1, 3)):
-        maps = mixing_maps(model, query=(row, column))
-        assert len(maps) == 3
-        for one, weights in zip(maps, full_weights(model), strict=True):
-            assert one.query == (row, column) and one.weights.shape == (one.groups, *one.grid.shape)
-            expected = weights[:, row * one.grid.width + column].unflatten(-1, one.grid.shape)
+    size, grids = {GMLP: ((32, 24), [(8, 6)] * 3), POSMLP: ((16, 32), [(4, 4), (2, 4), (2, 4)])}[name]
+    assert [one.grid.shape for one in mixing_maps(model, size)] == grids
+    for at, query in ((None, (0, 0)), (None, (2, 1)), (None, (1, 3)), (size, (1, 2))):
+        given = model.position(model.grid_at(at or model.img_size))
+        for one, weights, position in zip(mixing_maps(model, at, query), full_weights(model, at), given, strict=True):
+            assert one.query == query and one.weights.shape == (one.groups, *one.grid.shape)
+            expected = weights[:, query[0] * one.grid.width + query[1]].unflatten(-1, one.grid.shape)
             np.testing.assert_allclose(one.weights, expected.numpy(), rtol=0, atol=1e-14)
+            np.testing.assert_array_equal(one.bias.ravel(), position.spatial_bias.detach().numpy())
 
 
 @names
-def test_what_was_mixed_is_the_sum_of_the_tokens_by_the_map(name):
+def test_mixed_tokens_are_the_sum_of_the_tokens_by_the_map(name):
     model, seen = gated(name), []
     unit = model.block(0, 0).mlp_channels.gate
     unit.register_forward_hook(lambda module, given, out: seen.append((given[0], out)))
@@ -88,14 +89,14 @@ def test_what_was_mixed_is_the_sum_of_the_tokens_by_the_map(name):
 
 
 @names
-def test_layers_are_counted_through_all_stages_and_windows_are_the_grid_that_is_mixed(name):
+def test_layers_are_counted_through_all_stages_and_the_query_is_the_center_of_the_window_by_default(name):
     maps = mixing_maps(gated(name))
     assert [one.layer for one in maps] == [0, 1, 2]
-    grids, at, groups = {
-        GMLP: ([(5, 7)] * 3, [0, 0, 0], [4, 4, 4]),
-        POSMLP: ([(4, 4), (3, 4), (3, 4)], [0, 1, 1], [2, 4, 4]),
+    grids, at, groups, centers = {
+        GMLP: ([(5, 7)] * 3, [0, 0, 0], [4, 4, 4], [(2, 3)] * 3),
+        POSMLP: ([(4, 4), (3, 4), (3, 4)], [0, 1, 1], [2, 4, 4], [(2, 2), (1, 2), (1, 2)]),
     }[name]
-    assert [one.grid.shape for one in maps] == grids
+    assert [one.grid.shape for one in maps] == grids and [one.query for one in maps] == centers
     assert [one.stage for one in maps] == at and [one.groups for one in maps] == groups
 
 
@@ -132,28 +133,18 @@ def test_logits_are_the_quadratic_form_around_the_center_seen_from_the_query_up_
                 assert one.logits[group, row, column] == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
-def test_the_query_is_the_centre_by_default():
-    assert [one.query for one in mixing_maps(gated())] == [(2, 3)] * 3
-    assert [one.query for one in mixing_maps(gated(POSMLP))] == [(2, 2), (1, 2), (1, 2)]
-
-
 @in_turn("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
 def test_a_query_outside_is_refused_with_its_stage(query):
     model = gated(POSMLP)
     stage, grid = (2, "3 x 4") if query == (3, 0) else (1, "4 x 4")  # the first stage has a fourth row
     with pytest.raises(ValueError, match=rf"`query`.* inside the {grid} tokens that stage {stage} .*{query[0]}, "):
         mixing_maps(model, query=query)
+    if stage == 2:  # it can be asked of the layers that have it
+        (one,) = mixing_maps(model, query=query, layers=[0])
+        assert one.query == query
 
 
-def test_a_query_that_one_stage_alone_has_is_taken_for_its_layers():
-    model = gated(POSMLP)
-    (one,) = mixing_maps(model, query=(3, 0), layers=[0])
-    assert one.query == (3, 0)
-    with pytest.raises(ValueError, match="stage 2"):
-        mixing_maps(model, query=(3, 0), layers=[0, 1])
-
-
-def test_maps_come_in_the_order_that_was_asked_for():
+def test_maps_are_in_the_order_of_the_given_layers():
     model = gated()
     every_layer = mixing_maps(model)
     last, first = mixing_maps(model, layers=[2, 0])
@@ -163,31 +154,11 @@ def test_maps_come_in_the_order_that_was_asked_for():
 
 
 @names
-@every
-def test_bias_maps_are_the_parameters_laid_out(name, encoding):
-    model = gated(name, encoding)
-    biases = [bias.detach().numpy() for stage in stages(model) for bias in stage.biases]
-    for one, bias in zip(mixing_maps(model), biases, strict=True):
-        np.testing.assert_array_equal(one.bias, bias.reshape(one.grid.shape))
-
-
-@names
-def test_without_a_bias_there_is_no_map_of_it(name):
+def test_without_a_bias_there_is_no_map_of_it_and_none_is_saved(name, tmp_path):
     assert [one.bias for one in mixing_maps(gated(name, encoding="ggqpe(bias=False)"))] == [None] * 3
-
-
-@names
-@every
-def test_another_image_size_shows_what_is_mixed_there(name, encoding):
-    model, size = gated(name, encoding), {GMLP: (32, 24), POSMLP: (16, 32)}[name]
-    maps = mixing_maps(model, size)
-    grids = {GMLP: [(8, 6)] * 3, POSMLP: [(4, 4), (2, 4), (2, 4)]}[name]
-    assert [one.grid.shape for one in maps] == grids
-    for one, weights, given in zip(maps, full_weights(model, size), model.position(model.grid_at(size)), strict=True):
-        np.testing.assert_allclose(
-            one.weights.reshape(one.groups, -1), weights[:, one.grid.center].numpy(), rtol=0, atol=1e-14
-        )
-        np.testing.assert_array_equal(one.bias.ravel(), given.spatial_bias.detach().numpy())
+    maps = mixing_maps(gated(name, encoding="glrpe(bias=False)"), layers=[1])
+    with np.load(save_mixing(maps, tmp_path / "mixing.npz"), allow_pickle=False) as arrays:
+        assert set(arrays) == {"layer2_weights", "layer2_logits"}
 
 
 @names
@@ -202,9 +173,10 @@ def test_reading_leaves_the_model_unchanged(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-@every
-def test_folding_a_model_changes_nothing_that_is_seen(encoding):
-    model = gated(encoding=encoding)
+@names
+@in_turn("encoding", ENCODINGS)
+def test_a_folded_model_has_the_same_maps(name, encoding):
+    model = gated(name, encoding)
     before = mixing_maps(model, query=(1, 2))
     for one, other in zip(before, mixing_maps(graticule.fold(model), query=(1, 2)), strict=True):
         np.testing.assert_array_equal(one.weights, other.weights)
@@ -212,7 +184,7 @@ def test_folding_a_model_changes_nothing_that_is_seen(encoding):
 
 
 @names
-def test_an_absolute_encoding_beside_it_is_no_part_of_what_is_mixed(name):
+def test_an_absolute_encoding_beside_a_mixing_one_does_not_change_its_maps(name):
     alone, beside = gated(name), gated(name, "learnable+ggqpe")
     missing = beside.load_state_dict(
         {key: value for key, value in alone.state_dict().items() if "position" not in key}, strict=False
@@ -251,7 +223,7 @@ def test_unreadable_models_are_refused(call, said):
 # The numbers
 
 
-def test_the_distance_is_that_of_the_hand():
+def test_the_distance_by_hand():
     assert one_map([[[0.25, 0.5, 0.25]]], (0, 1)).distance() == pytest.approx(0.5)
     assert one_map([[[0.25, 0.5, 0.25]]], (0, 0)).distance() == pytest.approx(1.0)
     uniform = one_map(np.full((1, 2, 3), 1 / 6), (0, 0))
@@ -269,24 +241,19 @@ def non_locality(*matrices):
     return one_map(np.zeros((len(matrices), 1, 1)), matrices=np.asarray(matrices, float)).non_locality()
 
 
-def test_non_locality_is_that_of_the_hand():
+def test_non_locality_by_hand():
     assert non_locality([[4.0, 0.0], [0.0, 1.0]]) == (pytest.approx(2.0), 1)
     assert non_locality([[2.0, 1.0], [1.0, 2.0]]) == (pytest.approx(math.sqrt(3 * 1)), 1)  # eigenvalues 3 and 1
     # a mean over groups of roots, not a root of a mean
     assert non_locality([[4.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.5]]) == (pytest.approx(1.25), 2)
 
 
-def test_flat_groups_are_left_out_and_counted():
+def test_flat_groups_are_left_out_of_non_locality_and_counted():
     flat, negative, round_one = [[1.0, 0.0], [0.0, 9e-4]], [[-4.0, 0.0], [0.0, -1.0]], [[9.0, 0.0], [0.0, 9.0]]
     assert non_locality(flat, round_one, negative) == (pytest.approx(9.0), 1)
     assert non_locality([[1.0, 0.0], [0.0, 2e-3]]) == (pytest.approx(math.sqrt(2e-3)), 1)
-    value, kept = non_locality(flat, negative)
-    assert math.isnan(value) and kept == 0
-
-
-def test_without_a_quadratic_form_there_is_no_non_locality():
-    value, kept = one_map(np.ones((3, 2, 2))).non_locality()
-    assert math.isnan(value) and kept == 0
+    for value, kept in (non_locality(flat, negative), one_map(np.ones((3, 2, 2))).non_locality()):  # one has no form
+        assert math.isnan(value) and kept == 0
 
 
 @pytest.mark.parametrize(
@@ -299,7 +266,7 @@ def test_without_a_quadratic_form_there_is_no_non_locality():
         ("gamma_gamma_t", [[[1.0, 2.0], [0.0, 3.0]], [[0.0, 2.0], [1.0, 5.0]]], (3 + 2) / 2),
     ],
 )
-def test_non_locality_is_of_the_matrix_that_stands_in_the_quadratic_form(form, learned, expected):
+def test_non_locality_is_of_the_matrix_in_the_quadratic_form(form, learned, expected):
     model = gated(groups=2, num_blocks=1, encoding=spec("ggqpe", form=form))
     stages(model)[0].encodings[0].matrix.data = torch.tensor(learned, dtype=torch.float64)
     (one,) = mixing_maps(model)
@@ -338,12 +305,6 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
     }
 
 
-def test_what_a_layer_does_not_have_is_not_saved(tmp_path):
-    maps = mixing_maps(gated(encoding="glrpe(bias=False)"), layers=[1])
-    with np.load(save_mixing(maps, tmp_path / "mixing.npz"), allow_pickle=False) as arrays:
-        assert set(arrays) == {"layer2_weights", "layer2_logits"}
-
-
 # The sheet of weights
 
 
@@ -358,28 +319,22 @@ def panels(figure, rows, columns):
     return [axes[row * columns : (row + 1) * columns] for row in range(rows)], axes[rows * columns :]
 
 
-def test_a_sheet_has_a_row_a_layer_and_a_column_a_group():
+def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     maps = mixing_maps(gated(), layers=[0, 2])
-    lines, bars = panels(drawn(mixing_sheet(maps, title="a model")), 2, 4)
+    figure = drawn(mixing_sheet(maps, title="a model"))
+    lines, bars = panels(figure, 2, 4)
     for line, one in zip(lines, maps, strict=True):
         for group, ax in enumerate(line):
             np.testing.assert_array_equal(ax.images[0].get_array(), one.weights[group])
             assert ax.get_title() == f"group {group + 1} of 4"
         assert [ax.get_ylabel() for ax in line] == [f"layer {one.layer + 1}\n5 × 7", "", "", ""]
-    assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"]
-
-
-def test_a_given_color_scale_is_that_of_every_row():
-    figure = mixing_sheet(mixing_maps(gated()), limits=(0, 0.25))
-    assert {ax.images[0].get_clim() for ax in figure.axes if ax.images} == {(0, 0.25)}
-
-
-def test_a_sheet_has_the_title_that_it_was_given():
-    assert mixing_sheet(mixing_maps(gated()), title="posmlp, ggqpe").get_suptitle() == "posmlp, ggqpe"
+    assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"] and figure.get_suptitle() == "a model"
+    fixed = mixing_sheet(maps, limits=(0, 0.25))
+    assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.25)}
 
 
 @pytest.mark.parametrize("encoding", ["ggqpe", "glrpe"])
-def test_a_row_has_one_colour_scale_and_rows_have_their_own(encoding):
+def test_a_row_has_one_color_scale_and_rows_have_their_own(encoding):
     maps = mixing_maps(gated(encoding=encoding))
     lines, bars = panels(mixing_sheet(maps), 3, 4)
     for line, bar, one in zip(lines, bars, maps, strict=True):
@@ -390,7 +345,7 @@ def test_a_row_has_one_colour_scale_and_rows_have_their_own(encoding):
     assert len({line[0].images[0].get_clim() for line in lines}) == 3
 
 
-def test_weights_that_may_be_negative_have_a_two_sided_colour_map_with_zero_in_the_middle():
+def test_weights_that_may_be_negative_have_a_two_sided_color_map_with_zero_in_the_middle():
     shown = {}
     for encoding in ("ggqpe", "glrpe"):
         image = mixing_sheet(mixing_maps(gated(encoding=encoding))).axes[0].images[0]
@@ -424,7 +379,7 @@ def marks(ax, kind):
     return {tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == kind}
 
 
-def test_the_query_is_a_circle_and_the_centre_a_cross_where_it_is_inside():
+def test_the_query_is_a_circle_and_the_center_a_cross_where_it_is_inside():
     model = gated(num_blocks=1)
     centers = torch.tensor([[0.0, 0.0], [2.25, -1.5], [5.5, 0.0], [0.0, -1.51]], dtype=torch.float64)
     stages(model)[0].encodings[0].center.data = centers  # (x, y)
@@ -478,33 +433,18 @@ def test_equal_weights_and_zeros_have_a_scale_too():
     assert [line[0].images[0].get_clim() for line in lines] == [(-1.0, 1.0), (0.0, pytest.approx(1 / 12))]
 
 
-@pytest.mark.parametrize(
-    ("depth", "layers"), [(1, [0]), (3, [0, 1, 2]), (6, [0, 1, 2, 3, 4, 5]), (11, [0, 2, 4, 6, 8, 10])]
+@in_turn(
+    ("depth", "layers"),
+    [(1, [0]), (3, [0, 1, 2]), (6, [0, 1, 2, 3, 4, 5]), (11, [0, 2, 4, 6, 8, 10]), (24, [0, 5, 9, 14, 18, 23])],
 )
 def test_a_sheet_has_six_layers_at_even_distances_or_all(depth, layers):
     assert sheet_layers(depth) == layers
 
 
-def test_the_layers_of_a_deep_model_are_from_the_first_to_the_last():
-    assert sheet_layers(24) == [0, 5, 9, 14, 18, 23]
-
-
-def assert_texts_lie_apart(figure):
-    texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label) if ax.axison]
-    boxes = [t.get_window_extent() for t in [*texts, *figure.texts] if t.get_text()]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-
-
-@pytest.mark.parametrize("groups", [None, [0]])
-def test_no_text_of_a_sheet_lies_over_another(groups):
-    maps = mixing_maps(graticule.create_model("posmlp_nano_32"))
-    assert_texts_lie_apart(drawn(mixing_sheet(maps, groups, title="Mixing weights, posmlp_nano_32, its own encoding")))
-
-
 # The sheet of biases
 
 
-def test_the_biases_are_a_panel_a_layer_on_one_scale():
+def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     maps = mixing_maps(gated(POSMLP))
     figure = drawn(bias_sheet(maps, "a model"))
     (line,), (bar,) = panels(figure, 1, 3)
@@ -536,14 +476,26 @@ def test_biases_that_are_all_one_can_be_drawn():
     assert low == 1 < high
 
 
-def test_no_text_of_a_sheet_of_biases_lies_over_another():
-    assert_texts_lie_apart(drawn(bias_sheet(mixing_maps(graticule.create_model("posmlp_nano_32")), "Bias, nano")))
+@pytest.mark.parametrize(
+    "sheet",
+    [
+        lambda maps: mixing_sheet(maps, title="Mixing weights, posmlp_nano_32, its own encoding"),
+        lambda maps: mixing_sheet(maps, [0], title="Mixing weights, posmlp_nano_32, its own encoding"),
+        lambda maps: bias_sheet(maps, "Bias, nano"),
+    ],
+    ids=["weights", "one group", "bias"],
+)
+def test_no_text_of_a_sheet_lies_over_another(sheet):
+    figure = drawn(sheet(mixing_maps(graticule.create_model("posmlp_nano_32"))))
+    texts = [t for ax in figure.axes for t in (ax.title, ax.xaxis.label, ax.yaxis.label) if ax.axison]
+    boxes = [t.get_window_extent() for t in [*texts, *figure.texts] if t.get_text()]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
 
 
 # The plot of non-locality
 
 
-def test_a_line_a_model_has_g_and_the_distance_of_every_layer():
+def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     maps = {"gqpe": mixing_maps(gated(encoding="gqpe")), "ggqpe": mixing_maps(gated(POSMLP))}
     figure = drawn(non_locality_plot(maps, "two models"))
     left, right = figure.axes
@@ -559,7 +511,7 @@ def test_a_line_a_model_has_g_and_the_distance_of_every_layer():
     assert figure.get_suptitle() == "two models" and not left.texts
 
 
-def test_a_model_without_a_quadratic_encoding_stands_in_the_second_panel_alone():
+def test_a_model_without_a_quadratic_encoding_is_in_the_second_panel_alone():
     maps = {"glrpe": mixing_maps(gated(encoding="glrpe")), "ggqpe": mixing_maps(gated())}
     left, right = drawn(non_locality_plot(maps)).axes
     assert [line.get_label() for line in left.lines] == ["ggqpe"]
@@ -570,7 +522,7 @@ def test_a_model_without_a_quadratic_encoding_stands_in_the_second_panel_alone()
     assert len(right.lines) == 1
 
 
-def test_lines_of_several_models_differ_in_grey_as_in_colour():
+def test_lines_of_several_models_differ_in_gray_and_in_color():
     layers = [one_map(np.ones((1, 2, 3)), layer=n) for n in range(2)]
     right = non_locality_plot({str(n): layers for n in range(7)}).axes[1]
     assert len({(line.get_marker(), line.get_linestyle()) for line in right.lines}) == 7
@@ -608,23 +560,12 @@ def test_a_saved_picture_is_not_blank(tmp_path, figure):
         (lambda maps: mixing_sheet(maps, groups=[0, -1]), "got -1"),
         (lambda maps: bias_sheet([]), "`maps` must have a bias"),
         (lambda maps: bias_sheet([one_map(np.ones((1, 2, 3)))]), "option `bias` of the encoding is off"),
+        (lambda maps: non_locality_plot({}), "at least one model"),
     ],
 )
 def test_invalid_drawings_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call(mixing_maps(gated(POSMLP)))
-
-
-def test_a_folded_pyramid_is_read_as_it_was():
-    model = graticule.create_model("posmlp_nano_32").eval()
-    expected = mixing_maps(model)
-    for one, folded in zip(expected, mixing_maps(graticule.fold(model)), strict=True):
-        np.testing.assert_array_equal(one.weights, folded.weights)
-
-
-def test_a_plot_of_no_model_is_refused():
-    with pytest.raises(ValueError, match="at least one model"):
-        non_locality_plot({})
 
 
 # The parts of LRPE-M
