@@ -1,8 +1,8 @@
 from .analysis.debias import debias as debias
 from .analysis.share import position_share as position_share
 from .backbones.base import Backbone as Backbone
-from .backbones.generation import generate as generate
 from .backbones.language import create_language_model as create_language_model
+from .backbones.language import generate as generate
 from .backbones.language import list_language_models as list_language_models
 from .backbones.registry import create_model as create_model
 from .backbones.registry import list_models as list_models

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import graticule
-from graticule.backbones.generation import draw as draw_token
+from graticule.backbones.language import draw as draw_token
 from in_turn import in_turn
 from tiny import draw
 

@@ -4,13 +4,12 @@ from .ceit import CeitTransformer as CeitTransformer
 from .compact import CompactTransformer as CompactTransformer
 from .convit import ConVit as ConVit
 from .cpvt import ConditionalVisionTransformer as ConditionalVisionTransformer
-from .deit import DistilledVisionTransformer as DistilledVisionTransformer
-from .generation import generate as generate
 from .gfnet import GfNet as GfNet
 from .gmlp import GMlp as GMlp
 from .language import LanguageModel as LanguageModel
 from .language import TextCache as TextCache
 from .language import create_language_model as create_language_model
+from .language import generate as generate
 from .language import list_language_arguments as list_language_arguments
 from .language import list_language_models as list_language_models
 from .mixer import Mixer as Mixer
@@ -18,6 +17,7 @@ from .mixer import ResMlp as ResMlp
 from .mvit import MultiscaleVisionTransformer as MultiscaleVisionTransformer
 from .posmlp import PosMlp as PosMlp
 from .pvt import PyramidVisionTransformer as PyramidVisionTransformer
+from .pvt import TwinsSvt as TwinsSvt
 from .registry import MODELS as MODELS
 from .registry import create_model as create_model
 from .registry import list_arguments as list_arguments
@@ -29,5 +29,5 @@ from .swin_mlp import SwinMlp as SwinMlp
 from .swin_v2 import SwinTransformerV2 as SwinTransformerV2
 from .t2t import T2tVisionTransformer as T2tVisionTransformer
 from .token_model import TokenModel as TokenModel
-from .twins import TwinsSvt as TwinsSvt
+from .vision_transformer import DistilledVisionTransformer as DistilledVisionTransformer
 from .vision_transformer import VisionTransformer as VisionTransformer

@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from graticule.backbones.mixer import SingleStage
 from graticule.backbones.registry import Size, register_sizes, register_small
-from graticule.backbones.single_stage import SingleStage
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of

@@ -11,8 +11,7 @@ from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
 from graticule import backbones
-from graticule.backbones.deit import DistilledVisionTransformer
-from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
 from graticule.external.convert.parts import Conversion, layer_norm_text, ratio_of, refuse, register_conversion
 from graticule.external.convert.vit import read_rates
 from graticule.layers.parts import ACTIVATIONS

@@ -12,8 +12,7 @@ from timm.models.vision_transformer import Block, ParallelScalingBlock, Parallel
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import nn
 
-from graticule.backbones.deit import DistilledVisionTransformer
-from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.backbones.vision_transformer import DistilledVisionTransformer, VisionTransformer
 from graticule.external.convert.parts import (
     Conversion,
     act_text,

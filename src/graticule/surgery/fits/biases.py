@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.mvit_block import PoolingAttention
+from graticule.backbones.mvit import PoolingAttention
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.fire import Fire
 from graticule.encodings.forms.absolute import JoinedPosition

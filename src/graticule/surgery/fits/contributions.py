@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.gfnet import FilterBlock
 from graticule.backbones.mixer import MixerBlock
-from graticule.backbones.mvit_block import PoolingBlock
+from graticule.backbones.mvit import PoolingBlock
 from graticule.layers.block import Block
 from graticule.position.layer import LayerPosition
 
