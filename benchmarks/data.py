@@ -32,8 +32,13 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
-from graticule.lab.data.transformed import SeededImages, ShiftedImages, TensorImages
-from graticule.lab.data.transforms import evaluation_transform, training_transform
+from graticule.lab.data.transforms import (
+    SeededImages,
+    ShiftedImages,
+    TensorImages,
+    evaluation_transform,
+    training_transform,
+)
 from graticule.lab.recipes.load import load_recipe
 
 SMALL = DatasetInfo("cifar10", tuple("0123456789"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)

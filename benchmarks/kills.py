@@ -144,7 +144,7 @@ def pack_digits(folder: Path) -> Path:
     from torchvision.transforms.functional import to_pil_image
 
     from graticule.lab.data.pack import pack
-    from graticule.lab.data.sets.digits import digits
+    from graticule.lab.data.sets.mnist import digits
 
     if (folder / "packed").exists():
         return folder / "packed"

@@ -20,7 +20,7 @@ REASONS = {
     *(
         "lab/data/sets/cifar.py",
         "lab/data/sets/coco.py",
-        "lab/data/encoded.py",
+        "lab/data/images.py",
         "lab/data/sets/hugging_face.py",
         "lab/data/sets/mask_folder.py",
     ),

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzz import JSON, SCALARS, changed, edited, fuzzed, outcome
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.dense_module import load_dense
-from graticule.lab.data.encoded import EncodedImages
+from graticule.lab.data.images import EncodedImages
 from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
-from graticule.lab.data.sets.fashion_mnist import read_idx
 from graticule.lab.data.sets.hugging_face import read_plan
+from graticule.lab.data.sets.mnist import read_idx
 from graticule.lab.data.tars import class_names, read_tar, tar_files
+from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.system.files import read_utf8
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)

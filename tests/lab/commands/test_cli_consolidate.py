@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from commands import run_command
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.registry import DATASETS
-from graticule.lab.data.sets.digits import digits
+from graticule.lab.data.sets.mnist import digits
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.devices import load_weights
 from graticule.lab.training.loop import train

@@ -16,7 +16,7 @@ import torch
 import graticule
 from commands import run_command
 from forked import forked
-from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import tokenizer_of
 from graticule.lab.training.loop import train

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from commands import run_command
 from graticule.analysis.similarity import Correlations
-from graticule.lab.data.byte_pairs import BytePairTokenizer
+from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.checkpoints import saved_checkpoints
 from graticule.lab.training.devices import load_weights

@@ -8,7 +8,7 @@ from PIL import Image
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import BatchOrder, GroupSampler
-from graticule.lab.data.transformed import aspect_groups
+from graticule.lab.data.transforms import aspect_groups
 from graticule.lab.tasks.classification import Recipe
 
 SIZES = ((16, 32), (16, 16), (32, 16), (24, 24))

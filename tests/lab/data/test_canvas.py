@@ -5,7 +5,7 @@ import torch
 
 import graticule
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.transformed import border_color, place
+from graticule.lab.data.transforms import border_color, place
 from graticule.lab.tasks.parts.image_scores import evaluate
 
 

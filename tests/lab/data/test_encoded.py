@@ -9,7 +9,7 @@ import pytest
 from image_files import picture
 from PIL import Image, ImageOps
 
-from graticule.lab.data.encoded import decode, stated_size
+from graticule.lab.data.images import decode, stated_size
 
 GRAY = np.arange(256).reshape(16, 16)
 

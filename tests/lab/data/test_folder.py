@@ -27,7 +27,7 @@ def test_training_passes_over_a_broken_image_and_names_it_once(tmp_path, kind, m
     path.write_bytes(BROKEN[kind](path.read_bytes()))
     images, _ = load_dataset("image_folder", "train", tmp_path)
     warnings: list[str] = []
-    monkeypatch.setattr("graticule.lab.data.encoded.log.warning", lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr("graticule.lab.data.images.log.warning", lambda text, *values: warnings.append(text % values))
     instead, label = images[1]
     assert label == 0
     np.testing.assert_array_equal(np.asarray(instead), np.asarray(images[2][0]))  # the next one of the class

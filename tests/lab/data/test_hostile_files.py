@@ -20,11 +20,11 @@ from test_cifar import batch
 from test_cifar import write as write_cifar
 from test_fashion_mnist_files import write as write_fashion
 
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
 from graticule.lab.data.tars import read_tar, tar_files
+from graticule.lab.data.tokens import BytePairTokenizer
 
 
 def pipe(path):
@@ -161,7 +161,7 @@ def test_a_file_that_is_too_large_for_a_text_is_not_read(tmp_path):
 def test_a_broken_image_is_named_and_no_address_in_memory(tmp_path):
     root = write_folder(tmp_path)
     (root / "val" / "cat" / "0.JPEG").write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=r"0\.JPEG cannot be read as an image \(Pillow cannot identify it") as caught:
+    with pytest.raises(ValueError, match=r"0\.JPEG cannot be used \(Pillow cannot identify it") as caught:
         load_dataset("image_folder", "test", root)[0][0]
     assert "BytesIO" not in str(caught.value)
 

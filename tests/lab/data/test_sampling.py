@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder
-from graticule.lab.data.transformed import SeededImages, TensorImages, TransformedImages
-from graticule.lab.data.transforms import training_transform
+from graticule.lab.data.transforms import SeededImages, TensorImages, TransformedImages, training_transform
 from in_turn import in_turn
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from image_files import write_folder
 
-from graticule.lab.data.images import class_share
 from graticule.lab.data.module import DataModule
+from graticule.lab.data.sampling import class_share
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.task import build_data
 

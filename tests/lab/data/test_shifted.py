@@ -8,8 +8,7 @@ from torchvision.transforms.functional import hflip
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.transformed import ShiftedImages, shifts_only
-from graticule.lab.data.transforms import evaluation_transform
+from graticule.lab.data.transforms import ShiftedImages, evaluation_transform, shifts_only
 
 INFO = DatasetInfo("cifar10", ("a", "b"), 3, (8, 12), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 PADDING = 2

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler
 from graticule.lab.data.text_module import EvaluationWindows, TextModule, TextWindows
-from graticule.lab.data.tokens import ByteTokenizer
+from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer
 
 LENGTHS = (64, 128, 256, 512, 1024)
 

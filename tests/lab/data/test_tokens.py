@@ -5,10 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.registry import load_text
 from graticule.lab.data.text_module import build_tokenizer, list_tokenizers
-from graticule.lab.data.tokens import ByteTokenizer, check_vocabulary
+from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, check_vocabulary
 
 TEXTS = [document.text for document in load_text("pydoc")["train"]][:12]
 

@@ -28,7 +28,7 @@ from graticule.encodings.lrpe_m import LrpeM
 from graticule.encodings.sgu import Sgu
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.registry import DATASETS
-from graticule.lab.data.sets.digits import digits
+from graticule.lab.data.sets.mnist import digits
 from graticule.lab.recipes.load import RECIPES, list_recipes, load_recipe
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
 from graticule.lab.tasks.distillation import Distillation

@@ -15,7 +15,7 @@ from torch import nn
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.module import build_mixup
-from graticule.lab.data.sets.digits import INFO
+from graticule.lab.data.sets.mnist import DIGITS
 from graticule.lab.tasks.classification import Classification, Mixing, Recipe
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.teacher import Teacher, build_teacher
@@ -183,16 +183,16 @@ def test_images_come_at_the_teachers_size(size):
 
 
 def test_a_gray_image_comes_in_each_of_three_channels():
-    teacher, raw = teacher_of(INFO), torch.rand(2, 1, 12, 20)
-    teacher(student_images(raw, INFO))
+    teacher, raw = teacher_of(DIGITS), torch.rand(2, 1, 12, 20)
+    teacher(student_images(raw, DIGITS))
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     torch.testing.assert_close(teacher.model.seen, (raw.expand(-1, 3, -1, -1) - mean) / std, atol=1e-5, rtol=1e-5)
 
 
 def test_a_gray_teacher_of_gray_images_sees_one_channel():
-    teacher, raw = teacher_of(INFO, (1, 12, 20), (0.5,), (0.5,)), torch.rand(2, 1, 12, 20)
+    teacher, raw = teacher_of(DIGITS, (1, 12, 20), (0.5,), (0.5,)), torch.rand(2, 1, 12, 20)
     teacher.model.forward = lambda images: images  # (B, 1, 12, 20)
-    torch.testing.assert_close(teacher(student_images(raw, INFO)), (raw - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(teacher(student_images(raw, DIGITS)), (raw - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
 
 
 def test_a_gray_teacher_of_colour_images_is_refused():
@@ -204,7 +204,7 @@ def test_a_gray_teacher_of_colour_images_is_refused():
 
 
 def test_a_teacher_is_never_trained_nor_copied(convnet):
-    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), INFO, (28, 28))
+    teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), DIGITS, (28, 28))
     assert teacher.train() is teacher and not any(module.training for module in teacher.modules())
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
     assert not teacher(torch.randn(2, 1, 28, 28, requires_grad=True)).requires_grad
@@ -270,7 +270,7 @@ def gradients(student: str, options: Distillation, labels: torch.Tensor, mixed: 
         def forward(self, images):
             return images.mean((1, 2, 3))[:, None] * torch.arange(10.0)
 
-    teacher = Teacher(Bright(), options, INFO, mean=(0.5,), std=(0.5,), size=(1, 28, 28))
+    teacher = Teacher(Bright(), options, DIGITS, mean=(0.5,), std=(0.5,), size=(1, 28, 28))
     mixup = (
         build_mixup(mixup=0.8, cutmix=1.0, prob=1.0, switch_prob=0.5, label_smoothing=0.1, num_classes=10)
         if mixed
@@ -329,11 +329,11 @@ def test_every_kind_of_student_learns_from_a_run(tmp_path, teacher_run, student,
 
 
 def test_there_is_no_teacher_where_none_is_named():
-    assert build_teacher(Distillation(), INFO, (28, 28)) is None
+    assert build_teacher(Distillation(), DIGITS, (28, 28)) is None
 
 
 def test_a_run_is_asked_at_its_own_size_in_its_own_normalisation(teacher_run):
-    teacher = build_teacher(Distillation(teacher=str(teacher_run.folder)), INFO, (28, 28))
+    teacher = build_teacher(Distillation(teacher=str(teacher_run.folder)), DIGITS, (28, 28))
     images, _ = teacher_run.data().test_images((32, 32), range(4))
     with torch.no_grad():
         assert torch.equal(teacher(images), teacher_run.model()(images))
@@ -354,16 +354,16 @@ def test_a_named_model_of_ours_reads_safetensors(tmp_path):
     model = build_model(Recipe(), num_classes=10, channels=1).eval()
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     options = Distillation(teacher="vit_nano_patch4_28", teacher_checkpoint=tmp_path / "ours.safetensors")
-    teacher = build_teacher(options, INFO, (28, 28))
+    teacher = build_teacher(options, DIGITS, (28, 28))
     raw = torch.rand(2, 1, 28, 28)
     with torch.no_grad():
         logits = model((raw - 0.5) / 0.5)
-    torch.testing.assert_close(teacher(student_images(raw, INFO)), logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher(student_images(raw, DIGITS)), logits, atol=1e-4, rtol=1e-4)
 
 
 def test_building_a_teacher_draws_no_numbers(convnet):
     before = torch.get_rng_state()
-    build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), INFO, (28, 28))
+    build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), DIGITS, (28, 28))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -388,7 +388,7 @@ def test_invalid_options_are_refused(options, message):
         Distillation(**options)
 
 
-def assert_refused(error, message, info=INFO, **options):
+def assert_refused(error, message, info=DIGITS, **options):
     with pytest.raises(error, match=message):
         build_teacher(Distillation(**options), info, (28, 28))
 

@@ -12,7 +12,7 @@ from test_parallel import PLAIN
 from forked import two_processes
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
-from graticule.lab.data.transformed import TensorImages
+from graticule.lab.data.transforms import TensorImages
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from forked import two_processes
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
+from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats, tokenizer_of
 from graticule.lab.training.loop import train

@@ -114,7 +114,7 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int], data: 
     import torch
 
     from graticule.lab.data.augmentation import Augmentation
-    from graticule.lab.data.encoded import LARGEST, decode
+    from graticule.lab.data.images import LARGEST, decode
     from graticule.lab.data.transforms import evaluation_transform
     from graticule.system.files import read_bytes
 

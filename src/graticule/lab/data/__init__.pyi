@@ -1,6 +1,5 @@
 from .augmentation import Augmentation as Augmentation
 from .augmentation import DenseAugmentation as DenseAugmentation
-from .byte_pairs import BytePairTokenizer as BytePairTokenizer
 from .dense import IGNORED as IGNORED
 from .dense import DenseImages as DenseImages
 from .dense import DenseInfo as DenseInfo
@@ -29,11 +28,12 @@ from .text_module import TextModule as TextModule
 from .text_module import TextWindows as TextWindows
 from .text_module import build_tokenizer as build_tokenizer
 from .text_module import list_tokenizers as list_tokenizers
+from .tokens import BytePairTokenizer as BytePairTokenizer
 from .tokens import ByteTokenizer as ByteTokenizer
 from .tokens import Tokenizer as Tokenizer
 from .tokens import check_vocabulary as check_vocabulary
-from .transformed import CanvasImages as CanvasImages
-from .transformed import Mode as Mode
-from .transformed import SeededImages as SeededImages
+from .transforms import CanvasImages as CanvasImages
+from .transforms import Mode as Mode
+from .transforms import SeededImages as SeededImages
 from .transforms import evaluation_transform as evaluation_transform
 from .transforms import training_transform as training_transform

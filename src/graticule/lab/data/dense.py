@@ -1,25 +1,21 @@
-"""The interface of data sets with boxes, masks or a class per pixel, and the handling of their broken files."""
+"""The interface of data sets with boxes, masks or a class per pixel."""
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from graticule.lab.data.encoded import LARGEST, decode, stated_size
-from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.images import LARGEST, DatasetInfo, StoredImages, decode, stated_size
 from graticule.system.files import read_bytes
-
-log = logging.getLogger(__name__)
 
 #: The class of a pixel that is neither learned nor scored.
 IGNORED = 255
@@ -49,11 +45,8 @@ class DenseInfo(DatasetInfo):
     pixel_names: tuple[str, ...] = ()
 
 
-class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
-    """Pairs of an image, uint8 of (3, height, width), and its target.
-
-    In training (`skip_broken`), an image that cannot be read, or that contradicts its target, is counted in `skipped`,
-    logged, and replaced by the next one; in evaluation it is an error.
+class DenseImages(StoredImages):
+    """Pairs of an image, uint8 of (3, height, width), and its target; one that contradicts its target is broken.
 
     sizes: (n, 2), height and width of every image, if they are known without reading the images.
     wanted: the entries of the target that are used, of boxes, masks and classes, so that others need not be made; None
@@ -63,11 +56,6 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
     sizes: np.ndarray | None = None
     wanted: frozenset[str] | None = None
 
-    def __init__(self, count: int, skip_broken: bool) -> None:
-        self.count = count
-        self.skip_broken = skip_broken
-        self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()  # workers report here
-
     @abstractmethod
     def example(self, index: int) -> tuple[Tensor, Target]:
         """Return an image and its target.
@@ -76,9 +64,9 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
             ValueError, OSError, SyntaxError, Image.DecompressionBombError: if one of its files is broken.
         """
 
-    @abstractmethod
-    def place(self, index: int) -> Path:
-        """Return the name of an image in messages."""
+    def read_first(self, index: int) -> Callable[[], tuple[Tensor, Target]]:
+        """Return the function that reads and makes an example."""
+        return partial(self.example, index)
 
     def size(self, index: int) -> tuple[int, int] | None:
         """Return the (height, width) in the header of the file `place(index)`; None if there is no such image."""
@@ -87,36 +75,6 @@ class DenseImages(Dataset[tuple[Tensor, Target]], ABC):
             return None
         with path.open("rb") as file:
             return stated_size(file)
-
-    @property
-    def skipped(self) -> list[Path]:
-        """The broken images that were found, in this process or in one of its workers."""
-        return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
-        for step in range(len(self)):
-            candidate = (index + step) % len(self)
-            if self._broken[candidate]:
-                continue
-            try:
-                return self.example(candidate)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                place = self.place(candidate)
-                reason = (str(error) or type(error).__name__).rstrip(".")
-                if not self.skip_broken:
-                    raise ValueError(
-                        f"{place} cannot be used ({reason}); an evaluation needs every image, so fix or remove it."
-                    ) from None
-                self._broken[candidate] = True
-                log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
-        raise ValueError(
-            f"`data_root` must have images that can be read, got none; one of them is {self.place(index)}."
-        )
 
 
 def read_image(path: Path, size: tuple[int, int] | None = None, source: object = "the file") -> tv_tensors.Image:

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from graticule.lab.data.augmentation import DenseAugmentation
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target
 from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Training, plain
-from graticule.lab.data.images import Split, fingerprint, spread
+from graticule.lab.data.images import UNREADABLE, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, loaded
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
-from graticule.lab.data.transformed import drawing, stated_sizes
+from graticule.lab.data.transforms import drawing, stated_sizes
 from graticule.registry.checks import known_name
 
 #: The entries of a target that belong to boxes, besides the boxes themselves.
@@ -122,7 +121,7 @@ class DenseModule:
             yield stored.read_bytes()
         try:
             image, target = images.example(index)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        except UNREADABLE:
             return
         if not held:
             yield image.numpy()

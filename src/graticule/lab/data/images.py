@@ -1,21 +1,50 @@
-"""The interface of a set of images: (image, label) pairs, and their classes and sizes."""
+"""Sets of images: what is known of them, those in memory, and encoded ones that are decoded on access."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import io
+import logging
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch.utils.data import Dataset
+
+log = logging.getLogger(__name__)
 
 Split = Literal["train", "test"]
 
 #: Most classes of a data set: a damaged label must not determine the allocated memory.
 MOST_CLASSES = 1_000_000
+#: Accepted formats, whatever the name of a file says; for some others Pillow would start other programs.
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+
+#: Largest encoded image in bytes: more than 16-bit RGB of the most pixels that Pillow decodes.
+LARGEST = 3 << 29
+#: The turn of each orientation in EXIF data, and the turns that swap height and width.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SWAPPING = [_TURNS[number] for number in (5, 6, 7, 8)]
+#: Largest aspect ratio of an image, since its shorter side is resized to that of the crop.
+_LONGEST = 500
+#: Errors of a file that is no image, or contradicts what is known of it.
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -23,15 +52,15 @@ class DatasetInfo:
     """The facts of a data set that a model and its transforms need.
 
     `size` is the native (height, width) of the images, None if they differ; `mean` and `std` are those of
-    the training images per channel, in [0, 1].
+    the training images per channel, in [0, 1], by default ImageNet's.
     """
 
     name: str
     class_names: tuple[str, ...]
-    channels: int
-    size: tuple[int, int] | None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    channels: int = 3
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
 
     @property
     def num_classes(self) -> int:
@@ -108,6 +137,168 @@ class ArrayImages(Dataset[tuple[Image.Image, int]]):
         return Image.fromarray(self.images[index]), int(self.labels[index])
 
 
+class StoredImages(Dataset[Any], ABC):
+    """Images that are read on access, some of which may be broken.
+
+    In training (`skip_broken`), a broken image is counted in `skipped`, logged, and replaced by the next one that can
+    replace it; in evaluation it is an error. A failure to read from the disk is an error in both, if `read_first`
+    raises it.
+    """
+
+    def __init__(self, count: int, skip_broken: bool) -> None:
+        self.count = count
+        self.skip_broken = skip_broken
+        self._broken = torch.zeros(count, dtype=torch.bool).share_memory_()  # workers report here
+
+    @abstractmethod
+    def place(self, index: int) -> Path:
+        """Return the name of an image in messages: its file, or the file that contains it and its name there."""
+
+    @abstractmethod
+    def read_first(self, index: int) -> Callable[[], Any]:
+        """Return a function that makes the example of what was read; an error in it means that the image is broken."""
+
+    def group(self, index: int) -> str:
+        """Return the images that can replace an image, as words after "images"; empty for all."""
+        return ""
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The broken images that were found, in this process or in one of its workers."""
+        return [self.place(index) for index in self._broken.nonzero().flatten().tolist()]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
+        group = self.group(index)
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if self._broken[candidate] or self.group(candidate) != group:
+                continue
+            make = self.read_first(candidate)
+            try:
+                return make()
+            except UNREADABLE as error:
+                place = self.place(candidate)
+                reason = (str(error) or type(error).__name__).rstrip(".")
+                if not self.skip_broken:
+                    raise ValueError(
+                        f"{place} cannot be used ({reason}); an evaluation needs every image, so fix or remove it."
+                    ) from None
+                self._broken[candidate] = True
+                log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
+        raise ValueError(
+            f"`data_root` must have images{group} that can be read, got none; one of them is {self.place(index)}."
+        )
+
+
+class EncodedImages(StoredImages):
+    """Pairs of an image, RGB, and its label; `labels` (n,) are known without reading an image.
+
+    A broken image is replaced by one of its class.
+    """
+
+    def __init__(self, labels: np.ndarray, skip_broken: bool) -> None:
+        super().__init__(len(labels), skip_broken)
+        self.labels = labels
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """Return the stored bytes of an image."""
+
+    def read_first(self, index: int) -> Callable[[], tuple[Image.Image, int]]:
+        """Read the bytes of an image, and return the function that decodes it."""
+        return partial(self._decoded, self.read(index), int(self.labels[index]))
+
+    @staticmethod
+    def _decoded(content: bytes, label: int) -> tuple[Image.Image, int]:
+        return decode(content), label
+
+    def group(self, index: int) -> str:
+        """Return the class of an image, whose images can replace it."""
+        return f" of class {self.labels[index]}"
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Return the (height, width) in the header of an image, without decoding it; None if it cannot be read."""
+        return stated_size(io.BytesIO(self.read(index)))
+
+
+def stated_size(file: BinaryIO) -> tuple[int, int] | None:
+    """Return the (height, width) that an image has after `decode`, from its header; None if Pillow cannot read it."""
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            swapped = _turn(image) in _SWAPPING
+            return (image.width, image.height) if swapped else (image.height, image.width)
+    except UNREADABLE:
+        return None
+
+
+def decode(content: bytes, *, turned: bool = True) -> Image.Image:
+    """Decode a whole image to RGB, 8 bits per channel; a truncated one is an error, whatever the settings of Pillow.
+
+    The scale depends on the type of the numbers alone, so that the images of a set stay comparable: of 16 bits the
+    upper 8 are used (Pillow's own conversion of gray would clip at 255), and floats are from 0 to 1. Images that would
+    become black, or have no known scale, are refused.
+
+    Args:
+        content: the file.
+        turned: whether the orientation in the file's EXIF data is applied, as viewers and annotation tools do.
+
+    Raises:
+        OSError, SyntaxError, ValueError, Image.DecompressionBombError: if it cannot be decoded, or has no known scale.
+    """
+    allowed, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if max(image.size) > _LONGEST * min(image.size) or not min(image.size):
+                width, height = image.size
+                raise ValueError(f"it must be at most {_LONGEST} times as long as wide, got {width} x {height} pixels")
+            turn = _turn(image) if turned else None
+            converted = _rgb(image)
+            return converted if turn is None else converted.transpose(turn)
+    except UnidentifiedImageError:  # its message names the buffer, not the image
+        raise ValueError(f"Pillow cannot identify it as one of {', '.join(_FORMATS)}") from None
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = allowed
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert an opened image to RGB, 8 bits per channel."""
+    stored = str(
+        getattr(image, "tile", ())
+    )  # with Pillow's raw mode, such as I;16B or RGB;16L; it is empty once the image is loaded
+    if image.mode == "F":
+        pixels = np.asarray(image)
+        if not ((pixels >= 0) & (pixels <= 1)).all():
+            raise ValueError(f"its floats must be from 0 to 1, got {pixels.min():g} to {pixels.max():g}; save 8 bits")
+        return Image.fromarray((pixels * 255).round().astype(np.uint8)).convert("RGB")
+    if image.mode == "I" and ";32" in stored:
+        raise ValueError("it must not have integers of 32 bits, whose scale is not known; save 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16-bit gray: I;16, or I (32-bit integers), depending on Pillow's version
+        gray = np.asarray(image).clip(0, 65535) >> 8
+        converted = Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+    else:
+        converted = image.convert("RGB")
+        if ";16" not in stored or "BGR" in stored:  # BGR;16 is a color of 5, 6 and 5 bits
+            return converted
+    if np.asarray(converted).max() < 16:
+        raise ValueError("it must use the range of its 16 bits, got no value above 4095, as of 12 bits; scale it")
+    return converted
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn of an opened image that its EXIF data ask for; Pillow itself turns TIFF."""
+    if image.format == "TIFF" or "exif" not in image.info:
+        return None
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except (SyntaxError, TypeError, ValueError, KeyError, struct.error):  # damaged
+        return None
+
+
 def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, Any]:
     """Return the number of examples of a split, and a hash of their labels and of some contents, `parts`."""
     digest = hashlib.sha256()
@@ -119,56 +310,3 @@ def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, An
 def spread(count: int) -> list[int]:
     """Return the indices of the examples whose contents are part of a fingerprint, evenly spaced."""
     return [index * count // min(count, 32) for index in range(min(count, 32))]
-
-
-def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
-    """Return at most `count` indices, balanced over the classes as far as possible, in increasing order.
-
-    A class gives its first images; the choice depends on labels and count alone.
-
-    Raises:
-        ValueError: if `count` is below 1.
-    """
-    labels = np.asarray(labels)
-    if count < 1:
-        raise ValueError(f"`limit` must be at least 1, got {count}.")
-    rank = np.empty(len(labels), dtype=np.int64)  # of an image within its class
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
-        rank[of_class] = np.arange(len(of_class))
-    return sorted(np.lexsort((labels, rank))[:count].tolist())
-
-
-def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> list[int]:
-    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in increasing order.
-
-    A class of n images gives n times `share`, rounded. The choice depends on labels, share and seed alone, with any
-    version of NumPy, since its `RandomState` is frozen.
-
-    Raises:
-        ValueError: if `share` is not in (0, 1] or the seed is negative.
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")
-    if seed < 0:
-        raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
-    labels = np.asarray(labels)
-    random = np.random.RandomState(seed)
-    chosen: list[int] = []
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
-        count = max(int(len(of_class) * share + 0.5), 1)
-        chosen += random.permutation(of_class)[:count].tolist()
-    return sorted(chosen)
-
-
-def stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split indices into train and test with `test_per_class` of every class in test, chosen by `seed`."""
-    generator = torch.Generator().manual_seed(seed)
-    test = []
-    for label in np.unique(labels):
-        of_class = np.flatnonzero(labels == label)
-        order = torch.randperm(len(of_class), generator=generator).numpy()
-        test.append(of_class[order[:test_per_class]])
-    chosen = np.sort(np.concatenate(test))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen

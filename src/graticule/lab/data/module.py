@@ -14,11 +14,17 @@ from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.encoded import EncodedImages
-from graticule.lab.data.images import ArrayImages, DatasetInfo, Split, balanced_subset, class_share, fingerprint, spread
+from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, load_dataset
-from graticule.lab.data.sampling import BatchOrder, EpochSampler, EvaluationOrder, GroupSampler
-from graticule.lab.data.transformed import (
+from graticule.lab.data.sampling import (
+    BatchOrder,
+    EpochSampler,
+    EvaluationOrder,
+    GroupSampler,
+    balanced_subset,
+    class_share,
+)
+from graticule.lab.data.transforms import (
     CanvasImages,
     Mode,
     SeededImages,
@@ -27,10 +33,11 @@ from graticule.lab.data.transformed import (
     TensorImages,
     TransformedImages,
     aspect_groups,
+    evaluation_transform,
     shifts_only,
     stated_sizes,
+    training_transform,
 )
-from graticule.lab.data.transforms import evaluation_transform, training_transform
 from graticule.registry.checks import known_name
 
 #: Images with at most this many pixels in total are transformed once and kept in memory.

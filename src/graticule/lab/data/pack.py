@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 from tqdm.contrib.concurrent import thread_map
 
-from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.images import Split
+from graticule.lab.data.images import LARGEST, Split
 from graticule.lab.data.sets.folder import SPLITS, folder_files
 from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, read_plan, read_rows
 from graticule.lab.data.tars import has_tars, tar_files

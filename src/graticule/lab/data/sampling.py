@@ -1,4 +1,4 @@
-"""The order of images as a function of seed and epoch, so that runs are reproducible and can be resumed."""
+"""The choice and the order of images as functions of seed and epoch, so that runs are reproducible."""
 
 from __future__ import annotations
 
@@ -214,3 +214,44 @@ class EvaluationOrder(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         for place in range(self.rank, len(self) * self.world_size, self.world_size):
             yield place if place < self.length else -self.length
+
+
+def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]:
+    """Return at most `count` indices, balanced over the classes as far as possible, in increasing order.
+
+    A class gives its first images; the choice depends on labels and count alone.
+
+    Raises:
+        ValueError: if `count` is below 1.
+    """
+    labels = np.asarray(labels)
+    if count < 1:
+        raise ValueError(f"`limit` must be at least 1, got {count}.")
+    rank = np.empty(len(labels), dtype=np.int64)  # of an image within its class
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        rank[of_class] = np.arange(len(of_class))
+    return sorted(np.lexsort((labels, rank))[:count].tolist())
+
+
+def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> list[int]:
+    """Return the indices of `share` of every class's images, chosen by `seed`, at least one each, in increasing order.
+
+    A class of n images gives n times `share`, rounded. The choice depends on labels, share and seed alone, with any
+    version of NumPy, since its `RandomState` is frozen.
+
+    Raises:
+        ValueError: if `share` is not in (0, 1] or the seed is negative.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")
+    if seed < 0:
+        raise ValueError(f"`share_seed` must be at least 0, got {seed}.")
+    labels = np.asarray(labels)
+    random = np.random.RandomState(seed)
+    chosen: list[int] = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = max(int(len(of_class) * share + 0.5), 1)
+        chosen += random.permutation(of_class)[:count].tolist()
+    return sorted(chosen)

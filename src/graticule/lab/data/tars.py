@@ -11,8 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.images import MOST_CLASSES, Split
+from graticule.lab.data.images import LARGEST, MOST_CLASSES, Split
 from graticule.lab.data.sets.folder import SPLITS, check_link, check_same_classes, split_folder
 from graticule.system.files import check_plain, read_utf8
 

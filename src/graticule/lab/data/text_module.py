@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from graticule.lab.data.byte_pairs import BytePairTokenizer
 from graticule.lab.data.images import Split, fingerprint
 from graticule.lab.data.registry import list_texts, load_text
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key
-from graticule.lab.data.tokens import ByteTokenizer, Tokenizer
+from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, Tokenizer
 from graticule.registry.checks import known_name
 
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).

@@ -1,4 +1,4 @@
-"""Lossless tokenizers of text: their interface, and the tokenizer of bytes."""
+"""Lossless tokenizers of text: their interface, bytes, and byte pairs learned from the training text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+
+from graticule.system.files import read_json, write_text
+
+#: The format that a saved tokenizer states.
+_FORMAT = "graticule byte pairs, 1"
+#: Limits on the bytes of all tokens together and on the number of tokens; GPT-2's 50,257 have 0.3 million bytes.
+_LARGEST, _MOST = 1 << 26, 1 << 20
 
 
 class Tokenizer(ABC):
@@ -118,3 +126,166 @@ def check_vocabulary(tokenizer: Tokenizer, fingerprint: str, source: str) -> Non
 def vocabulary_hash(merges: Sequence[tuple[int, int]]) -> str:
     """Return a hash of the merged pairs of tokens, which are none for the byte tokenizer."""
     return hashlib.sha256(json.dumps([list(pair) for pair in merges]).encode()).hexdigest()[:12]
+
+
+class BytePairTokenizer(Tokenizer):
+    """Byte-pair encoding: merges the pairs of tokens that were most frequent in training, within words, in their order.
+
+    Text is split into words as in GPT-2. Unlike in the library `tokenizers`, the number of a token follows from the
+    merges alone, so only the merges are saved.
+
+    Reference: Neural Machine Translation of Rare Words with Subword Units (Sennrich et al., 2016); on bytes, Language
+    Models are Unsupervised Multitask Learners (Radford et al., 2019).
+
+    Args:
+        merges: pairs of tokens, each of which is a byte or the result of an earlier pair.
+
+    Raises:
+        ValueError: for a pair of tokens that do not exist yet, or that exists already.
+        ImportError: if the library `tokenizers` is not installed.
+    """
+
+    name = "bpe"
+
+    def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
+        tokenizers = _library()
+        numbers = {bytes([byte]): byte for byte in range(256)}
+        vocabulary = list(numbers)
+        size = 0
+        for place, (left, right) in enumerate(merges):
+            if not (0 <= left < len(vocabulary) and 0 <= right < len(vocabulary)):
+                raise ValueError(
+                    f"`merges` must be pairs of earlier tokens, 0 to {len(vocabulary) - 1}, got {(left, right)} at "
+                    f"index {place}."
+                )
+            size += len(vocabulary[left]) + len(vocabulary[right])
+            if size > _LARGEST:  # each merge can double the length
+                raise ValueError(
+                    f"`merges` must make tokens of at most {_LARGEST:,} bytes in all, got more at index {place}."
+                )
+            joined = vocabulary[left] + vocabulary[right]
+            if joined not in numbers:  # "a" + "bc" may exist as "ab" + "c"
+                numbers[joined] = len(vocabulary)
+                vocabulary.append(joined)
+        if len(set(merges)) < len(merges):
+            raise ValueError(f"`merges` must be different pairs, got {len(merges) - len(set(merges))} twice.")
+        super().__init__(vocabulary)
+        self.merges = tuple(merges)
+        spelled = [_spell(token) for token in vocabulary]
+        model = tokenizers.models.BPE(
+            {spelling: number for number, spelling in enumerate(spelled)},
+            [(spelled[left], spelled[right]) for left, right in merges],
+        )
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    @classmethod
+    def train(cls, texts: Sequence[str], vocab_size: int) -> BytePairTokenizer:
+        """Learn `vocab_size` tokens, including the bytes and the end of a document, from `texts`; deterministic.
+
+        Raises:
+            ValueError: if `vocab_size` is below 257, or more than the texts give.
+            ImportError: if the library `tokenizers` is not installed.
+        """
+        if not 257 <= vocab_size <= _MOST:
+            raise ValueError(
+                f"`vocab_size` must be from 257, the bytes and the end of a text, to {_MOST:,}, got {vocab_size}."
+            )
+        tokenizers = _library()
+        learning = tokenizers.Tokenizer(tokenizers.models.BPE())
+        learning.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,
+            initial_alphabet=sorted(_ALPHABET),
+            show_progress=False,
+        )
+        learning.train_from_iterator(texts, trainer)
+        numbers = {_spell(bytes([byte])): byte for byte in range(256)}
+        merges = []
+        for left, right in json.loads(learning.to_str())["model"]["merges"]:
+            merges.append((numbers[left], numbers[right]))
+            numbers.setdefault(left + right, len(numbers))
+        found = cls(merges)
+        if found.vocab_size < vocab_size:
+            raise ValueError(
+                f"`vocab_size` must be at most what the training text gives, {found.vocab_size}, got {vocab_size}."
+            )
+        return found
+
+    @classmethod
+    def load(cls, path: str | Path) -> BytePairTokenizer:
+        """Load a tokenizer that `save` wrote.
+
+        Raises:
+            FileNotFoundError: if `path` does not exist.
+            ValueError: if it is another kind of file, or damaged.
+            ImportError: if the library `tokenizers` is not installed.
+        """
+        path = Path(path)
+        try:
+            values = read_json(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"`tokenizer` must be the file of a saved tokenizer, got {str(path)!r}, which does not exist."
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"`tokenizer` must be a saved tokenizer, got {str(path)!r}: {error}") from None
+        if not isinstance(values, dict) or values.get("format") != _FORMAT:
+            raise ValueError(
+                f"`tokenizer` must be a file with the format {_FORMAT!r}, got {str(path)!r}, which is of another kind."
+            )
+        found = cls(_pairs(values.get("merges"), path))
+        check_vocabulary(found, str(values.get("fingerprint")), str(path))
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write the merges as JSON to `path`, whole or not at all; returns `path`."""
+        values = {"format": _FORMAT, "fingerprint": self.fingerprint, "merges": self.merges}
+        return write_text(Path(path), json.dumps(values) + "\n")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of `text`, (n,)."""
+        text.encode("utf-8")  # a clear error for text that UTF-8 cannot encode; the library gives none
+        return np.asarray(self._tokenizer.encode(text).ids, dtype=np.int64)
+
+    def _digest(self) -> str:
+        return vocabulary_hash(self.merges)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers  # version 1 has none
+    except ImportError as error:
+        raise ImportError(
+            f'`tokenizer` bpe needs the library tokenizers, below version 1 ({error}): pip install "graticule[text]"'
+        ) from None
+    return tokenizers
+
+
+def _alphabet() -> str:
+    """Return the character that represents each byte in the spelling of tokens, as in GPT-2.
+
+    A printable byte is represented by itself, the others by the characters from 256 on.
+    """
+    printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return "".join(chr(byte if byte in printed else next(others)) for byte in range(256))
+
+
+_ALPHABET = _alphabet()
+
+
+def _spell(token: bytes) -> str:
+    return "".join(_ALPHABET[byte] for byte in token)
+
+
+def _pairs(values: object, path: Path) -> list[tuple[int, int]]:
+    """Check that `values` of a file are pairs of whole numbers."""
+    if not isinstance(values, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(token) is int for token in pair) for pair in values
+    ):
+        raise ValueError(f"`merges` must be pairs of whole numbers, got something else in {path}.")
+    return [(left, right) for left, right in values]

@@ -1,19 +1,27 @@
-"""Transforms from images to tensors: timm's, configured for large and for small images."""
+"""Transforms of images, and sets of transformed images, whose randomness is a function of seed, epoch and index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
+from torch.utils.data import Dataset, Subset
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
+from tqdm.contrib.concurrent import thread_map
 
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
+from graticule.lab.data.sampling import PADDING, Key
 
 Transform = Callable[[Image.Image], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -83,3 +91,250 @@ def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any]
     """Return the transform to `size`; it leaves images of this size as they are."""
     resize: Callable[[Any], Any] = T.Resize(size, _INTERPOLATION[augmentation.interpolation])
     return resize
+
+
+class SeededImages(Dataset[tuple[Tensor, int]]):
+    """Transformed images; the randomness of each is a function of seed and key alone.
+
+    The images do not depend on the number of workers, and the global random state is unchanged.
+    """
+
+    def __init__(self, images: Any, transform: Transform, seed: int) -> None:
+        self.images = images
+        self.transform = transform
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
+        image, label = self.images[key[1]]
+        with drawing(self.seed, key):
+            return self.transform(image), label
+
+
+@contextlib.contextmanager
+def drawing(seed: int, key: Key) -> Iterator[None]:
+    """Make the draws within the block a function of seed and key; the global random state is restored after it."""
+    state = int(np.random.SeedSequence([seed, *key]).generate_state(1)[0])
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        random.seed(state)
+        np.random.seed(state)
+        torch.default_generator.manual_seed(state)  # of the CPU only, not of a GPU
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+class SizedImages(Dataset[Any]):
+    """The same images at several sizes; the last entry of a key is the index of the size.
+
+    Args:
+        each: the images at each size, all of the same kind.
+    """
+
+    def __init__(self, each: Sequence[Any]) -> None:
+        self.each = tuple(each)
+
+    def __len__(self) -> int:
+        return len(self.each[0])
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.each[key[-1]][key[:-1]]
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        """Return the images of a batch, which has one size."""
+        images, keys = self.each[keys[0][-1]], [key[:-1] for key in keys]
+        return images.__getitems__(keys) if hasattr(images, "__getitems__") else [images[key] for key in keys]
+
+
+class TransformedImages(Dataset[tuple[Tensor, int]]):
+    """Transformed images without randomness, for evaluation."""
+
+    def __init__(self, images: Any, transform: Transform) -> None:
+        self.images = images
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.images[index if index >= 0 else -1 - index]
+        return self.transform(image), label if index >= 0 else PADDING
+
+
+class TensorImages(Dataset[tuple[Tensor, Tensor]]):
+    """Small images, transformed once and stored as one tensor (n, C, H, W); a batch is one indexing operation.
+
+    Keys are indices, or the (epoch, index) of `EpochSampler`.
+    """
+
+    def __init__(self, images: Any, transform: Transform) -> None:
+        self.tensors = torch.stack([transform(image) for image, _ in (images[i] for i in range(len(images)))])
+        self.labels = torch.tensor([images[i][1] for i in range(len(images))])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | Key) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([key])
+        return images[0], labels[0]
+
+    def __getitems__(self, keys: Sequence[int | Key]) -> tuple[Tensor, Tensor]:
+        """Return the images (B, C, H, W) and labels (B,) of a whole batch."""
+        indices = torch.tensor([key[1] if isinstance(key, tuple) else key for key in keys])
+        padding = indices < 0
+        indices = torch.where(padding, -1 - indices, indices)
+        return self.tensors[indices], self.labels[indices].masked_fill(padding, PADDING)
+
+
+class ShiftedImages(Dataset[tuple[Tensor, Tensor]]):
+    """Random crops with padding and random flips of images in one tensor, without a loop over images.
+
+    The draws for an image are a function of seed and key, whatever batch it is in. They differ from those of
+    `SeededImages`, but have the same distribution.
+
+    Args:
+        images: pairs of an image and a label.
+        transform: the transform of evaluation, which resizes and normalizes an image.
+        augmentation: `random_crop_padding` and `hflip`, and nothing else; see `shifts_only`.
+        info: mean and std; the padding is black, like the border of the images.
+        seed: seed of the draws.
+    """
+
+    def __init__(
+        self, images: Any, transform: Transform, augmentation: Augmentation, info: DatasetInfo, seed: int
+    ) -> None:
+        held = TensorImages(images, transform)
+        self.labels = held.labels
+        self.size = held.tensors.shape[-2:]
+        self.padding = augmentation.random_crop_padding
+        self.hflip = augmentation.hflip
+        self.seed = seed
+        mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
+        # black is 0 before normalization
+        self.padded = (F.pad(held.tensors * std + mean, [self.padding] * 4) - mean) / std
+        self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([key])
+        return images[0], labels[0]
+
+    def __getitems__(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
+        """Return the images (B, C, H, W) and labels (B,) of a whole batch; its keys are of one epoch."""
+        indices = np.array([key[1] for key in keys])
+        repeats = np.array([key[2] if len(key) > 2 else 0 for key in keys])
+        drawn = np.empty((len(keys), 3))
+        for repeat in np.unique(repeats):
+            chosen = repeats == repeat
+            drawn[chosen] = self._draw(keys[0][0], int(repeat))[indices[chosen]]
+        offsets = torch.from_numpy((drawn[:, :2] * (2 * self.padding + 1)).astype(np.int64))  # (B, 2), in pixels
+        height, width = self.size
+        rows = offsets[:, :1] + torch.arange(height)
+        columns = torch.arange(width).expand(len(keys), -1)
+        flipped = torch.from_numpy(drawn[:, 2] < self.hflip)
+        columns = offsets[:, 1:] + torch.where(flipped[:, None], columns.flip(1), columns)
+        which = torch.from_numpy(indices)
+        images = self.padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
+        return images.permute(0, 3, 1, 2).contiguous(), self.labels[which]
+
+    def _draw(self, epoch: int, repeat: int) -> np.ndarray:
+        """Return three numbers in [0, 1) per image, a function of seed, epoch and repeat."""
+        if self._drawn is None or self._drawn[0] != (epoch, repeat):
+            numbers = np.random.default_rng([self.seed, epoch, repeat, 1]).random((len(self), 3))
+            self._drawn = ((epoch, repeat), numbers)
+        return self._drawn[1]
+
+
+def shifts_only(augmentation: Augmentation) -> bool:
+    """Return whether an augmentation consists of crops with padding and flips only."""
+    rest = (augmentation.scale, augmentation.color_jitter, augmentation.rand_augment, augmentation.erasing)
+    return augmentation.random and not any(rest)
+
+
+#: How images get a size other than that of training: scaled (zoom), or at the same scale on a larger canvas (canvas).
+Mode = Literal["zoom", "canvas"]
+#: Seed of the positions of the pictures, so that all models are tested on the same ones.
+_PLACE_SEED = 28
+
+
+class CanvasImages(Dataset[tuple[Tensor, int]]):
+    """Images (C, h, w) of another data set, each at a random position on a canvas (C, H, W), or cropped to it.
+
+    The position depends on the index alone. The canvas has the median color of the border of its image, per channel.
+    At the size of the images nothing changes.
+
+    Args:
+        images: pairs of a tensor and a label, by index; a negative index is padding (`TransformedImages`).
+        size: (H, W) of the canvas, in pixels.
+    """
+
+    def __init__(self, images: Any, size: tuple[int, int]) -> None:
+        self.images = images
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.images[index]
+        random = torch.Generator().manual_seed(_PLACE_SEED + abs(index))
+        return place(image, self.size, random), label
+
+
+def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None = None) -> Tensor:
+    """Put `image`, (C, h, w), at a random position on a canvas (C, H, W) of the median color of its border.
+
+    Along an axis on which the canvas is smaller, the image is cropped at a random position.
+    """
+    canvas = border_color(image)[:, None, None].expand(-1, *size).clone()
+    here, there = [slice(None)], [slice(None)]
+    for length, room in zip(image.shape[1:], size, strict=True):
+        start = int(torch.randint(abs(room - length) + 1, (), generator=random))
+        inside = slice(start, start + min(length, room))
+        whole = slice(0, min(length, room))
+        there.append(inside if room >= length else whole)
+        here.append(whole if room >= length else inside)
+    canvas[tuple(there)] = image[tuple(here)]
+    return canvas
+
+
+def border_color(image: Tensor) -> Tensor:
+    """Return the median over the outermost pixels of `image`, (C, h, w), per channel: (C,)."""
+    height, width = image.shape[1:]
+    border = torch.ones(height, width, dtype=torch.bool, device=image.device)
+    border[1:-1, 1:-1] = False
+    return image[:, border].median(dim=1).values
+
+
+def aspect_groups(
+    images: np.ndarray, sizes: Sequence[tuple[int, int]]
+) -> tuple[np.ndarray, tuple[tuple[int, ...], ...]]:
+    """Assign images to the sizes of the nearest aspect ratio; returns the group of each, (n,), and the sizes per group.
+
+    Ratios are compared by their logarithms, so that 1 : 2 and 2 : 1 are as far from a square; on a tie the lower
+    one wins. Groups are sorted by height over width, wide first; several sizes of one ratio are one group.
+
+    Args:
+        images: (n, 2), height and width of the images.
+        sizes: (height, width) of the batches.
+    """
+    ratios = sorted({height / width for height, width in sizes})
+    sizes_of = tuple(tuple(i for i, (height, width) in enumerate(sizes) if height / width == r) for r in ratios)
+    distances = np.abs(np.log(images[:, 0] / images[:, 1])[:, None] - np.log(ratios))
+    return distances.argmin(1), sizes_of
+
+
+def stated_sizes(images: Any) -> np.ndarray:
+    """Read (height, width) of all images from their headers, (n, 2), with a progress bar; 1, 1 for a broken one."""
+    indices: Sequence[int] = range(len(images))
+    while isinstance(images, Subset):
+        images, indices = images.dataset, [images.indices[index] for index in indices]
+    read = thread_map(images.size, indices, desc="reading shapes", unit=" images", leave=False, disable=None)
+    return np.asarray([size or (1, 1) for size in read], dtype=np.int64)

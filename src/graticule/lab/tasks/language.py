@@ -227,7 +227,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
 
     def save(self, data: TextModule, folder: Path) -> None:
         """Write the tokenizer, if it was learned or read from a file."""
-        from graticule.lab.data.byte_pairs import BytePairTokenizer
+        from graticule.lab.data.tokens import BytePairTokenizer
 
         if isinstance(data.tokenizer, BytePairTokenizer):
             data.tokenizer.save(folder / self.files[0])
@@ -285,8 +285,7 @@ def tokenizer_of(run: TrainedRun) -> Tokenizer:
         FileNotFoundError, ValueError: if it is missing, damaged, or not the one that the run was trained with.
         ImportError: if the library `tokenizers` is needed and not installed.
     """
-    from graticule.lab.data.byte_pairs import BytePairTokenizer
-    from graticule.lab.data.tokens import ByteTokenizer, check_vocabulary
+    from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, check_vocabulary
 
     fingerprint = run.described().get("vocabulary")
     if fingerprint is None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, NotRequired
 import numpy as np
 import torch
 from pydantic import Field
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import tv_tensors
 from typing_extensions import TypedDict
@@ -281,13 +280,4 @@ def _loaded(files: Split, root: Path | None, training: bool) -> tuple[CocoImages
         )
     folder = root / name
     images = CocoImages(folder, root / "annotations" / f"instances_{name}.json", training)
-    return images, DenseInfo(
-        "coco",
-        images.class_names,
-        3,
-        None,
-        IMAGENET_DEFAULT_MEAN,
-        IMAGENET_DEFAULT_STD,
-        truth=images.truth,
-        category_ids=images.category_ids,
-    )
+    return images, DenseInfo("coco", images.class_names, truth=images.truth, category_ids=images.category_ids)

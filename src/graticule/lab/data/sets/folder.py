@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from graticule.lab.data.encoded import LARGEST, EncodedImages, stated_size
-from graticule.lab.data.images import DatasetInfo, Split
+from graticule.lab.data.images import LARGEST, DatasetInfo, EncodedImages, Split, stated_size
 from graticule.lab.data.registry import register_dataset
 from graticule.system.files import check_plain, read_bytes
 
@@ -61,7 +59,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
             is not a regular file.
     """
     names, files = folder_files(root)
-    info = DatasetInfo("image_folder", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    info = DatasetInfo("image_folder", names)
     return FolderImages(files[split], skip_broken=split == "train"), info
 
 

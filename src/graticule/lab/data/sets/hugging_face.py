@@ -13,11 +13,9 @@ from typing import Annotated, Any, NotRequired
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from typing_extensions import TypedDict
 
-from graticule.lab.data.encoded import LARGEST, EncodedImages
-from graticule.lab.data.images import MOST_CLASSES, DatasetInfo, Split
+from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.lab.data.sets.folder import SPLITS, files_below
 from graticule.registry.fields import Whole, check_value
@@ -170,7 +168,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
             f"`data_root` must have labels from 0 to {len(names) - 1}, got {rows.labels[outside[0]]} in row "
             f"{outside[0]} of {folders[split]}."
         )
-    info = DatasetInfo("hugging_face", names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    info = DatasetInfo("hugging_face", names)
     return ArrowImages(rows, image, skip_broken=split == "train"), info
 
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import tv_tensors
 
 from graticule.lab.data.dense import IGNORED, DenseImages, DenseInfo, Target, read_image
-from graticule.lab.data.encoded import LARGEST
-from graticule.lab.data.images import Split
+from graticule.lab.data.images import LARGEST, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.lab.data.sets.folder import files_below, is_image
 from graticule.system.files import read_bytes, read_utf8
@@ -80,12 +78,22 @@ def read_mask(path: Path) -> np.ndarray:
     return mask.astype(np.uint8)
 
 
-def meanings(count: int, first: int, ignored: Sequence[int]) -> np.ndarray:
-    """Return the meaning of each value of a mask, (256,): `count` classes from the value `first` on, and `ignored`."""
+def load_masks(
+    name: str,
+    class_names: Sequence[str],
+    pairs: Sequence[tuple[Path, Path]],
+    split: Split,
+    first: int = 0,
+    ignored: Sequence[int] = (),
+) -> tuple[MaskImages, DenseInfo]:
+    """Return the images of a data set and its facts; its classes are the values from `first` on.
+
+    The value 255 and those of `ignored` are `IGNORED`, and all others are invalid.
+    """
     values = np.full(256, -1)
-    values[first : first + count] = np.arange(count)
-    values[list(ignored)] = IGNORED
-    return values
+    values[first : first + len(class_names)] = np.arange(len(class_names))
+    values[[IGNORED, *ignored]] = IGNORED
+    return MaskImages(pairs, values, split == "train"), DenseInfo(name, tuple(class_names), truth=("classes",))
 
 
 def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, Path]]]:
@@ -132,7 +140,7 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
         names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
         if len(names) != 150:
             raise ValueError(f"{listed} must list 150 classes after its header, got {len(names)}.")
-    return MaskImages(pairs, meanings(150, 1, (0, IGNORED)), split == "train"), _info("ade20k", names)
+    return load_masks("ade20k", names, pairs, split, first=1, ignored=(0,))
 
 
 @register_dataset("camvid")
@@ -143,7 +151,7 @@ def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
         ValueError, FileNotFoundError: for files that are missing or damaged.
     """
     _, pairs = mask_pairs(root, split)
-    return MaskImages(pairs, meanings(11, 0, (11, IGNORED)), split == "train"), _info("camvid", CAMVID)
+    return load_masks("camvid", CAMVID, pairs, split, ignored=(11,))
 
 
 @register_dataset("mask_folder")
@@ -163,8 +171,4 @@ def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]
     names = tuple(line.strip() for line in lines)
     if not 2 <= len(names) <= _MOST or "" in names or len(set(names)) < len(names):
         raise ValueError(f"{listed} must have 2 to {_MOST} different names, one per line, got {len(names)} lines.")
-    return MaskImages(pairs, meanings(len(names), 0, (IGNORED,)), split == "train"), _info("mask_folder", names)
-
-
-def _info(name: str, class_names: tuple[str, ...]) -> DenseInfo:
-    return DenseInfo(name, class_names, 3, None, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, truth=("classes",))
+    return load_masks("mask_folder", names, pairs, split)

