@@ -9,8 +9,7 @@ from pathlib import Path
 
 from graticule.lab.figures.save import save_figure
 from graticule.lab.gym.base import TASKS, task_rows
-from graticule.lab.gym.picture import heat_map, task_sheet
-from graticule.lab.gym.profile import Profile, read_profile
+from graticule.lab.gym.profile import Profile, heat_map, read_profile, task_sheet
 from graticule.lab.studies.tables import between, markdown
 from graticule.system.files import write_text
 

@@ -41,9 +41,9 @@ from .lab.tasks.distillation import Distillation as Distillation
 from .lab.tasks.language import TextRecipe as TextRecipe
 from .lab.tasks.segmentation import SegmentationRecipe as SegmentationRecipe
 from .lab.training.loop import train as train
-from .lab.training.metric import Metric as Metric
 from .lab.training.opening import load as load
 from .lab.training.recipe import TrainingRecipe as TrainingRecipe
+from .lab.training.results import Metric as Metric
 from .lab.training.run import Run as Run
 from .lab.training.task import Task as Task
 from .lab.training.task import register_task as register_task

@@ -7,7 +7,7 @@ import pytest
 
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import convergence_plot, score_plot
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.lab.training.task import list_tasks
 from in_turn import in_turn
 

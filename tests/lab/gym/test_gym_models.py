@@ -6,8 +6,7 @@ import torch
 from graticule.lab.commands.choices import parse_choices
 from graticule.lab.gym.base import CELL, TASKS, ListedTask, build_task, generators, paint
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.gym.run import standard_choices
-from graticule.lab.gym.training import build_model, evaluate, train
+from graticule.lab.gym.run import build_model, evaluate, standard_choices, train
 from in_turn import in_turn
 
 LISTED = [name for name, kind in TASKS.items() if issubclass(kind, ListedTask)]

@@ -13,11 +13,9 @@ import torch
 import graticule.lab.gym.run as module
 from evidence.gym_page import page_text
 from graticule.lab.gym.base import TASKS, build_task, generators, task_rows
-from graticule.lab.gym.picture import profile_picture, task_sheet
-from graticule.lab.gym.profile import Profile, Row, percent, read_profile
+from graticule.lab.gym.profile import Profile, Row, percent, profile_picture, read_profile, task_sheet
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.gym.run import gym
-from graticule.lab.gym.training import build_model
+from graticule.lab.gym.run import build_model, gym
 from graticule.lab.studies.execution import ATTEMPTS
 from graticule.lab.studies.tables import between
 

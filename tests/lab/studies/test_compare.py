@@ -16,7 +16,7 @@ from graticule.lab.studies.significance import holm, paired_p
 from graticule.lab.studies.tables import latex_table
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.metric import BITS_PER_BYTE, TOP1
+from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 

@@ -7,7 +7,7 @@ import pytest
 
 import graticule.lab.pages.demo as module
 from graticule.lab.studies.comparison import supported_decimals
-from graticule.lab.training.metric import TOP1
+from graticule.lab.training.results import TOP1
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 

@@ -13,7 +13,7 @@ from commands import run_command
 from graticule.lab.cli import main
 from graticule.lab.training.checkpoints import Checkpoints, best_checkpoint, remove_leftovers, saved_checkpoints
 from graticule.lab.training.loop import train
-from graticule.lab.training.metric import TOP1
+from graticule.lab.training.results import TOP1
 from graticule.lab.training.run import Run
 from graticule.system.files import append, held, remove, write_bytes
 from in_turn import in_turn

@@ -13,8 +13,8 @@ from graticule.lab.cli import main
 from graticule.lab.training.checkpoints import Checkpoints, saved_checkpoints
 from graticule.lab.training.interruption import Interrupted, Preempted, handling_signals
 from graticule.lab.training.loop import train
-from graticule.lab.training.metric import TOP1
 from graticule.lab.training.module import TrainingModule
+from graticule.lab.training.results import TOP1
 from graticule.lab.training.run import Run
 from short_runs import assert_same_end, at_step, short, signal_itself, stopped
 

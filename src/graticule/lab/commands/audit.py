@@ -139,7 +139,7 @@ def _about(opened: Opened, options: Audit, device: str, command: str) -> dict[st
     """Return the description of the audit, as the rows of a table."""
     from datetime import UTC, datetime
 
-    from graticule.lab.training.surroundings import surroundings
+    from graticule.lab.training.run import surroundings
 
     around = surroundings()
     versions, machine = around["versions"], around["machine"]

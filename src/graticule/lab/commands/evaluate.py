@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     options: Any = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
     opened = open_models(options.models, options, "evaluate", images=False)
-    from graticule.lab.training.evaluation import Evaluated
+    from graticule.lab.training.results import Evaluated
     from graticule.lab.training.task import list_tasks
     from graticule.lab.training.validation import in_precision
     from graticule.system.files import write_json

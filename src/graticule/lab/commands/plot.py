@@ -17,7 +17,7 @@ from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
     from graticule.lab.studies.runs import Metrics, Point
-    from graticule.lab.training.metric import Metric
+    from graticule.lab.training.results import Metric
     from graticule.lab.training.run import Run
 
 
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.figures.save import save_figure
     from graticule.lab.figures.scores import MOST_LINES, convergence_plot
     from graticule.lab.studies.runs import curve, group_seeds, read_recipe
-    from graticule.lab.training.metric import TOP1
+    from graticule.lab.training.results import TOP1
     from graticule.system.files import followed, write_text
 
     picture = followed(options.output) or options.runs[0] / "convergence.png"

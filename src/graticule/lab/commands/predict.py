@@ -74,7 +74,7 @@ def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
     from graticule.lab.data.dense_transforms import plain
     from graticule.lab.figures.pictures import picture
     from graticule.lab.figures.save import save_figure
-    from graticule.lab.training.prediction import above, image_ids
+    from graticule.lab.training.results import above, image_ids
     from graticule.system.files import write_json
 
     images = [read_picture(path, read_image) for path in options.images]  # all errors come before a prediction

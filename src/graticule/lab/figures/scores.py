@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from graticule.lab.figures.plots import PALETTE, add_legend, check_lines, curves, decorate, line_style, new_axes
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
 

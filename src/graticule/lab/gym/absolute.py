@@ -7,15 +7,16 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from graticule.lab.gym.answers import Classes, Values
 from graticule.lab.gym.base import (
     TASKS,
     A,
     Arrangements,
     B,
+    Classes,
     GymTask,
     ListedTask,
     Surface,
+    Values,
     displacements,
     even,
     ordered_pairs,

@@ -1,4 +1,4 @@
-"""Profile of choices: the scores of every choice on every task, in a file that later runs extend."""
+"""Profile of choices: the scores of every choice on every task, in a file that later runs extend, and its pictures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from graticule.lab.figures.plots import PALETTE, SIMILARITY
+from graticule.lab.gym.base import CELL, LEAST, TASKS, A, B, Cell, Classes, GymTask, Mask, build_task, generators
 from graticule.lab.studies.tables import csv_of_records, markdown, read_records
+from graticule.registry.checks import printable
 from graticule.system.files import write_text
 
 
@@ -165,3 +177,157 @@ def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int
     return Profile(
         tuple(sorted(rows, key=lambda row: (order.get((row.choice, row.task, row.seed), len(order)), row.side)))
     )
+
+
+#: More choices than this are drawn as a heat map.
+MOST_BARS = 6
+
+
+def profile_picture(profile: Profile, title: str = "") -> Figure:
+    """Draw the normalized scores of a profile, one panel per size; chance is 0 and a solved task 1."""
+    return bars(profile, title) if len(profile.choices) <= MOST_BARS else heat_map(profile, title)
+
+
+def bars(profile: Profile, title: str = "") -> Figure:
+    """Draw a group of bars per task, one bar per choice, with one standard deviation over seeds."""
+    sides, choices, tasks = profile.sides, profile.choices, profile.tasks
+    figure = Figure(
+        figsize=(2.0 + 0.28 * len(tasks) * (len(choices) + 1), 0.6 + 2.6 * len(sides)), layout="constrained"
+    )
+    panels = figure.subplots(len(sides), 1, squeeze=False)[:, 0]
+    width = 0.84 / len(choices)
+    for ax, side in zip(panels, sides, strict=True):
+        for number, choice in enumerate(choices):
+            at = np.arange(len(tasks)) + (number - (len(choices) - 1) / 2) * width
+            means = [profile.mean(choice, task, side) for task in tasks]
+            spread = [profile.deviation(choice, task, side) for task in tasks]
+            ax.bar(
+                at, means, width * 0.92, color=PALETTE[number], label=printable(choice) if side == sides[0] else None
+            )
+            known = [not math.isnan(value) for value in spread]
+            if any(known):
+                ax.errorbar(
+                    at[known], np.array(means)[known], np.array(spread)[known], fmt="none", ecolor="black", capsize=2
+                )
+        for level in (0, 1):
+            ax.axhline(level, color="#666666", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+        ax.set(ylim=(-0.15, 1.08), yticks=[0, 0.5, 1], yticklabels=["chance", "", "solved"])
+        ax.set_title(_panel_title(profile, side), fontsize=9)
+        ax.set_xticks(
+            range(len(tasks)),
+            [printable(task) for task in tasks],
+            rotation=25,
+            ha="right",
+            fontsize=8,
+            parse_math=False,
+        )
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=min(len(choices), 3), fontsize=8, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def heat_map(profile: Profile, title: str = "") -> Figure:
+    """Draw one row per choice and one column per task: the mean in percent, and its deviation over seeds in small."""
+    sides, choices, tasks = profile.sides, profile.choices, profile.tasks
+    longest = max(map(len, choices))
+    figure = Figure(
+        figsize=(0.9 + min(0.07 * longest, 4.5) + 0.47 * len(tasks) * len(sides), 1.6 + 0.24 * len(choices)),
+        layout="constrained",
+    )
+    panels = figure.subplots(1, len(sides), squeeze=False, sharey=True)[0]
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
+    for ax, side in zip(panels, sides, strict=True):
+        means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
+        ax.imshow(means, aspect="auto", interpolation="nearest", **scale)
+        for row, choice in enumerate(choices):
+            for column, task in enumerate(tasks):
+                _write_cell(ax, (row, column), means[row, column], profile.deviation(choice, task, side))
+        ax.set_xticks(
+            range(len(tasks)),
+            [printable(task) for task in tasks],
+            rotation=50,
+            ha="right",
+            fontsize=8,
+            parse_math=False,
+        )
+        ax.set_yticks(range(len(choices)), [printable(choice) for choice in choices], fontsize=8, parse_math=False)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.set_title(_panel_title(profile, side), fontsize=9)
+    bar = figure.colorbar(ScalarMappable(**scale), ax=panels, shrink=min(1.0, 6 / len(choices) + 0.3), pad=0.01)
+    bar.set_ticks([0, 1], labels=["chance", "solved"], fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _write_cell(ax: Axes, at: tuple[int, int], mean: float, deviation: float) -> None:
+    row, column = at
+    if math.isnan(mean):
+        ax.text(column, row, "-", ha="center", va="center", fontsize=7)
+        return
+    color = "black" if mean > 0.6 else "white"
+    spread = "" if math.isnan(deviation) else f" ±{percent(deviation)}"
+    ax.text(column, row, percent(mean) + spread, ha="center", va="center", fontsize=7 if not spread else 6, color=color)
+
+
+def _panel_title(profile: Profile, side: int) -> str:
+    cells = f"{side} × {side} cells"
+    return cells if side == profile.trained else f"{cells}, trained on {profile.trained} × {profile.trained}"
+
+
+_COLUMNS = 5
+#: Color and letter of the marks.
+_LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
+
+
+def task_sheet(seed: int = 0) -> Figure:
+    """Draw the first test picture of each task on a plane, with the names of its marks, and its answer."""
+    rows = math.ceil(len(TASKS) / _COLUMNS)
+    figure = Figure(figsize=(1.75 * _COLUMNS, 2.1 * rows), layout="constrained")
+    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
+    for ax in panels:
+        ax.set_axis_off()
+    for ax, name in zip(panels, TASKS, strict=False):
+        task = build_task(f"{name}(density=0.1)", (LEAST, LEAST))
+        examples = task.sample(1, *generators(seed, "test"))
+        _draw(ax, examples.images[0, 0], examples.symbols[0])
+        said = _answer(ax, task, examples.target[0])
+        ax.set_title(f"{name}: {said}", fontsize=9)
+    return figure
+
+
+def _draw(ax: Axes, image: Tensor, symbols: Tensor) -> None:
+    """Draw a picture with the borders of its cells and the names of its marks."""
+    height, width = image.shape
+    shown = np.where(image.numpy() == 0, -3, -image.numpy())  # blank cells white, for people
+    ax.imshow(shown, cmap="Greys", vmin=-3, vmax=3, extent=(0, width / CELL, height / CELL, 0))
+    for y in range(height // CELL):
+        for x in range(width // CELL):
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor="#bbbbbb", linewidth=0.6))
+            if (mark := int(symbols[y, x])) in _LETTERS:
+                letter, color = _LETTERS[mark]
+                ax.text(x + 0.5, y + 0.53, letter, color=color, weight="bold", fontsize=11, ha="center", va="center")
+
+
+def _answer(ax: Axes, task: GymTask, target: Tensor) -> str:
+    """Outline the cells of an answer if it has any, and return the answer in words."""
+    height, width = task.grid
+    if isinstance(task.answer, Classes):
+        return task.answer.names[int(target)]
+    if isinstance(task.answer, Cell):
+        _outline(ax, int(target) % width, int(target) // width, 1, 1)
+        return "this cell"
+    if isinstance(task.answer, Mask):
+        for cell in (target == 1).nonzero()[:, 0].tolist():
+            _outline(ax, cell % width, cell // width, 1, 1)
+        return "these cells"
+    top, left, bottom, right = (target.cpu() * target.new_tensor([height, width, height, width])).tolist()
+    _outline(ax, left, top, right - left + 1, bottom - top + 1)
+    return "this rectangle"
+
+
+def _outline(ax: Axes, x: float, y: float, width: float, height: float) -> None:
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=PALETTE[2], linewidth=2.2, clip_on=False))

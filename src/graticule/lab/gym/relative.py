@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from graticule.lab.gym.answers import Cell, Classes, Mask
 from graticule.lab.gym.base import (
     TASKS,
     A,
     Arrangements,
     B,
+    Cell,
+    Classes,
     ListedTask,
+    Mask,
     Surface,
     displacements,
     even,

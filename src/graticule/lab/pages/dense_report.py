@@ -13,7 +13,7 @@ from graticule.lab.pages.report import Report, position_sheets
 from graticule.lab.tasks.parts.dense import show
 from graticule.lab.tasks.parts.detection_scores import DetectionScore
 from graticule.lab.tasks.segmentation import PixelScore
-from graticule.lab.training.prediction import above
+from graticule.lab.training.results import above
 
 
 def dense_report(

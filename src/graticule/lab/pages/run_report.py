@@ -13,7 +13,7 @@ from graticule.lab.pages.report import Report, position_sheets
 from graticule.lab.studies.comparison import Comparison
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.runs import LONGEST_LABEL, Summary, curve, flat_values, group_seeds, summarise
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run
 from graticule.registry.checks import printable
 from graticule.system.files import read_json

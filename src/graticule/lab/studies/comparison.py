@@ -18,10 +18,9 @@ from graticule.lab.studies.plan import PlannedRun, check_choices, format_seconds
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes
 from graticule.lab.studies.study import origin
 from graticule.lab.studies.tables import csv_text, latex_table, markdown
-from graticule.lab.training.metric import Metric
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.run import Run
-from graticule.lab.training.surroundings import surroundings
+from graticule.lab.training.results import Metric
+from graticule.lab.training.run import Run, surroundings
 from graticule.system.files import read_json, write_json, write_text
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.lab.training.task import metric_of
 from graticule.registry.fields import Epochs, Flag, read_typed

@@ -21,7 +21,7 @@ from graticule.lab.studies.tables import Rows, markdown
 from graticule.lab.tasks.language import check_lengths, evaluate_text, tokenizer_of
 from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes, evaluate
 from graticule.lab.terminal import bar as progress_bar
-from graticule.lab.training.metric import BITS_PER_BYTE, TOP1
+from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
 from graticule.lab.training.validation import in_precision
 from graticule.system.files import write_json, write_text

@@ -18,9 +18,8 @@ from graticule.lab.arguments import Usual
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
-from graticule.lab.training.metric import TOP1, Metric
-from graticule.lab.training.prediction import Found, Prediction
 from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import TOP1, Found, Metric, Prediction
 from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import (

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from graticule.lab.arguments import Usual
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseTask, show
-from graticule.lab.training.evaluation import Evaluated, Table
-from graticule.lab.training.metric import BOX_MAP, Metric
-from graticule.lab.training.prediction import Found, Prediction
+from graticule.lab.training.results import BOX_MAP, Evaluated, Found, Metric, Prediction, Table
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag
 

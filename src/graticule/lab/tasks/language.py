@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import TypedDict
 
 from graticule.lab.arguments import Usual
-from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
-from graticule.lab.training.metric import BITS_PER_BYTE, Metric
 from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import BITS_PER_BYTE, Evaluated, Evaluation, Metric, Table
 from graticule.lab.training.task import Task, TrainedRun, register_task
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Flag, ShareBelowOne

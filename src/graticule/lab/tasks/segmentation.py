@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from graticule.lab.arguments import Rare
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
-from graticule.lab.training.evaluation import Evaluated, Table
-from graticule.lab.training.metric import MIOU, Metric
-from graticule.lab.training.prediction import Found, Prediction
+from graticule.lab.training.results import MIOU, Evaluated, Found, Metric, Prediction, Table
 from graticule.lab.training.task import register_task
 from graticule.registry.fields import Flag, NotNegative, ShareAboveZero, Side
 

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from graticule.lab.terminal import Lines
 from graticule.lab.terminal import bar as progress_bar
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.system.files import append, write_text
 

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.training.interruption import SIGNALS, Preempted, handling_signals
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.registry.fields import read_typed
 from graticule.system.files import remove, write_json, write_whole
 

@@ -32,8 +32,7 @@ from graticule.lab.training.devices import build_strategy, check_trainer, read_r
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
 from graticule.lab.training.recipe import TrainingRecipe
-from graticule.lab.training.run import Run, run_of
-from graticule.lab.training.surroundings import surroundings
+from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.system.files import held, write_json
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from graticule.lab.arguments import Usual
-from graticule.lab.training.metric import Metric
+from graticule.lab.training.results import Metric
 from graticule.registry.checks import known_name
 from graticule.registry.fields import (
     Count,

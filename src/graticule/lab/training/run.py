@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
+import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
+import torch
 from torch import nn
 from typing_extensions import TypedDict
 
 from graticule.lab.locks import locked
 from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.lab.training.devices import load_weights
-from graticule.lab.training.metric import Metric
 from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
-from graticule.lab.training.surroundings import changed_surroundings
 from graticule.lab.training.task import Task, read_recipe, task_of
 from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again
 
 log = logging.getLogger(__name__)
+
+#: The packages whose versions weights depend on besides the recipe.
+_PACKAGES = ("graticule", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy")
 
 
 class _Fingerprint(TypedDict):
@@ -249,3 +254,25 @@ def _result(metric: Metric) -> Any:
             "skipped_steps": Whole,
         },
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """Return the versions and the machine of this process, as plain values for JSON."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
+    }
+
+
+def changed_surroundings(recorded: Mapping[str, Any]) -> list[str]:
+    """List the differences from the record of a run, such as 'threads 2 where the run had 4'."""
+    found = []
+    for part, values in surroundings().items():
+        before = recorded.get(part)
+        if isinstance(before, Mapping):
+            found += [
+                f"{name} {value} where the run had {before[name]}"
+                for name, value in values.items()
+                if name in before and before[name] != value
+            ]
+    return found

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 
 from typing_extensions import TypedDict
 
-from graticule.lab.training.evaluation import Evaluation, HeldOutEvaluation
-from graticule.lab.training.metric import Metric
-from graticule.lab.training.prediction import Found
 from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import Evaluation, Found, HeldOutEvaluation, Metric
 from graticule.registry.plugins import Definition, plugins_of
 from graticule.registry.registry import Registry, options_of
 

@@ -13,7 +13,7 @@ from graticule.lab.figures.pictures import color, picture
 from graticule.lab.pages.dense_report import dense_report
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
-from graticule.lab.training.prediction import Found, Prediction, above, image_ids
+from graticule.lab.training.results import Found, Prediction, above, image_ids
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 

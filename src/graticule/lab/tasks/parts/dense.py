@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
-from graticule.lab.training.evaluation import Evaluated, Evaluation
 from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import Evaluated, Evaluation
 from graticule.lab.training.task import Task, TrainedRun
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from graticule.checkpoints.transferred import Transfer
     from graticule.lab.data.dense_module import DenseModule
-    from graticule.lab.training.prediction import Prediction
+    from graticule.lab.training.results import Prediction
 
 
 def show(value: float | None) -> str:

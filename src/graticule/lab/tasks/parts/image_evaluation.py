@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Rare
-from graticule.lab.training.evaluation import Evaluated, Evaluation, Table
+from graticule.lab.training.results import Evaluated, Evaluation, Table
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from graticule.lab.tasks.parts.image_scores import Score
-    from graticule.lab.training.metric import Metric
+    from graticule.lab.training.results import Metric
 
 
 @dataclass

@@ -1,0 +1,224 @@
+"""The results of a run: the metric that scores it, the tables of its evaluation, and its predictions in images."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+#: The scores of a run at one setting, a dataclass.
+S = TypeVar("S", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score on held-out data.
+
+    key: its name in files: val_KEY in metrics.csv, best_KEY and last_KEY in result.json.
+    label: its name in tables and figures.
+    unit: written after a value, "" for none.
+    highest: whether the highest value is the best.
+    decimals: number of decimals shown.
+    """
+
+    key: str
+    label: str
+    unit: str
+    highest: bool
+    decimals: int = 2
+
+    @property
+    def column(self) -> str:
+        """Return its name in metrics.csv and in Lightning's logs."""
+        return f"val_{self.key}"
+
+    @property
+    def title(self) -> str:
+        """Return label and unit, for the header of a column or the label of an axis."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def worst(self) -> float:
+        """Return the value that is worse than every other."""
+        return -math.inf if self.highest else math.inf
+
+    def better(self, value: float, other: float) -> bool:
+        """Return whether `value` is better than `other`; NaN never is."""
+        return value > other if self.highest else value < other
+
+    def best(self, rows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+        """Return the row with the best value, the first of equal ones.
+
+        Raises:
+            ValueError: if no row has a finite value.
+        """
+        scored = [row for row in rows if math.isfinite(row[self.column])]
+        if not scored:
+            raise ValueError(
+                f"no epoch has a finite {self.column}: the weights are not finite; a smaller `lr`, a longer warm-up "
+                "or `clip_grad` may help."
+            )
+        return (max if self.highest else min)(scored, key=lambda row: row[self.column])
+
+    def show(self, value: float, unit: bool = True) -> str:
+        """Format a value, with its unit."""
+        return f"{value:.{self.decimals}f}" + (f" {self.unit}" if unit and self.unit else "")
+
+
+TOP1 = Metric("top1", "top-1", "%", highest=True)
+BITS_PER_BYTE = Metric("bpb", "bits per byte", "", highest=False, decimals=3)
+BOX_MAP = Metric("box_map", "box mAP", "%", highest=True)
+MIOU = Metric("miou", "mIoU", "%", highest=True)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The score of a model on the held-out data, computed as in training."""
+
+    score: float
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Evaluated(Generic[S]):
+    """A run with its scores.
+
+    label: its name among the runs.
+    folder: its folder.
+    recipe: its recipe.
+    scores: one per setting.
+    measured: the score of the same checkpoint in training; None for an unfinished run.
+    """
+
+    label: str
+    folder: str
+    recipe: Any
+    scores: Sequence[S]
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a row per score, and the notes below it."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+@dataclass
+class Evaluation(ABC, Generic[S]):
+    """The evaluation of a task's runs; the fields of a subclass are options of `graticule evaluate`, with defaults."""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check that a run can be evaluated, before any work; may change `model` according to the options.
+
+        Raises:
+            ValueError: for an invalid option.
+        """
+
+    @abstractmethod
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[S]:
+        """Score a model, in evaluation mode; it is unchanged afterwards."""
+
+    @abstractmethod
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[S]]) -> Table:
+        """Return the table of several runs."""
+
+    def records(self, evaluated: Sequence[Evaluated[S]]) -> list[dict[str, Any]]:
+        """Return each score as plain values, with its run."""
+        return [{"run": run.folder, **dataclasses.asdict(score)} for run in evaluated for score in run.scores]
+
+    def figure(self, evaluated: Sequence[Evaluated[S]]) -> Figure | None:
+        """Plot the scores; None if there is nothing to plot."""
+        return None
+
+
+@dataclass
+class HeldOutEvaluation(Evaluation[HeldOut]):
+    """The evaluation on the held-out data, as in the validation of training."""
+
+    def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
+        """Score a model on the held-out data, at the size of the training."""
+        from graticule.lab.training.validation import held_out
+
+        return [HeldOut(*held_out(task, model, data, device=device, progress=progress))]
+
+    def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> Table:
+        """Return score, loss and number of examples."""
+        pairs = [(run, score) for run in evaluated for score in run.scores]
+        return Table(
+            ("run", metric.title, "loss", "examples"),
+            [[run.label, metric.show(s.score, unit=False), f"{s.loss:.4g}", f"{s.examples:,}"] for run, s in pairs],
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictions or the ground truth of one image; all sizes are in pixels of the image in its file.
+
+    image: uint8, (3, height, width).
+    boxes: (n, 4), left, top, right, bottom; None without boxes.
+    labels: the name of the class of each box, with its score; without boxes, lines of text.
+    numbers: (n,), the classes of the boxes, which determine their colors.
+    masks: (n, height, width), bool.
+    classes: (height, width), the class of each pixel.
+    class_names: the names of the classes of the pixels.
+    """
+
+    image: Tensor
+    boxes: Tensor | None = None
+    labels: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    masks: Tensor | None = None
+    classes: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A prediction and its output.
+
+    prediction: drawn into the image.
+    entries: written to JSON files, a list of entries by the name of the file.
+    classes: written as a PNG: (height, width), the class of each pixel.
+    lines: printed.
+    """
+
+    prediction: Prediction
+    entries: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    classes: Tensor | None = None
+    lines: list[str] = field(default_factory=list)
+
+
+def above(found: Found, threshold: float) -> Prediction:
+    """Return the prediction without the boxes whose written score is below `threshold`."""
+    prediction = found.prediction
+    if prediction.boxes is None:
+        return prediction
+    kept = [n for n, entry in enumerate(found.entries["boxes.json"]) if entry["score"] >= threshold]
+    return dataclasses.replace(
+        prediction,
+        boxes=prediction.boxes[kept],
+        labels=[prediction.labels[n] for n in kept],
+        numbers=[prediction.numbers[n] for n in kept],
+        masks=None if prediction.masks is None else prediction.masks[kept],
+    )
+
+
+def image_ids(paths: list[Path]) -> list[int]:
+    """Return the ids of images: their names, if all are numbers as in COCO, otherwise 1, 2, ..."""
+    names = [path.stem for path in paths]
+    if all(name.isdecimal() and len(name) < 16 for name in names) and len({int(name) for name in names}) == len(names):
+        return [int(name) for name in names]
+    return list(range(1, len(names) + 1))
