@@ -112,11 +112,7 @@ def load_position(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def load_all(model: nn.Module, state: Mapping[str, Tensor], source: object) -> nn.Module:
-    """Load all of `state`, which `source` contains, into `model`, and return the model.
-
-    Raises:
-        ValueError: if it does not fit. The model is then unchanged.
-    """
+    """Load all of `state`, which `source` contains, into `model`, and return the model."""
     if complaints := misfits(model, state):
         raise ValueError(f"{source} does not fit {type(model).__name__}: " + "; ".join(complaints) + ".")
     model.load_state_dict(state)
@@ -177,11 +173,7 @@ def _shown(name: str) -> str:
 
 
 def position_of(model: nn.Module) -> Position:
-    """Return the position of a backbone.
-
-    Raises:
-        ValueError: if `model` is not a backbone.
-    """
+    """Return the position of a backbone."""
     position = getattr(model, "position", None)
     if not isinstance(position, Position):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")

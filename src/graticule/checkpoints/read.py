@@ -173,9 +173,6 @@ def unwrap_checkpoint(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
     timm's training stores the moving average, which it evaluates, under `state_dict_ema`. The prefix `module.` of
     names is removed.
-
-    Raises:
-        ValueError: if nothing in it maps names to tensors.
     """
     state = checkpoint
     for key in ("state_dict_ema", "model", "state_dict", "model_state_dict", "model_state"):

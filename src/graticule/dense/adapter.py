@@ -16,7 +16,6 @@ from graticule.dense.deformable import DeformableAttention, WindowedAttention, c
 from graticule.dense.features import Reader, register_neck, square_patch
 from graticule.layers.attention import Attention
 from graticule.position.grid import Crop, Grid
-from graticule.registry.checks import checked
 
 Shapes = list[tuple[int, int]]
 _norm = partial(nn.LayerNorm, eps=1e-6)
@@ -195,7 +194,6 @@ class Adapter(Reader):
 
     not_decayed = ("level_embed",)
 
-    @checked
     def __init__(
         self,
         backbone: Backbone,

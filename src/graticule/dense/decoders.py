@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from graticule.backbones.token_model import init_linear
 from graticule.layers.block import Block
-from graticule.registry.checks import checked
-from graticule.registry.registry import Option, Registry, options_of
+from graticule.registry.checks import Checked
+from graticule.registry.registry import Registry, options_of
 
 
-class Decoder(nn.Module, ABC):
+class Decoder(Checked, nn.Module, ABC):
     """Computes the logits of each class from feature maps.
 
     A subclass takes `inputs`, the channels of the maps, their `strides`, and `num_classes`; its further arguments are
@@ -36,12 +36,12 @@ class Decoder(nn.Module, ABC):
         """Return logits (B, num_classes, H, W) at the resolution of the finest map, from maps (B, C, H, W)."""
 
 
-def _options(kind: Any) -> dict[str, Option]:
-    return options_of(kind.__init__, frozenset({"self", "inputs", "strides", "num_classes"}))
-
-
+#: The arguments of a class that are not options.
+_CONTEXT = frozenset({"self", "inputs", "strides", "num_classes"})
 #: Decoders by name: the values of the argument `decoder`.
-DECODERS: Registry[type[Decoder]] = Registry("decoder", Decoder, _options, "graticule.dense")
+DECODERS: Registry[type[Decoder]] = Registry(
+    "decoder", Decoder, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
+)
 register_decoder = DECODERS.register
 
 
@@ -84,7 +84,6 @@ class LinearDecoder(Decoder):
     plain_neck = None
     tokens = True
 
-    @checked
     def __init__(self, inputs: Sequence[int], strides: Sequence[int], num_classes: int) -> None:
         super().__init__()
         self.head = nn.Linear(inputs[-1], num_classes)
@@ -121,7 +120,6 @@ class MaskTransformer(Decoder):
     plain_neck = None
     tokens = True
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],
@@ -187,7 +185,6 @@ class UperHead(Decoder):
         drop: dropout of whole channels before the classifier.
     """
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],
@@ -246,7 +243,6 @@ class SemanticFpn(Decoder):
 
     neck = "fpn"
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],
@@ -294,7 +290,6 @@ class FcnHead(Decoder):
         drop: dropout of whole channels before the classifier.
     """
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
-from graticule.registry.checks import checked
 
 
 def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
@@ -79,7 +78,6 @@ class DeformableAttention(nn.Module):
         ratio: channels of the values, as a multiple of D.
     """
 
-    @checked
     def __init__(self, dim: int, levels: int, num_heads: int, points: int = 4, ratio: float = 1.0) -> None:
         super().__init__()
         inner = int(dim * ratio)
@@ -119,9 +117,6 @@ class DeformableAttention(nn.Module):
             reference: (B or 1, Q, L or 1, 2), the (x, y) of each query on each level, in [0, 1].
             value: (B, S, D), the cells of all levels.
             shapes: (H, W) of each level.
-
-        Raises:
-            ValueError: if `reference` has other than two numbers per query.
         """
         if reference.shape[-1] != 2:
             raise ValueError(
@@ -241,11 +236,7 @@ class WindowedAttention(Attention):
 
 
 def check_windowed(position: LayerPosition) -> None:
-    """Check that the position of a layer supports windowed attention.
-
-    Raises:
-        ValueError: if it has more than tensors and functions of queries and keys.
-    """
+    """Check that the position of a layer supports windowed attention."""
     if position.value_bias is not None or position.positional is not None:
         raise ValueError(
             "`window` must be 0 for encodings of all pairs of tokens, got one of those that add to the mixed "

@@ -13,7 +13,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from graticule.dense.features import DenseModel, Features
-from graticule.registry.registry import Option, Registry, options_of
+from graticule.registry.registry import Registry, options_of
 
 Target = Mapping[str, Tensor]
 
@@ -127,12 +127,12 @@ class Detector(DenseModel, ABC):
         return super().hub_config({**preprocessing, **normalized})
 
 
-def _options(kind: Any) -> dict[str, Option]:
-    return options_of(kind.__init__, frozenset({"self", "features", "num_classes"}))
-
-
+#: The arguments of a class that are not options.
+_CONTEXT = frozenset({"self", "features", "num_classes"})
 #: Detectors by name: the values of the argument `head`.
-HEADS: Registry[type[Detector]] = Registry("head", Detector, _options, "graticule.dense")
+HEADS: Registry[type[Detector]] = Registry(
+    "head", Detector, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
+)
 register_head = HEADS.register
 
 

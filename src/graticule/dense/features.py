@@ -13,10 +13,11 @@ from graticule.backbones.base import Backbone
 from graticule.hub.config import architecture_of, configuration_of, words_of
 from graticule.hub.kinds import HubModel
 from graticule.position.grid import Crop
-from graticule.registry.registry import Option, Registry, options_of
+from graticule.registry.checks import Checked
+from graticule.registry.registry import Registry, options_of
 
 
-class Levels(nn.Module):
+class Levels(Checked, nn.Module):
     """A module whose output is feature maps, from the finest to the coarsest."""
 
     #: Channels of each map.
@@ -112,11 +113,7 @@ class Features(nn.Module):
 
     @property
     def out_channels(self) -> int:
-        """Channels of every map, for torchvision's detectors.
-
-        Raises:
-            ValueError: if the maps differ.
-        """
+        """Channels of every map, for torchvision's detectors."""
         if len(set(self.channels)) > 1:
             raise ValueError(f"`neck` must end with maps of the same channels, such as 'fpn', got {self.channels}.")
         return self.channels[0]
@@ -135,22 +132,18 @@ class Features(nn.Module):
 
 
 def square_patch(patch: tuple[int, int]) -> int:
-    """Return the side of a square patch, in pixels.
-
-    Raises:
-        ValueError: if it is not square.
-    """
+    """Return the side of a square patch, in pixels."""
     if patch[0] != patch[1]:
         raise ValueError(f"`patch_size` must be square for dense prediction, got {patch[0]} x {patch[1]}.")
     return patch[0]
 
 
-def _options(kind: Any) -> dict[str, Option]:
-    return options_of(kind.__init__, frozenset({"self", "backbone", "inputs", "strides"}))
-
-
+#: The arguments of a class that are not options.
+_CONTEXT = frozenset({"self", "backbone", "inputs", "strides"})
 #: Readers and necks by name: the values of the argument `neck`. Only the first of several can be a reader.
-NECKS: Registry[type[Levels]] = Registry("neck", Levels, _options, "graticule.dense")
+NECKS: Registry[type[Levels]] = Registry(
+    "neck", Levels, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
+)
 register_neck = NECKS.register
 
 
@@ -189,7 +182,7 @@ def _reader(backbone: Backbone, norm: bool) -> Reader:
     return Stages(backbone) if len(backbone.depths) > 1 else LastMap(backbone, norm)
 
 
-class DenseModel(HubModel):
+class DenseModel(Checked, HubModel):
     """A model of feature maps of a backbone, `features`: how it is published, and its parameters for optimizers."""
 
     #: The kind under which it is published.

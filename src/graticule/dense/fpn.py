@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 
 from graticule.dense.features import Neck, register_neck
-from graticule.registry.checks import checked
 
 Extra = Literal["none", "pool", "convolutions", "outputs"]
 
@@ -71,7 +70,6 @@ class FeaturePyramid(Neck):
         norm: whether each convolution is followed by a batch norm; it then has no bias.
     """
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],
@@ -122,7 +120,6 @@ class SimplePyramid(Neck):
         extra: the added levels, see `ExtraLevels`.
     """
 
-    @checked
     def __init__(
         self,
         inputs: Sequence[int],
@@ -170,11 +167,7 @@ class SimplePyramid(Neck):
 
 
 def check_levels(count: int, channels: int, first: int) -> None:
-    """Check the options of a pyramid.
-
-    Raises:
-        ValueError: if there are no channels, or no such first map.
-    """
+    """Check the options of a pyramid."""
     if channels < 1:
         raise ValueError(f"`channels` must be at least 1, got {channels}.")
     if not 0 <= first < count:

@@ -17,7 +17,6 @@ from torchvision.ops import MultiScaleRoIAlign, roi_align
 
 from graticule.dense.detector import Anchors, Detector, Target, register_head
 from graticule.dense.features import Features
-from graticule.registry.checks import checked
 
 
 class RegionHeads(RoIHeads):
@@ -194,9 +193,6 @@ class RegionDetector(Detector, ABC):
         """Return losses in training, detections otherwise.
 
         Targets may have a `seed`, an integer, that seeds the sampling of regions of the image.
-
-        Raises:
-            ValueError: for targets that are missing or wrong.
         """
         seeds = None
         if self.training and targets is not None and all("seed" in target for target in targets):
@@ -229,7 +225,6 @@ class FasterRcnn(RegionDetector):
         most: number of detections per image that are kept.
     """
 
-    @checked
     def __init__(
         self,
         features: Features,
@@ -274,7 +269,6 @@ class MaskRcnn(RegionDetector):
 
     masks = True
 
-    @checked
     def __init__(
         self,
         features: Features,

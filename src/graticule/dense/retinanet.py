@@ -11,7 +11,6 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 
 from graticule.dense.detector import Anchors, Detector, register_head
 from graticule.dense.features import Features
-from graticule.registry.checks import checked
 
 #: The convolutions of each branch of torchvision's heads.
 _CONVS = 4
@@ -44,7 +43,6 @@ class RetinaNet(Detector):
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
 
-    @checked
     def __init__(
         self,
         features: Features,
@@ -94,7 +92,6 @@ class Fcos(Detector):
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
 
-    @checked
     def __init__(
         self,
         features: Features,
@@ -119,11 +116,7 @@ class Fcos(Detector):
 
 
 def _keep(head: Any, count: int) -> None:
-    """Keep the first `count` of the four convolutions, with any norm and activation after each, in both branches.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
+    """Keep the first `count` of the four convolutions, with any norm and activation after each, in both branches."""
     if not 0 <= count <= _CONVS:
         raise ValueError(f"`convs` must be from 0 to {_CONVS}, got {count}.")
     for part in (head.classification_head, head.regression_head):

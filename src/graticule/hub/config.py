@@ -32,11 +32,7 @@ OF_TIMM = (
 
 
 def check_arguments(given: Iterable[str], known: Collection[str], name: str) -> None:
-    """Check that model `name` has every argument that is given.
-
-    Raises:
-        ValueError: for the first unknown argument, with the nearest names.
-    """
+    """Check that model `name` has every argument that is given."""
     for argument in given:
         if argument not in known:
             near = difflib.get_close_matches(argument, known, n=2)
@@ -117,11 +113,7 @@ class Architecture:
 
 
 def build_backbone(path: Path, described: Architecture) -> Any:
-    """Build the backbone that the config.json at `path` describes.
-
-    Raises:
-        ValueError: if it describes no backbone that can be built.
-    """
+    """Build the backbone that the config.json at `path` describes."""
     try:
         known_name("architecture", described.architecture, timm.list_models(f"{PREFIX}*"))
         return timm.create_model(described.architecture, **plain_arguments(described.model_args))
@@ -137,11 +129,7 @@ def prepare(model: Any, given: Preparation) -> None:
 
 
 def plain_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class.
-
-    Raises:
-        ValueError: for any other argument.
-    """
+    """Validate the arguments of a model in a config.json: plain values, none of which names a file or a class."""
     for name, value in given.items():
         if name in (*OF_TIMM, *_FUNCTIONS):
             raise ValueError(f"`model_args` must not set `{name}`, which names files or classes.")
@@ -184,11 +172,7 @@ def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, A
 
 
 def architecture_of(model: Any) -> Architecture:
-    """Return the name of a backbone in timm's registry, and its arguments with its present sizes.
-
-    Raises:
-        ValueError: if a file cannot contain them.
-    """
+    """Return the name of a backbone in timm's registry, and its arguments with its present sizes."""
     if model.created is None:
         raise ValueError(
             f"`model` must have a backbone that create_model or convert has built, got a {type(model).__name__} that "

@@ -78,11 +78,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a model can be written to `folder`.
-
-    Raises:
-        ValueError: if it is a file.
-    """
+    """Check that a model can be written to `folder`."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`folder` must be a folder, got {str(folder)!r}, which is a file.")
 
@@ -98,11 +94,7 @@ def write_model(model: nn.Module, folder: Path, config: Mapping[str, Any], card:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Check that a name is valid for a repository on the hub.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that a name is valid for a repository on the hub."""
     if not _HUB_ID.fullmatch(repo_id):
         raise ValueError(f"`repo_id` must be OWNER/NAME, got {repo_id!r}.")
 
@@ -145,11 +137,7 @@ def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]
 
 
 def _within(folder: Path, name: str) -> Path:
-    """Return a file in a folder.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-    """
+    """Return a file in a folder."""
     path = folder / name
     if not path.is_file():
         pickles = [one for one in _PICKLES if (folder / one).exists()]

@@ -125,11 +125,7 @@ class DenseAugmentation:
 
 
 def fitted_sizes(given: tuple[str, ...], name: str) -> list[tuple[int, int]]:
-    """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels.
-
-    Raises:
-        ValueError: if they are not sizes, or the longer side comes first.
-    """
+    """Parse sizes that images are fitted to, SHORTERxLONGER or SIDE in pixels."""
     sizes = parse_sizes(given, name)
     for shorter, longer in sizes:
         if shorter > longer:

@@ -127,11 +127,7 @@ def boxes_target(boxes: np.ndarray, labels: np.ndarray, size: tuple[int, int], i
 
 
 def inside(folder: Path, name: object) -> Path:
-    """Return the path in `folder` of the file `name` of an annotation.
-
-    Raises:
-        ValueError: if it is not a relative path, or leads out of the folder.
-    """
+    """Return the path in `folder` of the file `name` of an annotation."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or parts[0] == "/" or ".." in parts or "\\" in str(name) or "\0" in str(name):
         raise ValueError(f"names of images must be paths within {folder}, got {str(name)[:80]!r}.")

@@ -25,11 +25,7 @@ _OF_OBJECTS = ("boxes", "labels", "iscrowd", "area")
 
 
 def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence[str]) -> tuple[DenseImages, DenseInfo]:
-    """Load a split of a data set with the targets `truth`, of boxes, masks and classes.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError: for an unknown name, other targets, or data that do not exist.
-    """
+    """Load a split of a data set with the targets `truth`, of boxes, masks and classes."""
     known_name("dataset", name, list_datasets())
     found: Any = loaded(name, split, None if root is None else Path(root))
     images, info = found
@@ -133,12 +129,7 @@ class DenseModule:
         return len(self.indices["test"])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the images in the batches of one of `world_size` processes.
-
-        Raises:
-            ValueError: if a batch cannot be split across the processes and micro-batches, there is no batch, or images
-                are grouped by shape and their sizes are not known.
-        """
+        """Return the order of the images in the batches of one of `world_size` processes."""
         sampler = EpochSampler(len(self.indices["train"]), self.seed)
         if self.by_shape:
             height, width = self._train_sizes().T

@@ -174,11 +174,7 @@ class DataModule(L.LightningDataModule):
         return found
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the images in the batches of one of `world_size` processes.
-
-        Raises:
-            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
-        """
+        """Return the order of the images in the batches of one of `world_size` processes."""
         images = self._images["train"]
         shares = world_size * accumulate
         if self.drop_last and self.batch_size % (2 * shares):
@@ -264,11 +260,7 @@ class DataModule(L.LightningDataModule):
         return [one.place(n) if isinstance(one, EncodedImages) else Path(str(n)) for one, n in sources]
 
     def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return test images by number, (n, C, height, width), and their labels, (n,).
-
-        Raises:
-            ValueError: for an index out of range.
-        """
+        """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         images = self._images["test"]
         for index in indices:
             if not 0 <= index < len(images):
@@ -278,11 +270,7 @@ class DataModule(L.LightningDataModule):
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
     def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class.
-
-        Raises:
-            ValueError: if there are fewer.
-        """
+        """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
         total = self.num_test
         if not 1 <= count <= total:
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")

@@ -85,11 +85,7 @@ class Pictures(DataModule):
 
 
 def find_pictures(folder: Path) -> tuple[Path, list[Path]]:
-    """Return the folder of the test images in `folder`, and the images below it.
-
-    Raises:
-        ValueError, FileNotFoundError: for a folder that is missing or empty, or files that cannot be read.
-    """
+    """Return the folder of the test images in `folder`, and the images below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"`images` must be a folder, got {str(folder)!r}, which does not exist.")
     root = next((folder / name for name in SPLITS["test"] if (folder / name).is_dir()), folder)
@@ -111,11 +107,7 @@ class _Pictures(FolderImages):
 
 
 def _read_labels(path: Path, names: Sequence[str], num_classes: int) -> Mapping[str, int]:
-    """Read a file of lines `path,label`.
-
-    Raises:
-        ValueError: for an invalid line, or a label that is not a class.
-    """
+    """Read a file of lines `path,label`."""
     found: dict[str, int] = {}
     lines = read_bytes(path, _LARGEST).decode("utf-8", errors="replace").splitlines()
     for number, row in enumerate(csv.reader(lines), start=1):

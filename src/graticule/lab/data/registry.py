@@ -113,11 +113,7 @@ def list_texts() -> list[str]:
 
 
 def loaded(name: str, split: Split, root: Path | None) -> tuple[Any, DatasetInfo]:
-    """Load a split of the data set `name`, and check the types that a plugin returns.
-
-    Raises:
-        TypeError: naming the data set, if it is not images with labels and a `DatasetInfo`.
-    """
+    """Load a split of the data set `name`, and check the types that a plugin returns."""
     found = DATASETS[name](split, root)
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], DatasetInfo)):
         raise TypeError(f"the dataset {name!r} must return images and a DatasetInfo, got {type(found).__name__}.")

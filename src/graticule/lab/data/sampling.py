@@ -220,9 +220,6 @@ def balanced_subset(labels: Sequence[int] | np.ndarray, count: int) -> list[int]
     """Return at most `count` indices, balanced over the classes as far as possible, in increasing order.
 
     A class gives its first images; the choice depends on labels and count alone.
-
-    Raises:
-        ValueError: if `count` is below 1.
     """
     labels = np.asarray(labels)
     if count < 1:
@@ -239,9 +236,6 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
 
     A class of n images gives n times `share`, rounded. The choice depends on labels, share and seed alone, with any
     version of NumPy, since its `RandomState` is frozen.
-
-    Raises:
-        ValueError: if `share` is not in (0, 1] or the seed is negative.
     """
     if not 0 < share <= 1:
         raise ValueError(f"`train_share` must be in (0, 1], such as 0.5 for a half, got {share}.")

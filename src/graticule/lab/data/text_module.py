@@ -253,11 +253,7 @@ class TextModule(L.LightningDataModule):
         return self.tokenizer.bytes_of(self._tokens[split])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
-        """Return the order of the windows in the batches of one of `world_size` processes.
-
-        Raises:
-            ValueError: if a batch cannot be split across the processes and micro-batches, or there is no batch.
-        """
+        """Return the order of the windows in the batches of one of `world_size` processes."""
         sampler = EpochSampler(len(self._windows()), self.seed)
         return BatchOrder(sampler, self.batch_size, rank=rank, world_size=world_size, parts=accumulate)
 

@@ -60,9 +60,6 @@ class Tokenizer(ABC):
         """Return the text of `tokens`; bytes that are not UTF-8, which a model can produce, become "\\ufffd".
 
         The end of a document adds no text.
-
-        Raises:
-            ValueError: for a token that is not in the vocabulary.
         """
         pieces = []
         for token in map(int, tokens):
@@ -111,11 +108,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def check_vocabulary(tokenizer: Tokenizer, fingerprint: str, source: str) -> None:
-    """Check that `tokenizer` is the one that `source`, a checkpoint or a run, was made with.
-
-    Raises:
-        ValueError: with both fingerprints, if it is not.
-    """
+    """Check that `tokenizer` is the one that `source`, a checkpoint or a run, was made with."""
     if tokenizer.fingerprint != fingerprint:
         raise ValueError(
             f"`tokenizer` must have the vocabulary of {source}, {fingerprint}, got {tokenizer.fingerprint}: the "

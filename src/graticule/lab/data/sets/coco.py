@@ -105,11 +105,7 @@ class CocoImages(DenseImages):
         super().__init__(len(self.ids), skip_broken=training)
 
     def _take(self, annotations: list[_Annotation], images: dict[int, _Image], training: bool) -> None:
-        """Keep the fields that are used of the objects, and say how many are left out or clipped.
-
-        Raises:
-            ValueError: if the image or the category of an object is not in the file, or no object is kept.
-        """
+        """Keep the fields that are used of the objects, and say how many are left out or clipped."""
         label = {number: index for index, number in enumerate(self.category_ids)}
         for one in annotations:
             for key, table, number, known in (
@@ -156,11 +152,7 @@ class CocoImages(DenseImages):
         return self.files[index]
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its objects.
-
-        Raises:
-            ValueError, OSError: if the image cannot be read, or it or a mask has another size than in the file.
-        """
+        """Return an image and its objects."""
         assert self.sizes is not None
         size = (int(self.sizes[index][0]), int(self.sizes[index][1]))
         image = read_image(self.files[index], size)
@@ -178,11 +170,7 @@ class CocoImages(DenseImages):
 
 
 def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.ndarray:
-    """Return the mask (height, width), of 0 and 1, from polygons or from run lengths, compressed or not.
-
-    Raises:
-        ValueError: if it is none of these, or of another size.
-    """
+    """Return the mask (height, width), of 0 and 1, from polygons or from run lengths, compressed or not."""
     height, width = size
     if isinstance(segmentation, list):
         polygons: list[list[float]] = check_value(list[list[Pixels]], segmentation, f"the polygons of {named}")
@@ -208,11 +196,7 @@ def decoded_mask(segmentation: object, size: tuple[int, int], named: str) -> np.
 
 
 def _check_extent(polygons: list[list[float]], named: str) -> None:
-    """Check that the edges of polygons can be drawn: pycocotools takes 80 bytes per pixel of them, without a check.
-
-    Raises:
-        ValueError: if they are too long or too far away.
-    """
+    """Check that the edges of polygons can be drawn: pycocotools takes 80 bytes per pixel of them, without a check."""
     points = [np.array(polygon).reshape(-1, 2) for polygon in polygons]
     edges = sum(abs(np.diff(one, axis=0, append=one[:1])).max(1).sum() for one in points)
     if max(edges, *(abs(one).max() for one in points)) > _LONGEST:
@@ -225,9 +209,6 @@ def _run_lengths(counts: str, named: str) -> list[int]:
     """Read COCO's compressed run lengths: five bits per character; from the fourth run on, differences.
 
     The decoder of pycocotools does not check them, and would write beyond the end of a mask.
-
-    Raises:
-        ValueError: if they are damaged.
     """
     runs: list[int] = []
     value = shift = 0
@@ -252,20 +233,13 @@ def coco(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
     """Load `root`/annotations/instances_train2017.json and `root`/train2017, or those of val2017.
 
     Names without the year are found, too.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
     """
     return _loaded(split, root, training=split == "train")
 
 
 @register_dataset("coco_train")
 def coco_train(split: Split, root: Path | None) -> tuple[CocoImages, DenseInfo]:
-    """Load the training images for both splits, to test whether a model can memorize them.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
-    """
+    """Load the training images for both splits, to test whether a model can memorize them."""
     return _loaded("train", root, training=split == "train")
 
 

@@ -30,11 +30,7 @@ class FolderImages(EncodedImages):
         self.files = files
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of a file.
-
-        Raises:
-            ValueError: if it is not a regular file any more, or is too large for an image.
-        """
+        """Return the bytes of a file."""
         return read_bytes(self.files[index][0], LARGEST)
 
     def size(self, index: int) -> tuple[int, int] | None:
@@ -64,11 +60,7 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
 
 
 def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
-    """Find the names of the classes, and (file, label) of every image of both splits.
-
-    Raises:
-        ValueError, FileNotFoundError: as in `image_folder`.
-    """
+    """Find the names of the classes, and (file, label) of every image of both splits."""
     if root is None or not root.is_dir():
         raise FileNotFoundError(
             f"`data_root` must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got {str(root)!r}, which does "
@@ -84,11 +76,7 @@ def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[t
 
 
 def check_same_classes(root: Path, train: Iterable[str], test: Iterable[str]) -> None:
-    """Check that both splits of the data in `root` have the same classes.
-
-    Raises:
-        ValueError: naming those that one of them lacks.
-    """
+    """Check that both splits of the data in `root` have the same classes."""
     if differing := sorted({*train} ^ {*test}):
         raise ValueError(
             f"`data_root` must have the same classes in training and evaluation; in one only: "
@@ -115,11 +103,7 @@ def _classes(root: Path, split: Split) -> dict[str, list[Path]]:
 
 
 def split_folder(root: Path, split: Split) -> Path:
-    """Return the folder of a split.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
+    """Return the folder of a split."""
     folder = next((root / name for name in SPLITS[split] if (root / name).is_dir()), None)
     if folder is None:
         raise FileNotFoundError(
@@ -160,11 +144,7 @@ def files_below(folder: Path, wanted: Callable[[str], bool], *, hidden: bool = T
 
 
 def check_link(path: Path) -> None:
-    """Check that `path`, if it is a link, leads to something.
-
-    Raises:
-        ValueError: if it does not, naming both ends.
-    """
+    """Check that `path`, if it is a link, leads to something."""
     if _leads_nowhere(path):
         raise ValueError(f"{path} must be a file or a folder, got a link that leads nowhere, to {os.readlink(path)}.")
 

@@ -104,11 +104,7 @@ class ArrowImages(EncodedImages):
         return {name: value for name, value in vars(self).items() if name != "_open"}
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image; empty if the data set has none.
-
-        Raises:
-            ValueError: if its file was truncated after it was opened.
-        """
+        """Return the bytes of an image; empty if the data set has none."""
         file, _ = self._find(index)
         size = int(self.rows.sizes[index])
         content: bytes = self._open(str(self.rows.files[file])).read_at(size, int(self.rows.offsets[index]))
@@ -176,9 +172,6 @@ def open_arrow(path: Path) -> tuple[pa.Table, pa.Buffer]:
     """Open an Arrow file without reading the values; returns its table and the buffer of the file, which it refers to.
 
     `datasets.load_from_disk` would read whole files, since Arrow asks the system to page in every file that it opens.
-
-    Raises:
-        ValueError: if it is damaged or truncated.
     """
     check_plain(path)
     try:
@@ -197,11 +190,7 @@ def open_arrow(path: Path) -> tuple[pa.Table, pa.Buffer]:
 
 
 def read_rows(files: Sequence[Path], image: str, label: str) -> Rows:
-    """Find the images of Arrow files, several files at a time, since the disk may have a high latency.
-
-    Raises:
-        ValueError: naming a file that is damaged or truncated, or has images that are not bytes or rows without labels.
-    """
+    """Find the images of Arrow files, several files at a time, since the disk may have a high latency."""
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda path: _read_file(path, image, label), files))
     offsets, sizes, labels = np.concatenate(found, axis=1)

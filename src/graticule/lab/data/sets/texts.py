@@ -123,11 +123,7 @@ def _without(text: str, keys: Collection[str]) -> str:
 
 
 def _documents(folder: Path, root: Path) -> list[Document]:
-    """Read the text files below `folder`, each once, sorted by their paths within `root`.
-
-    Raises:
-        ValueError: if there is none, or none with text in it, or one is not UTF-8.
-    """
+    """Read the text files below `folder`, each once, sorted by their paths within `root`."""
     files = _text_files(folder, root)
     if not files:
         raise ValueError(f"`data_root` must have text files ({', '.join(TEXT_EXTENSIONS)}), got none in {folder}.")

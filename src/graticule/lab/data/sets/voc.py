@@ -53,11 +53,7 @@ class VocImages(DenseImages):
         return self.root / "JPEGImages" / f"{self.names[index]}.jpg"
 
     def example(self, index: int) -> tuple[Tensor, Target]:
-        """Return an image and its boxes.
-
-        Raises:
-            ValueError, OSError: if one of its files cannot be read, or they contradict each other.
-        """
+        """Return an image and its boxes."""
         file = self.root / "Annotations" / f"{self.names[index]}.xml"
         size, boxes, labels, difficult = read_objects(file)
         image = read_image(self.place(index), size, file)
@@ -74,9 +70,6 @@ def read_objects(file: Path) -> tuple[tuple[int, int], np.ndarray, np.ndarray, n
     """Return (height, width), boxes (n, 4), labels (n,) from 0, and flags of difficult objects (n,) of a file.
 
     The file counts pixels from 1 and includes the last one; the boxes count from 0 and exclude it.
-
-    Raises:
-        ValueError: if the file is damaged, or has an unknown class.
     """
     content = read_bytes(file, 1 << 22)
     if b"<!DOCTYPE" in content.replace(b"\0", b"").upper():  # a document type could define entities
@@ -103,24 +96,15 @@ def read_objects(file: Path) -> tuple[tuple[int, int], np.ndarray, np.ndarray, n
 
 @register_dataset("voc_detection")
 def voc_detection(split: Split, root: Path | None) -> tuple[VocImages, DenseInfo]:
-    """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt; `root` is VOCdevkit/VOC2012 or alike.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
-    """
+    """Load the boxes of the images in `root`/ImageSets/Main/train.txt or val.txt, such as of VOCdevkit/VOC2012."""
     base, names = _listed(root, "Main", split, ("JPEGImages/{}.jpg", "Annotations/{}.xml"))
-    return VocImages(base, names, split == "train"), DenseInfo(
-        "voc_detection", CLASSES, category_ids=tuple(range(1, 21))
-    )
+    info = DenseInfo("voc_detection", CLASSES, category_ids=tuple(range(1, 21)))
+    return VocImages(base, names, split == "train"), info
 
 
 @register_dataset("voc_segmentation")
 def voc_segmentation(split: Split, root: Path | None) -> tuple[MaskImages, DenseInfo]:
-    """Load the masks of the images in `root`/ImageSets/Segmentation/train.txt or val.txt: background and 20 classes.
-
-    Raises:
-        ValueError, FileNotFoundError: for files that are missing or damaged.
-    """
+    """Load the masks of the images in `root`/ImageSets/Segmentation/train.txt or val.txt: background and 20 classes."""
     base, names = _listed(root, "Segmentation", split, ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"))
     pairs = [(base / "JPEGImages" / f"{name}.jpg", base / "SegmentationClass" / f"{name}.png") for name in names]
     images, info = load_masks("voc_segmentation", ("background", *CLASSES), pairs, split)
