@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import graticule
-from graticule.encodings.forms.pooled import Pooling
+from graticule.encodings.forms.pyramid import Pooling
 from graticule.position.bias import Bias, BiasSum, LowRank
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition

@@ -90,7 +90,7 @@ def test_nothing_is_learned_or_saved_and_the_grid_it_is_built_for_does_not_matte
     assert not list(encoding.parameters()) and not encoding.state_dict()
     asked = encoding(OTHER)
     encoding.set_grid(OTHER)
-    assert encoding.grid == OTHER and "(4, 2)" in repr(encoding)
+    assert encoding.grid == OTHER and "Grid(4, 2" in repr(encoding)
     assert torch.equal(encoding(OTHER), asked)
     assert torch.equal(Alibi(OTHER, 3, distance=distance)(OTHER), asked)
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexEmbeds
 
 import graticule
-from graticule.encodings.coordinate_mlp import CoordinateMlp
+from graticule.encodings.coordinate_mlp import CoordinateMlp, Fourier
 from graticule.encodings.factorized import Factorized
-from graticule.encodings.fourier import Fourier
 from graticule.position.grid import Crop, Grid
 from in_turn import in_turn
 

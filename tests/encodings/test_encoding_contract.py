@@ -99,4 +99,4 @@ def test_setting_a_grid_keeps_the_dtype(name):
 
 @every
 def test_the_description_names_the_grid(name):
-    assert "(3, 5)" in repr(ENCODINGS[name](BUILT))
+    assert "(3, 5" in repr(ENCODINGS[name](BUILT))

@@ -9,9 +9,8 @@ import torch
 
 import graticule
 from graticule import Grid, LayerPosition, build_position, encodings
-from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
-from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.learnable import Learnable

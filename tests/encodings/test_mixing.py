@@ -8,8 +8,7 @@ import torch
 
 from graticule.encodings.build import build_position
 from graticule.encodings.gqpe import QuadraticMixing
-from graticule.encodings.lrpe import LearnableMixing
-from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing, resize_pairs
 from graticule.layers.gating import mix_tokens
 from graticule.position.displacement import displacement_index

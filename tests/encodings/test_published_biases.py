@@ -17,14 +17,12 @@ from timm.models.vision_transformer_sam import Attention as SamAttention
 
 import graticule
 from graticule import Grid, LayerPosition
-from graticule.encodings.continuous import ContinuousBias
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.gpsa import Gpsa
-from graticule.encodings.gqpe import QuadraticMixing
-from graticule.encodings.gqpe_bias import GqpeBias
+from graticule.encodings.gqpe import GqpeBias, QuadraticMixing
 from graticule.encodings.irpe import Irpe
-from graticule.encodings.mlp_bias import MlpBias
+from graticule.encodings.mlp_bias import ContinuousBias, MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.layers.attention import Attention
 from in_turn import in_turn

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from graticule import Grid
-from graticule.encodings.continuous import ContinuousBias
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
+from graticule.encodings.mlp_bias import ContinuousBias
 from graticule.encodings.relative_bias import RelativeBias
 
 GRID, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)

@@ -10,10 +10,10 @@ from timm.models.swin_transformer_v2 import WindowAttention as TimmWindowAttenti
 
 import graticule
 from graticule import Grid
-from graticule.encodings.continuous import ContinuousBias
 from graticule.encodings.decomposed import Decomposed
 from graticule.encodings.forms.bias import HeadNormalizedBias, NormalizedBias
 from graticule.encodings.irpe import Irpe
+from graticule.encodings.mlp_bias import ContinuousBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.encodings.shaw import ShawBias
 from in_turn import in_turn

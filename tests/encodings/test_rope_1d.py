@@ -8,7 +8,7 @@ import torch
 from timm.layers import apply_rot_embed_cat
 
 from graticule import Grid
-from graticule.encodings.rope_1d import Rope1d
+from graticule.encodings.rope import Rope1d
 from in_turn import in_turn
 
 GRIDS = [Grid(1, 6), Grid(3, 4), Grid(1, 5, prefix=1), Grid(2, 3, prefix=2)]
@@ -63,7 +63,7 @@ def test_a_longer_sequence_begins_with_the_shorter_and_is_computed():
     assert torch.equal(encoding(Grid(1, 40)), longer)
     assert torch.equal(Rope1d(Grid(1, 40), HEAD_DIM)(Grid(1, 40)), longer)
     assert not list(encoding.parameters()) and not encoding.state_dict()
-    assert "(1, 40)" in repr(encoding)
+    assert "Grid(1, 40" in repr(encoding)
 
 
 def test_with_fewer_digits_it_keeps_float32_and_copies_are_their_own():

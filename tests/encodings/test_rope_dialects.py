@@ -14,7 +14,7 @@ from graticule import Grid
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.coordinates import Coordinates, Noise
 from graticule.encodings.rope import Frequencies, Rope
-from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rope_directions import MixedRope
 from graticule.layers.attention import Attention
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation

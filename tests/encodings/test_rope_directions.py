@@ -11,8 +11,7 @@ from graticule import Grid
 from graticule.encodings.liere import LieRe
 from graticule.encodings.mrope import Mrope
 from graticule.encodings.pope import Pope
-from graticule.encodings.rope_golden_gate import GoldenGateRope
-from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
 from tiny import DEPTH, DIM, draw, images, tiny
 
 HEADS = 3

@@ -10,10 +10,8 @@ from graticule import Grid
 from graticule.encodings.forms.rotary import Scaling
 from graticule.encodings.mrope import Mrope
 from graticule.encodings.pope import Pope
-from graticule.encodings.rope import Frequencies, Rope
-from graticule.encodings.rope_1d import Rope1d
-from graticule.encodings.rope_golden_gate import GoldenGateRope
-from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rope import Frequencies, Rope, Rope1d
+from graticule.encodings.rope_directions import GoldenGateRope, MixedRope
 from in_turn import in_turn
 from tiny import draw, images, tiny
 

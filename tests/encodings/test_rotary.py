@@ -10,7 +10,7 @@ import graticule
 from graticule import Grid
 from graticule.encodings.forms.rotary import Scaling
 from graticule.encodings.rope import Frequencies, Rope
-from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rope_directions import MixedRope
 from in_turn import in_turn
 from tiny import DEPTH, draw, images, spec, tiny
 

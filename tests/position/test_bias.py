@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graticule import Grid
 from graticule.encodings.forms.bias import LayerBias, SomeHeads, squared_distance_factors
-from graticule.encodings.forms.pooled import Pooling
+from graticule.encodings.forms.pyramid import Pooling
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias, BiasSum
 from graticule.position.folded import FoldedPosition

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from graticule import Grid
-from graticule.encodings.forms.pooled import Pooling
+from graticule.encodings.forms.pyramid import Pooling
 from graticule.external.backbone_view import Places
 from graticule.position import layer
 from graticule.position.folded import FoldedPosition
 from graticule.position.position import Position, check_fields
 
-LAST = "    spatial_bias: Annotated[Tensor | None, kinds.SPATIAL] = None\n"
+LAST = "    spatial_bias: Annotated[Tensor | None, SPATIAL] = None\n"
 
 
 @pytest.fixture

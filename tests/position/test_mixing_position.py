@@ -10,8 +10,7 @@ import graticule
 from graticule import Grid, fold, unfold
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
-from graticule.encodings.lrpe import LearnableMixing
-from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 from graticule.layers.gating import mix_tokens
 from graticule.position import displacement as displacement_module

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from graticule import Grid, LayerPosition, build_position, published_state_dict
-from graticule.encodings.conditional import ConvolutionalProjection, Peg, QueryKeyPeg
+from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
-from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
 from graticule.encodings.forms.bias import BiasPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.learnable import Learnable

@@ -13,10 +13,10 @@ from torch import nn
 
 import graticule
 from graticule import Grid
+from graticule.encodings.coordinate_mlp import Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.fire import Fire
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.encodings.fourier import Fourier
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.mlp_bias import MlpBias
 from graticule.encodings.relative_bias import RelativeBias

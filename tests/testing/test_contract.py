@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 import graticule
 from graticule import Points
+from graticule.encodings.alibi import Kerple
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.encodings.kerple import Kerple
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry import plugins

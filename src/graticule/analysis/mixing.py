@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.gqpe import QuadraticMixing
-from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.lrpe import MixingSum
 from graticule.position.displacement import TokenMlp
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graticule.backbones.pyramid import Pyramid, padded_grid
 from graticule.backbones.registry import Size, register_sizes, register_small
-from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pooling
+from graticule.encodings.forms.pyramid import PooledPosition, PooledPyramid, Pooling
 from graticule.layers.attention import Attention
 from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Crop, Grid

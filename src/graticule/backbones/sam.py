@@ -13,7 +13,7 @@ from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.load import renamed_state_dict
-from graticule.encodings.forms.pooled import keep_layers, some_parts
+from graticule.encodings.forms.pyramid import keep_layers, some_parts
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid, Windows
 from graticule.position.layer import OF_PAIRS, LayerPosition

@@ -25,8 +25,7 @@ from graticule.checkpoints.read import read_grids, with_grids
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.lrpe import LearnableMixing
-from graticule.encodings.lrpe_m import MixingSum
+from graticule.encodings.lrpe import LearnableMixing, MixingSum
 from graticule.encodings.sgu import DenseMixing
 
 Change = Callable[[Tensor], Tensor]

@@ -7,11 +7,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from graticule.encodings.forms.absolute import AbsoluteEncoding, ComputedEncoding, FixedEncoding, JoinedPosition
-from graticule.encodings.forms.between import BeforeProjections, BetweenBlocks
 from graticule.encodings.forms.bias import BiasEncoding, BiasPosition, LayerBias, PatchBias, SharedBiasPosition
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition, TokenMixing
-from graticule.encodings.forms.pooled import PooledPosition, PooledPyramid, Pooling
-from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.encodings.forms.pyramid import PooledPosition, PooledPyramid, Pooling, PyramidPosition
 from graticule.encodings.forms.rotary import RotaryEncoding, RotaryPosition
 from graticule.position.folded import Folded, FoldedPosition, FoldedSizes
 from graticule.position.position import (

@@ -37,8 +37,6 @@ class BucketedBias(BiasEncoding):
     standard deviation, and does not divide its logits by the root of d, which is left to the attention.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
         buckets: number of buckets of an axis, a multiple of 4, or of 2 with `causal`.
         max_distance: L, larger than m.
         causal: whether later keys are never attended to, for texts.
@@ -50,15 +48,14 @@ class BucketedBias(BiasEncoding):
     def __init__(
         self, grid: Grid, num_heads: int, buckets: int = 32, max_distance: int = 128, causal: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(grid, num_heads)
         step = 2 if causal else 4
         if buckets < step or buckets % step:
             raise ValueError(f"`buckets` must be a multiple of {step}, got {buckets}.")
         side = buckets if causal else buckets // 2
         if max_distance <= side // 2:
             raise ValueError(f"`max_distance` must be more than the {side // 2} exact buckets, got {max_distance}.")
-        self.grid = grid
-        self.num_heads, self.buckets, self.max_distance, self.causal = num_heads, buckets, max_distance, causal
+        self.buckets, self.max_distance, self.causal = buckets, max_distance, causal
         last = len(grid.shape) - 1
         self.axes = [axis for axis, side in enumerate(grid.shape) if axis == last or (side > 1 and not causal)]
         self._check(grid)
@@ -120,12 +117,6 @@ class BucketedBias(BiasEncoding):
                 f"`grid` must have height 1, for which the bias is built, or one patch on each axis without a table, "
                 f"got {by(grid.shape)} patches."
             )
-
-    def extra_repr(self) -> str:
-        return (
-            f"grid={self.grid.shape}, num_heads={self.num_heads}, buckets={self.buckets}, "
-            f"max_distance={self.max_distance}, causal={self.causal}"
-        )
 
 
 def edges(buckets: int, max_distance: int) -> list[int]:

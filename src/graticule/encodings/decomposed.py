@@ -41,9 +41,6 @@ class Decomposed(BiasEncoding):
     MViTv2 draws the tables from a normal of std 0.02; SAM's start at zero.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
-        head_dim: d.
         scaled: whether the product is divided by :math:`\sqrt d`, too, as in Shaw's encoding.
         resampler: resampler of the tables for another grid.
     """
@@ -60,10 +57,9 @@ class Decomposed(BiasEncoding):
         scaled: bool = False,
         resampler: str = "bilinear(antialias=False)",
     ) -> None:
-        super().__init__()
+        super().__init__(grid, num_heads)
         self.resampler = build_resampler(resampler, "displacements")
-        self.grid = grid
-        self.num_heads, self.head_dim, self.scaled = num_heads, head_dim, scaled
+        self.head_dim, self.scaled = head_dim, scaled
         self.names = [f"rel_pos_{_LETTERS.get(letter, letter)}" for letter in letters(len(grid.shape))]
         for name, side in zip(self.names, grid.shape, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(2 * side - 1, head_dim)))
@@ -151,9 +147,6 @@ class Decomposed(BiasEncoding):
     def _resampled(self, table: Tensor, rows: int) -> Tensor:
         """Resample a table of vectors over the offsets of an axis, (2H' - 1, d), to (rows, d)."""
         return self.resampler(table.T[:, None], (1, rows))[:, 0].T
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, head_dim={self.head_dim}, scaled={self.scaled}"
 
 
 @dataclass  # not frozen: torch.compile of PyTorch 2.11 cannot read fields of frozen ones

@@ -28,8 +28,6 @@ class Factorized(AbsoluteEncoding):
     `resampler="crop(mode='bilinear', antialias=False)"`.
 
     Args:
-        grid: the grid that the tables are built for.
-        dim: D.
         std: standard deviation of the initial values, a normal truncated at 2 (absolute).
         product: multiply the tables instead of adding them.
         resampler: resampler of the tables for another grid.

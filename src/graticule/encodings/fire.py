@@ -42,8 +42,6 @@ class Fire(PatchBias):
     2024), Eq. 18-20; the MLP and its 32 hidden units are the paper's.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
         causal: whether tokens attend only to those before them, for texts.
         hidden: hidden units of the MLP.
         form: 'distance' or 'axes'.
@@ -59,9 +57,8 @@ class Fire(PatchBias):
         hidden: int = 32,
         form: Literal["distance", "axes"] = "distance",
     ) -> None:
-        super().__init__()
-        self.grid = grid
-        self.num_heads, self.causal, self.form = num_heads, causal, form
+        super().__init__(grid, num_heads)
+        self.causal, self.form = causal, form
         # (H, W) is part of the learned function, so it is saved in checkpoints
         self.register_buffer("reference", torch.tensor(grid.shape))
         self.reference: Tensor
@@ -106,6 +103,3 @@ class Fire(PatchBias):
         """Map shares (..., 1 or axes) to one number per head, (num_heads, ...)."""
         bias: Tensor = self.mlp(shares.to(self.log_scale.dtype)).movedim(-1, 0)
         return bias
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, form={self.form!r}"

@@ -30,7 +30,6 @@ class GlobalFilter(MixingEncoding):
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021), Eq. 5-6, and its code.
 
     Args:
-        grid: the grid that it is built for.
         groups: number of groups s.
         std: standard deviation of the initial real and imaginary parts.
     """
@@ -109,5 +108,4 @@ def _resize_filters(weight: Tensor, new: Grid) -> Tensor:
 class GlobalFilters(TokenMixing, GlobalFilter):
     """Mixes tokens by a circular convolution: one learned filter of the frequencies per group of channels."""
 
-    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02) -> None:
-        super().__init__(grid, num_heads, std)
+    grouped = True

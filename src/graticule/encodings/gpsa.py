@@ -31,8 +31,6 @@ class Gpsa(BiasEncoding):
     Reference: ConViT (d'Ascoli et al., 2021), Eq. 4-7.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
         locality: alpha; a larger one makes the initial positional attention narrower.
         gate: the initial lambda; at 1 the weight of positional attention is 0.73.
         bias: whether scores have a bias per head, as in its code; the softmax cancels it.
@@ -43,11 +41,8 @@ class Gpsa(BiasEncoding):
     def __init__(
         self, grid: Grid, num_heads: int, locality: float = 1.0, gate: float = 1.0, bias: bool = False
     ) -> None:
-        super().__init__()
-        if locality <= 0:
-            raise ValueError(f"`locality` must be positive, got {locality}.")
-        self.grid = grid
-        self.num_heads, self.locality, self.gate = num_heads, locality, gate
+        super().__init__(grid, num_heads)
+        self.locality, self.gate = locality, gate
         self.pos_proj = nn.Linear(len(grid.shape) + 1, num_heads, bias=bias)
         self.gating_param = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -85,6 +80,3 @@ class Gpsa(BiasEncoding):
                 grid.with_prefix_bias(weights).to(weight.dtype), F.pad(gate, (0, 0, grid.prefix, 0)).to(weight.dtype)
             )
         )
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, locality={self.locality}, gate={self.gate}"

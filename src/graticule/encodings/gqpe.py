@@ -1,13 +1,14 @@
-"""GQPE: token mixing by a Gaussian around a learned displacement."""
+"""GQPE: a Gaussian around a learned displacement, which mixes tokens, or as a bias on attention logits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from graticule.encodings.forms.bias import PatchBias
 from graticule.encodings.forms.coordinates import spread_directions
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
@@ -77,10 +78,6 @@ class QuadraticMixing(MixingEncoding):
         softmax: bool = True,
     ) -> None:
         super().__init__(grid, groups)
-        if form not in get_args(Form):
-            raise ValueError(f"`form` must be one of {', '.join(get_args(Form))}, got {form!r}.")
-        if start not in get_args(Start):
-            raise ValueError(f"`start` must be one of {', '.join(get_args(Start))}, got {start!r}.")
         self.form = form
         self.shift = shift
         self.start = start
@@ -163,9 +160,6 @@ class QuadraticMixing(MixingEncoding):
         """Return the logits for `grid`, to which a softmax is applied unless `softmax` is False."""
         return Displacements(self.logits(grid), self.softmax)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, form={self.form}, shift={self.shift}"
-
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     """Return the sum of the products of coordinates."""
@@ -173,8 +167,9 @@ def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     return sum(products[1:], products[0])
 
 
-class _Quadratic(TokenMixing, QuadraticMixing):
-    """A Gaussian around a learned displacement, by a quadratic form."""
+@register_encoding("gqpe")
+class Gqpe(TokenMixing, QuadraticMixing):
+    """Mixes tokens by a Gaussian around one learned displacement."""
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
@@ -182,24 +177,35 @@ class _Quadratic(TokenMixing, QuadraticMixing):
         return float(options.get("start") == "spread")
 
 
-@register_encoding("gqpe")
-class Gqpe(_Quadratic):
-    """Mixes tokens by a Gaussian around one learned displacement."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        form: Form = "gamma_gamma_t",
-        shift: bool = True,
-        start: Start = "released",
-        softmax: bool = True,
-    ) -> None:
-        super().__init__(grid, 1, form, shift, start, softmax)
-
-
 @register_encoding("ggqpe")
-class Ggqpe(_Quadratic):
+class Ggqpe(Gqpe):
     """Mixes tokens by a Gaussian around one learned displacement per group of channels."""
+
+    grouped = True
+
+
+@register_encoding("gqpe_bias")
+class GqpeBias(PatchBias):
+    r"""Adds a quadratic form of the displacement, six numbers per head, to the attention logits.
+
+    .. math:: b_{h, i, j} = -\tfrac12 (\delta_{ij} - \Delta_h)^T M_h (\delta_{ij} - \Delta_h) + const_h, \quad
+              \delta_{ij} = p_j - p_i
+
+    With zero queries the attention weights of a head are those of GQPE. Forms and initial values are those of
+    `QuadraticMixing`; the constant, which the softmax cancels, makes the bias of a patch to itself 0. Prefix
+    tokens get no bias. Nothing depends on the size of the grid.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 5, whose authors say that it also suits attention; in attention,
+    Cordonnier et al. (2020).
+
+    Args:
+        grid: the grid or window that the initial widths of 'spread' are for.
+        form: parametrization of M.
+        shift: whether Delta is learned; it is frozen at 0 if not.
+        start: initial values, 'released' or 'spread'.
+    """
+
+    crops = True
 
     def __init__(
         self,
@@ -207,7 +213,17 @@ class Ggqpe(_Quadratic):
         num_heads: int,
         form: Form = "gamma_gamma_t",
         shift: bool = True,
-        start: Start = "released",
-        softmax: bool = True,
+        start: Start = "spread",
     ) -> None:
-        super().__init__(grid, num_heads, form, shift, start, softmax)
+        super().__init__(grid, num_heads)
+        self.gaussian = QuadraticMixing(Grid(*grid.shape), num_heads, form, shift, start)
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
+        logits = self.gaussian.logits(grid).flatten(1).to(self.gaussian.center.dtype)
+        return grid.of_lags(logits).mT.contiguous()  # of key minus query
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding; no parameter depends on it."""
+        super().set_grid(grid)
+        self.gaussian.set_grid(Grid(*grid.shape))

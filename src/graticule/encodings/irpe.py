@@ -52,9 +52,6 @@ class Irpe(BiasEncoding):
     code.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
-        head_dim: d.
         method: the way to map a displacement to buckets.
         on: where vectors are used: any of 'q', 'k' and 'v', in this order.
         mode: 'contextual' for vectors, 'bias' for numbers (on q and k only).
@@ -79,13 +76,10 @@ class Irpe(BiasEncoding):
         ratio: float = 1.9,
         shared_heads: bool = True,
     ) -> None:
-        super().__init__()
-        if ratio <= 0:
-            raise ValueError(f"`ratio` must be positive, got {ratio}.")
+        super().__init__(grid, num_heads)
         if mode == "bias" and "v" in on:
             raise ValueError(f"`on` must be 'q', 'k' or 'qk' with the mode 'bias', as values need vectors, got {on!r}.")
-        self.grid = grid
-        self.num_heads, self.head_dim, self.ratio = num_heads, head_dim, ratio
+        self.head_dim, self.ratio = head_dim, ratio
         self.method, self.on, self.mode = method, on, mode
         self.side = 2 * int(2 * ratio) + 1
         axes = len(grid.shape)
@@ -195,12 +189,6 @@ class Irpe(BiasEncoding):
         far = alpha + torch.log(t.abs().clamp(min=alpha) / alpha) / math.log(gamma / alpha) * (beta - alpha)
         # rounds toward zero
         return torch.where(t.abs() <= alpha, t.round(), t.sign() * far.round().clamp(max=beta)).long()
-
-    def extra_repr(self) -> str:
-        return (
-            f"num_heads={self.num_heads}, head_dim={self.head_dim}, method={self.method}, on={self.on}, "
-            f"mode={self.mode}, ratio={self.ratio}"
-        )
 
 
 def _sum(each: Sequence[Tensor]) -> Tensor:

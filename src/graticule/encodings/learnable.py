@@ -27,8 +27,6 @@ class Learnable(AbsoluteEncoding):
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
-        grid: the grid that the encoding is built for.
-        dim: D.
         std: standard deviation of the initial values.
         resampler: resampler of the rows for another grid.
         prefix_rows: whether prefix tokens have rows; 'first' for the first one alone, the class token.

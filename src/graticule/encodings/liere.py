@@ -29,9 +29,6 @@ class LieRe(RotaryEncoding):
     Reference: LieRE (Ostmeier et al., 2024), section 4; by default its code has one rotation for all layers and heads.
 
     Args:
-        grid: the grid that the encoding is built for.
-        depth: number of layers.
-        num_heads: h.
         head_dim: d, a multiple of `block`.
         block: channels that are rotated together; all of a head by default.
         per_layer: whether each layer has its own matrices.
@@ -97,6 +94,3 @@ class LieRe(RotaryEncoding):
     def rotations(self, grid: Grid) -> list[Rotation]:
         """Return one rotation for all layers, or one per layer."""
         return [BlockRotation(matrices) for matrices in self(grid)]
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, generators={tuple(self.generators.shape)}"

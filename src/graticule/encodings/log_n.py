@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, joined_layers, spread
+from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, Position, Site, register_encoding
+from graticule.position.position import Encoding, Position, SharedPosition, Site, register_encoding
 from graticule.registry.fields import Count
 from graticule.system.symbolic import as_tensor
 
@@ -34,8 +33,6 @@ class LogN(Encoding):
     a Theoretical Limitation of Self-Attention (Chiang and Cholak, 2022).
 
     Args:
-        grid: the grid that the encoding is built for.
-        causal: whether tokens attend only to those before them.
         reference: N_0, the number of patches in training, at least 2; by default that of `grid`.
     """
 
@@ -61,6 +58,10 @@ class LogN(Encoding):
         patches = as_tensor([grid.patches], self.like.double()).clamp(min=2)
         return (patches.log() / math.log(self.reference)).to(wide).expand(grid.tokens)
 
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the encoding; the reference stays."""
+        self.grid = grid
+
     @classmethod
     def position(cls, site: Site, joining: Joining, **options: Any) -> Position:
         """Build the position for the joined layers."""
@@ -68,26 +69,9 @@ class LogN(Encoding):
         return LogNPosition(encoding, site.depth, joining.joined)
 
 
-class LogNPosition(Position):
-    """A factor of the queries, the same in all joined layers.
+class LogNPosition(SharedPosition):
+    """A factor of the queries, the same in all joined layers."""
 
-    Args:
-        encoding: built for the grid, or for a window of it.
-        depth: number of layers.
-        layers: indices of the joined layers.
-    """
-
-    def __init__(self, encoding: LogN, depth: int, layers: Sequence[int]) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.depth = depth
-        self.joined = joined_layers(depth, layers)
-
-    def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return the factor for `grid` in each layer."""
-        scale = self.encoding(grid.within)
-        return spread([LayerPosition(query_scale=scale)] * len(self.joined), self.joined, self.depth)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Set `grid`, or a window of it, as the grid of the encoding; the reference stays."""
-        self.encoding.grid = grid.within
+    def given(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of all joined layers for `grid`, with the factor."""
+        return [LayerPosition(query_scale=self.encoding(grid))]

@@ -1,14 +1,16 @@
-"""LRPE: one learned number per displacement of two tokens."""
+"""LRPE: one learned number per displacement of two tokens; LRPE-M adds a dense matrix."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
+from graticule.encodings.sgu import DenseMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
@@ -29,7 +31,6 @@ class LearnableMixing(MixingEncoding):
     with std 0.02 finds no parameter; here it is drawn.
 
     Args:
-        grid: the grid that the tables are for.
         groups: number of groups, each with a table.
         std: standard deviation of the initial values.
         resampler: resampler of the tables for another grid.
@@ -87,13 +88,52 @@ def resize_displacements(table: Tensor, old: Grid, new: Grid, resampler: Resampl
 class Lrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement of two tokens."""
 
-    def __init__(self, grid: Grid, std: float = 0.02, resampler: str = "bicubic") -> None:
-        super().__init__(grid, 1, std, resampler)
-
 
 @register_encoding("glrpe")
 class Glrpe(TokenMixing, LearnableMixing):
     """Mixes tokens by one learned number per displacement and group of channels."""
 
-    def __init__(self, grid: Grid, num_heads: int, std: float = 0.02, resampler: str = "bicubic") -> None:
-        super().__init__(grid, num_heads, std, resampler)
+    grouped = True
+
+
+class MixingSum(MixingEncoding):
+    """Adds two mixing encodings: LRPE-M is a dense matrix and a table of displacements.
+
+    Reference: PosMLP (Wang et al., 2022), Eq. 9-10.
+    """
+
+    def __init__(self, first: MixingEncoding, second: MixingEncoding) -> None:
+        super().__init__(first.grid, max(first.groups, second.groups))
+        self.first, self.second = first, second
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the sum of both for `grid`, (groups, N, N)."""
+        return cast("Tensor", self.first(grid)) + cast("Tensor", self.second(grid))
+
+    def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+        """Make `value` fit the parameter `name` of one of the parts."""
+        part, _, own = name.partition(".")
+        return (self.first if part == "first" else self.second).fit(own, value, shape)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Pass `grid` on to both."""
+        self.first.set_grid(grid)
+        self.second.set_grid(grid)
+        self.grid = grid
+
+
+@register_encoding("lrpe_m")
+class LrpeM(TokenMixing, MixingSum):
+    """Mixes tokens by the sum of a dense matrix and one number per displacement.
+
+    Args:
+        num_heads: number of groups of channels.
+        group_tables: whether each group has a table of its own, as in the authors' code; the matrix is one for all.
+        resampler: resampler of both for another grid.
+    """
+
+    holds = "positions, displacements"
+
+    def __init__(self, grid: Grid, num_heads: int, group_tables: bool = False, resampler: str = "bicubic") -> None:
+        table = LearnableMixing(grid, num_heads if group_tables else 1, resampler=resampler)
+        super().__init__(DenseMixing(grid, resampler=resampler), table)

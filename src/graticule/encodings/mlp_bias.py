@@ -1,4 +1,4 @@
-"""The relative bias of timm's `vit_relpos` models: a small MLP of logarithmic displacements."""
+"""Relative biases that a small MLP computes from the displacement, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ class MlpBias(PatchBias):
     hidden units is omitted.
 
     Args:
-        grid: the grid that the encoding is built for; nothing depends on it.
-        num_heads: h.
         hidden: hidden units of the MLP.
     """
 
     crops = True
 
     def __init__(self, grid: Grid, num_heads: int, hidden: int = 128) -> None:
-        super().__init__()
-        self.grid = grid
-        self.num_heads = num_heads
+        super().__init__(grid, num_heads)
         self.fc1 = nn.Linear(len(grid.shape), hidden)
         self.fc2 = nn.Linear(hidden, num_heads)
 
@@ -53,9 +49,6 @@ class MlpBias(PatchBias):
         """Return the name of a parameter in timm."""
         return (f"rel_pos.mlp.{name}",)
 
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}"
-
 
 @register_encoding("shared_mlp_bias")
 class SharedMlpBias(MlpBias):
@@ -63,3 +56,51 @@ class SharedMlpBias(MlpBias):
 
     joined = None
     shared = True
+
+
+@register_encoding("continuous_bias")
+class ContinuousBias(PatchBias):
+    r"""Adds a bias that a small MLP computes from the displacement on a logarithmic scale (log-CPB).
+
+    .. math:: b_{h, i, j} = 16\,\sigma(G_h(s(y_i - y_j, H), s(x_i - x_j, W))), \quad
+              s(t, n) = sign(t) \log_8(1 + 8 |t| / (n - 1))
+
+    Prefix tokens get no bias. H and W remain those of the grid that it was built for: at another grid the function is
+    evaluated at other displacements, which the logarithm keeps close to those of training.
+
+    Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 3-4 and section 3.3; the sigmoid and the factor 16 are from
+    its code. Its attention by cosine is not part of the encoding (`Attention(cosine=True)`). In timm's `vit_relpos`
+    models it is the type 'mlp' with 'swin'.
+
+    Args:
+        hidden: hidden units of the MLP.
+    """
+
+    crops = True
+
+    def __init__(self, grid: Grid, num_heads: int, hidden: int = 512) -> None:
+        super().__init__(grid, num_heads)
+        # (H, W) is part of the learned function, so it is saved in checkpoints
+        self.register_buffer("reference", torch.tensor(grid.shape))
+        self.reference: Tensor
+        self.cpb_mlp = nn.Sequential(
+            nn.Linear(len(grid.shape), hidden), nn.ReLU(inplace=True), nn.Linear(hidden, num_heads, bias=False)
+        )
+
+    def coordinates(self, grid: Grid) -> Tensor:
+        """Return s of the displacement on each axis, (2H - 1, 2W - 1, 2) in an image."""
+        weight = next(self.cpb_mlp.parameters())
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        t = grid.lags(weight.device).to(wide) / (self.reference - 1).clamp(min=1)
+        return (t.sign() * torch.log2(1 + 8 * t.abs()) / 3).to(weight.dtype)  # log to base 8
+
+    def patch_bias(self, grid: Grid) -> Tensor:
+        """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""
+        table = 16 * self.cpb_mlp(self.coordinates(grid).flatten(0, -2)).sigmoid()  # (displacements, heads)
+        return grid.of_lags(table.T)
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """Return the names of a parameter in timm's `vit_relpos` models and in Swin V2."""
+        layers = {"0": "fc1", "2": "fc2"}
+        _, layer, leaf = name.split(".")
+        return f"rel_pos.mlp.{layers[layer]}.{leaf}", name

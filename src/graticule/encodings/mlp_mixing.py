@@ -23,8 +23,6 @@ class MlpMixing(MixingEncoding):
     Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; initialized as in timm.
 
     Args:
-        grid: the grid or window that it is built for.
-        dim: D.
         ratio: T / D.
         resampler: name of the resampler.
     """

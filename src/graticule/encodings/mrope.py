@@ -27,7 +27,6 @@ class Mrope(FixedRotary):
     Reference: Qwen2-VL (Wang et al., 2024), section 2.1, chunked; Qwen3-VL (Bai et al., 2025), interleaved.
 
     Args:
-        grid: the grid that the encoding is built for.
         head_dim: d, a multiple of 2, at least 6.
         sections: number of frequencies of (time, row, column); by default all that interleaving assigns to each.
         arrangement: order of the axes, 'interleaved' or 'chunked'.

@@ -40,10 +40,6 @@ class Pape(BiasEncoding):
     2026) and its code.
 
     Args:
-        grid: the grid that the encoding is built for; nothing depends on it.
-        dim: D.
-        num_heads: h.
-        head_dim: d.
         parabolas: M; not used with `rotation_invariant`.
         rotation_invariant: whether the bias depends on the distance alone.
     """
@@ -59,11 +55,8 @@ class Pape(BiasEncoding):
         parabolas: int = 50,
         rotation_invariant: bool = False,
     ) -> None:
-        super().__init__()
-        if parabolas < 1:
-            raise ValueError(f"`parabolas` must be at least 1, got {parabolas}.")
-        self.grid = grid
-        self.num_heads, self.head_dim, self.parabolas = num_heads, head_dim, parabolas
+        super().__init__(grid, num_heads)
+        self.head_dim, self.parabolas = head_dim, parabolas
         self.rotation_invariant = rotation_invariant
         if rotation_invariant:
             self.a = nn.Linear(dim, num_heads, bias=False)
@@ -132,9 +125,6 @@ class Pape(BiasEncoding):
         a = F.softplus(a)
         quadratic = [(a * (each[i] * each[j])).sum(-1).mT for i, j in _pairs(axes)]
         return quadratic, [(b * w).sum(-1).mT for w in each]
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, rotation_invariant={self.rotation_invariant}"
 
 
 def _pairs(axes: int) -> list[tuple[int, int]]:

@@ -28,9 +28,6 @@ class Pope(FixedRotary):
     al., 2025), section 3.
 
     Args:
-        grid: the grid that the encoding is built for.
-        depth: number of layers.
-        num_heads: h.
         head_dim: d, a multiple of the number of axes.
         base: T.
         coordinates: the coordinates of patches.

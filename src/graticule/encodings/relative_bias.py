@@ -33,8 +33,6 @@ class RelativeBias(PatchBias):
     `prefix_rows` BEiT (Bao et al., 2022), and timm's `vit_relpos` models.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
         prefix_rows: whether prefix tokens have a learned bias; `grid` must have at least one.
         resampler: resampler of the table for another grid; BEiT's code uses 'geometric'.
     """
@@ -44,11 +42,9 @@ class RelativeBias(PatchBias):
     crops = True
 
     def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:
-        super().__init__()
+        super().__init__(grid, num_heads)
         if prefix_rows and not grid.prefix:
             raise ValueError("`prefix_rows` must be False where there is no prefix token, got True.")
-        self.grid = grid
-        self.num_heads = num_heads
         self.prefix_rows = prefix_rows
         self.resampler = build_resampler(resampler, "displacements")
         rows = math.prod(grid.table) + _PREFIX_ROWS * prefix_rows
@@ -125,9 +121,6 @@ class RelativeBias(PatchBias):
     def _resampled(self, rows: Tensor, old: Shape, new: Shape) -> Tensor:
         """Resample rows of offsets, (offsets, heads)."""
         return self.resampler(rows.T.unflatten(1, old), new).flatten(1).T
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, prefix_rows={self.prefix_rows}"
 
 
 @register_encoding("shared_relative_bias")

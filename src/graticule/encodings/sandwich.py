@@ -31,8 +31,6 @@ class Sandwich(BiasEncoding):
     al., 2023), section 5; the scale per head and the subtraction as in NVIDIA's NeMo.
 
     Args:
-        grid: the grid that the encoding is built for; nothing depends on it.
-        num_heads: h.
         channels: number of channels c of an axis, a multiple of 2.
         temperature: T.
     """
@@ -42,11 +40,10 @@ class Sandwich(BiasEncoding):
     crops = True
 
     def __init__(self, grid: Grid, num_heads: int, channels: int = 128, temperature: float = 10_000.0) -> None:
-        super().__init__()
+        super().__init__(grid, num_heads)
         if channels % 2:
             raise ValueError(f"`channels` must be a multiple of 2 (sin and cos), got {channels}.")
-        self.grid = grid
-        self.num_heads, self.channels, self.temperature = num_heads, channels, temperature
+        self.channels, self.temperature = channels, temperature
         wave = torch.arange(1, channels // 2 + 1, dtype=torch.float64)
         self.register_buffer("omega", (temperature ** (-2 * wave / channels)).float(), persistent=False)
         head = torch.arange(1, num_heads + 1, dtype=torch.float64)
@@ -74,6 +71,3 @@ class Sandwich(BiasEncoding):
         place = grid.coordinates(self.omega.device).to(wide)
         angle = (place[..., None] * self.omega.to(wide)).flatten(1)  # (H * W, channels)
         return torch.cat([angle.cos(), angle.sin()], -1), self.scales.to(wide)
-
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, num_heads={self.num_heads}, channels={self.channels}"

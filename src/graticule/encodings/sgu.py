@@ -27,7 +27,6 @@ class DenseMixing(MixingEncoding):
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021), section 2.1.
 
     Args:
-        grid: the grid that the matrices are for.
         std: standard deviation of the initial values.
         resampler: resampler of the matrices for another grid.
         groups: number of groups, each with a matrix; None for one matrix without an axis of groups.
@@ -88,9 +87,6 @@ def resize_pairs(matrix: Tensor, old: Grid, new: Grid, resampler: Resampler = BI
 class Sgu(TokenMixing, DenseMixing):
     """Mixes tokens by one learned number per pair of tokens, a dense matrix."""
 
-    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic") -> None:
-        super().__init__(grid, std, resampler)
-
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
         """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
@@ -98,17 +94,11 @@ class Sgu(TokenMixing, DenseMixing):
 
 
 @register_encoding("gsgu")
-class Gsgu(TokenMixing, DenseMixing):
+class Gsgu(Sgu):
     """Mixes tokens by one learned number per pair of tokens and group of channels, dense matrices.
 
     It has the groups of `glrpe` and `ggqpe` and, like `sgu`, ignores displacements. So it separates the contributions
     of groups and of relative positions to the difference between those and `sgu`.
     """
 
-    def __init__(self, grid: Grid, num_heads: int, std: float = 1e-6, resampler: str = "bicubic") -> None:
-        super().__init__(grid, std, resampler, num_heads)
-
-    @classmethod
-    def default_bias(cls, options: Mapping[str, Any]) -> float:
-        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
-        return 1.0
+    grouped = True

@@ -36,20 +36,14 @@ class ShawBias(BiasEncoding):
     text says so.
 
     Args:
-        grid: the grid that the encoding is built for.
-        num_heads: h.
-        head_dim: d.
         clip: K, in patches.
     """
 
     crops = True
 
     def __init__(self, grid: Grid, num_heads: int, head_dim: int, clip: int = 8) -> None:
-        super().__init__()
-        if clip < 1:
-            raise ValueError(f"`clip` must be at least 1, got {clip}.")
-        self.grid = grid
-        self.num_heads, self.head_dim, self.clip = num_heads, head_dim, clip
+        super().__init__(grid, num_heads)
+        self.head_dim, self.clip = head_dim, clip
         self.names = [f"relative_position_{letter}" for letter in letters(len(grid.shape))]
         for name in self.names:
             self.register_parameter(name, nn.Parameter(torch.empty(2 * clip + 1, head_dim)))
@@ -97,9 +91,6 @@ class ShawBias(BiasEncoding):
 
     def _tables(self) -> list[Tensor]:
         return [getattr(self, name) for name in self.names]
-
-    def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, clip={self.clip}"
 
 
 def _products(patches: Tensor, vectors: Tensor) -> Tensor:

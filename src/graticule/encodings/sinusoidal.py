@@ -22,8 +22,6 @@ class Sinusoidal1d(FixedEncoding):
     Reference: Attention Is All You Need (Vaswani et al., 2017), section 3.5.
 
     Args:
-        grid: the grid that the table is for.
-        dim: D, the channels of the tokens.
         temperature: T; waves are 2 pi to 2 pi T tokens long.
     """
 
@@ -54,8 +52,6 @@ class Sinusoidal2d(FixedEncoding):
     Reference: Attention Is All You Need (Vaswani et al., 2017), applied to each axis.
 
     Args:
-        grid: the grid that the table is for.
-        dim: D, the channels of the tokens.
         temperature: T; waves are 2 pi to 2 pi T patches long.
     """
 

@@ -110,6 +110,9 @@ class PerLayer(nn.ModuleList):
 class Joining(Checked, nn.Module, ABC):
     """Turns the table w of an absolute encoding into one `LayerPosition` per layer.
 
+    The parameters of a constructor called `dim` (D of the tables), `depth`, `num_heads` (h) or `prefix` (the number of
+    prefix tokens) come from the backbone; all others are the options of the joining, as in `lape(layers=6)`.
+
     Args:
         depth: number of layers; in a pyramid, of one stage.
         layers: eta, the number of the first layers that are joined, or the indices of any layers; the other
@@ -130,8 +133,6 @@ class Joining(Checked, nn.Module, ABC):
 
     def __init__(self, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
         super().__init__()
-        if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, got {depth}.")
         self.depth = depth
         self.joined = joined_layers(depth, layers)
 
@@ -246,8 +247,6 @@ class Concatenation(Joining):
     Reference: An Introduction to Transformers (Turner, 2024), section 3 and footnote 16.
 
     Args:
-        dim: D.
-        depth: number of layers.
         layers: left out, as with `Default` and a table.
     """
 
@@ -333,10 +332,6 @@ class Tupe(Joining):
     Reference: Rethinking Positional Encoding in Language Pre-training (TUPE, Ke et al., 2021), Eq. 7-10.
 
     Args:
-        dim: D.
-        depth: number of layers.
-        num_heads: h.
-        prefix: number of prefix tokens.
         layers: the joined layers, as in `Joining`.
         heads: indices of the heads with this bias, all by default; the others have the usual logits.
         norm: whether w is normalized by a LayerNorm first.
@@ -394,8 +389,6 @@ class LapeSharing(Joining):
     Reference: Position Embedding Needs an Independent Layer Normalization (Yu et al., 2022), Eq. 8-9.
 
     Args:
-        dim: D.
-        depth: number of layers.
         layers: eta, as in `Joining`.
         decomposition: replacement of LN, one of `DECOMPOSITIONS`.
     """
@@ -454,8 +447,6 @@ class Lape(LapeSharing):
     Reference: LaPE (Yu et al., 2023), Eq. 8-11.
 
     Args:
-        dim: D.
-        depth: number of layers.
         layers: eta, as in `Joining`.
         decomposition: replacement of LN, one of `DECOMPOSITIONS`; for tables.
         over: the axis that a relative bias is normalized over.

@@ -1,18 +1,98 @@
-"""`LayerPosition`: the position information of one layer, in all forms that a layer can use."""
+"""`LayerPosition`: the position information of one layer, and the kinds of its fields."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch import Tensor
 
-from graticule.position import kinds
 from graticule.position.bias import Bias, BiasFunction, LowRank
 from graticule.position.displacement import Displacements, TokenMlp
-from graticule.position.kinds import Kind
 from graticule.position.rotation import Rotation
-from graticule.position.tokens import Function, Part, Prefix, Tokens
+from graticule.position.tokens import Axes, Function, Part, Prefix, Subset, Tokens
+
+
+class Kind(NamedTuple):
+    """The kind of a field of `LayerPosition`.
+
+    take: computes a value for other tokens from the value, and from the value for their grid, whose functions are used.
+    shapes: its possible shapes as letters of axes, such as 'h N N'; those of a function's result begin with B.
+    of: the shape of a function's input; '' if there is no function of this kind.
+    combine: combines the values of two encodings; None if only one of them may give the field.
+    pairs: whether it is for pairs of tokens, those that attend to each other.
+    refuses: the changes of the tokens that it cannot follow.
+    """
+
+    take: Callable[[Any, Any, Tokens], Any]
+    shapes: tuple[str, ...] = ()
+    of: str = ""
+    combine: Callable[[Any, Any], Any] | None = None
+    pairs: bool = False
+    refuses: tuple[type[Tokens], ...] = ()
+
+
+def _rows(value: Tensor, own: Tensor, tokens: Tokens) -> Tensor:
+    return tokens.rows(value)
+
+
+def _numbers(value: Tensor, own: Tensor, tokens: Tokens) -> Tensor:
+    return tokens.rows(value, -1, fill=1.0)
+
+
+def _function(into: Axes, out: Axes, value: Function, own: Function, tokens: Tokens) -> Function:
+    return tokens.function(own, into, out)
+
+
+def _bias(value: Any, own: Any, tokens: Tokens) -> Any:
+    bias = Bias.of(value)
+    return bias.take(tokens, bias if own is value else Bias.of(own)).held
+
+
+def _rotation(value: Rotation, own: Rotation, tokens: Tokens) -> Rotation:
+    return tokens.rotation(value)
+
+
+def _attention(value: Any, own: Any, tokens: Tokens) -> Any:
+    return value._replace(weights=tokens.pairs(value.weights), gate=tokens.rows(value.gate))
+
+
+def _mixing(value: Tensor | Displacements | TokenMlp, own: Any, tokens: Tokens) -> Tensor | TokenMlp:
+    if isinstance(value, TokenMlp):
+        return TokenMlp(tokens.columns(value.first, -1), value.first_bias, tokens.rows(value.second))
+    return tokens.pairs(value.matrix() if isinstance(value, Displacements) else value)
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return Bias.of(a).plus(Bias.of(b)).held
+
+
+def _chain(first: Function, second: Function) -> Function:
+    return partial(_composed, first, second)
+
+
+def _composed(first: Function, second: Function, x: Tensor) -> Any:
+    return second(first(x))
+
+
+_of_tokens = partial(_function, (-2,), (-2,))
+_of_keys, _of_weights = partial(_function, (-2,), (-2, -1)), partial(_function, (-2, -1), (-2,))
+
+ADDED = Kind(_rows, ("N D",), combine=_plus)
+RESIDUAL = Kind(_of_tokens, ("B N D",), "B N D", _chain, refuses=(Part, Subset))
+INPUTS = Kind(_of_tokens, of="B N D", refuses=(Part, Subset))
+BIAS = Kind(_bias, ("h N N", "B h N N"), "B h N d", _plus, pairs=True)
+TOKEN_BIAS = Kind(_of_tokens, of="B N D", pairs=True, refuses=(Prefix,))
+KEY_BIAS = Kind(_of_keys, ("B h N N",), "B h N d", _plus, pairs=True, refuses=(Part, Prefix))
+VALUE_BIAS = Kind(_of_weights, ("B h N d",), "B h N N", _plus, pairs=True, refuses=(Part, Prefix))
+POSITIONAL = Kind(_attention, pairs=True, refuses=(Part, Subset))
+ROTARY = Kind(_rotation, pairs=True)
+SCALE = Kind(_numbers, ("N", "h N"), combine=operator.mul, pairs=True)
+MIXING = Kind(_mixing, refuses=(Part, Prefix, Subset))
+SPATIAL = Kind(_numbers, ("N", "h N"), combine=_plus, refuses=(Part, Prefix, Subset))
+
 
 Mixing = Tensor | Displacements | TokenMlp
 
@@ -74,21 +154,21 @@ class LayerPosition(NamedTuple):
     `pre`, `before` and `after` act between blocks: `enter` and `leave` apply them. A block applies `inner` by `inside`.
     """
 
-    pre: Annotated[Tensor | None, kinds.ADDED] = None
-    inner: Annotated[Tensor | None, kinds.ADDED] = None
-    bias: Annotated[Tensor | Bias | BiasFunction | None, kinds.BIAS] = None
-    token_bias: Annotated[Callable[..., LowRank] | None, kinds.TOKEN_BIAS] = None
-    key_bias: Annotated[Function | None, kinds.KEY_BIAS] = None
-    value_bias: Annotated[Function | None, kinds.VALUE_BIAS] = None
-    positional: Annotated[PositionalAttention | None, kinds.POSITIONAL] = None
-    rotary: Annotated[Rotation | None, kinds.ROTARY] = None
-    queries_keys: Annotated[Tensor | None, kinds.ADDED] = None
-    query_scale: Annotated[Tensor | None, kinds.SCALE] = None
-    before: Annotated[Function | None, kinds.RESIDUAL] = None
-    inputs: Annotated[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None, kinds.INPUTS] = None
-    after: Annotated[Function | None, kinds.RESIDUAL] = None
-    mixing: Annotated[Mixing | None, kinds.MIXING] = None
-    spatial_bias: Annotated[Tensor | None, kinds.SPATIAL] = None
+    pre: Annotated[Tensor | None, ADDED] = None
+    inner: Annotated[Tensor | None, ADDED] = None
+    bias: Annotated[Tensor | Bias | BiasFunction | None, BIAS] = None
+    token_bias: Annotated[Callable[..., LowRank] | None, TOKEN_BIAS] = None
+    key_bias: Annotated[Function | None, KEY_BIAS] = None
+    value_bias: Annotated[Function | None, VALUE_BIAS] = None
+    positional: Annotated[PositionalAttention | None, POSITIONAL] = None
+    rotary: Annotated[Rotation | None, ROTARY] = None
+    queries_keys: Annotated[Tensor | None, ADDED] = None
+    query_scale: Annotated[Tensor | None, SCALE] = None
+    before: Annotated[Function | None, RESIDUAL] = None
+    inputs: Annotated[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None, INPUTS] = None
+    after: Annotated[Function | None, RESIDUAL] = None
+    mixing: Annotated[Mixing | None, MIXING] = None
+    spatial_bias: Annotated[Tensor | None, SPATIAL] = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Turn the residual stream x: (B, N, D) into the input of the layer."""

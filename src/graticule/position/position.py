@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, cast
 from torch import Tensor, nn
 
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining
+from graticule.position.joining import Joining, Layers, joined_layers, spread
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import Checked
 from graticule.registry.registry import Option, Registry, options_of
@@ -24,6 +24,8 @@ class Position(nn.Module, ABC):
 
     #: True if the position of every layer is empty.
     empty: bool = False
+    #: True if it fills only fields for pairs of tokens (`OF_PAIRS`).
+    of_pairs: ClassVar[bool] = False
     #: The number of axes of the grids that it is built for; None if it is not known.
     axes: int | None = None
 
@@ -154,8 +156,9 @@ FROM_SITE = frozenset({"self", "grid", "axes", "dim", "depth", "num_heads", "hea
 class Encoding(Checked, nn.Module, ABC):
     """Makes position information for a grid; subclasses define its form: `AbsoluteEncoding`, `BiasEncoding`, ...
 
-    The parameters of the constructor called `grid`, `axes` (their number), `dim`, `depth`, `num_heads`, `head_dim` or
-    `causal` come from the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
+    The parameters of the constructor called `grid` (the grid, or window, that the encoding is built for), `axes` (their
+    number), `dim` (D), `depth` (number of layers), `num_heads` (h), `head_dim` (d) or `causal` (whether tokens attend
+    only to those before them) come from the `Site`; all others are the options of the encoding, as in `shaw(clip=4)`.
     """
 
     #: The form in which a joining other than 'default' passes it to the layers: a table or a bias; None if it cannot.
@@ -208,10 +211,17 @@ class Encoding(Checked, nn.Module, ABC):
         wanted = _parameters(cls.__init__)
         return cls(**{name: value for name, value in known.items() if name in wanted}, **options)
 
+    def extra_repr(self) -> str:
+        """Return the arguments of the constructor that differ from their defaults, as far as they are attributes."""
+        defaults, held = _parameters(type(self).__init__), vars(self)
+        shown = [name for name in defaults if name in held and str(held[name]) != str(defaults[name])]
+        return ", ".join(f"{name}={held[name]}" for name in shown)
+
 
 @cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of a function, in order, with their defaults."""
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
 
 
 #: The option `layers`: the number of the first layers with the encoding, or the indices of any layers.
@@ -288,6 +298,37 @@ class NoPosition(Position):
 
     def set_grid(self, grid: Grid) -> None:
         """Do nothing: no parameter depends on the grid."""
+
+
+class SharedPosition(Position, ABC):
+    """One encoding for all joined layers, whose parameters they share.
+
+    Args:
+        encoding: built for the grid, or for a window of it; it has a method `set_grid`.
+        depth: number of layers.
+        layers: the number of the first layers that are joined, or the indices of any layers; all by default.
+    """
+
+    of_pairs = True
+
+    def __init__(self, encoding: nn.Module, depth: int, layers: Layers = None) -> None:
+        super().__init__()
+        self.encoding: Any = encoding
+        self.depth = depth
+        self.joined = joined_layers(depth, layers)
+
+    @abstractmethod
+    def given(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of the joined layers for `grid`, or for a window: one for all, or one each."""
+
+    def forward(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of each layer for `grid`."""
+        given = self.given(grid.within)
+        return spread(given * len(self.joined) if len(given) == 1 else given, self.joined, self.depth)
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set `grid`, or a window of it, as the grid of the encoding."""
+        self.encoding.set_grid(grid.within)
 
 
 class CombinedPosition(Position):

@@ -81,7 +81,7 @@ _SHARE = Range(share=True)
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("dim", "embed_dim", "embed_dims", "dims", "token_dim", "neck_dim"), _CHANNELS),
     # of an encoding or a head: some of them are computed for every patch or pair of patches
-    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points"), Range(1, 2**16)),
+    **dict.fromkeys(("hidden", "channels", "frequencies", "parabolas", "points", "clip"), Range(1, 2**16)),
     "heads": Range(most=2**16),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
     "octave": Range(1, 100),
@@ -89,15 +89,17 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     **dict.fromkeys(("layers", "convs"), Range(most=1000)),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),
-    **dict.fromkeys(("windows", "sr_ratios", "head_dim", "clip", "kernel", "buckets", "max_distance"), _MANY),
+    **dict.fromkeys(("windows", "sr_ratios", "head_dim", "kernel", "buckets", "max_distance"), _MANY),
     "num_classes": Range(0, 2**24),
     "vocab_size": Range(1, 2**28),
     "context": Range(1, 2**24),
     **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
     **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
+    **dict.fromkeys(("locality", "lowest"), _POSITIVE),
+    "local_shift": Range(0),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
-    **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path"), _SHARE),
+    **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path", "zeros"), _SHARE),
 }
 
 

@@ -23,8 +23,7 @@ from commands import run_command
 from graticule.encodings.build import list_decompositions
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import Ggqpe, Gqpe
-from graticule.encodings.lrpe import Glrpe, Lrpe
-from graticule.encodings.lrpe_m import LrpeM
+from graticule.encodings.lrpe import Glrpe, Lrpe, LrpeM
 from graticule.encodings.sgu import Sgu
 from graticule.lab.data.module import build_mixup
 from graticule.lab.data.registry import DATASETS

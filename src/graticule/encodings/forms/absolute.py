@@ -83,9 +83,6 @@ class AbsoluteEncoding(Encoding):
             )
         return JoinedPosition(tables, joining)
 
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, prefix={self.grid.prefix}, dim={self.dim}"
-
 
 class FixedEncoding(AbsoluteEncoding):
     """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from graticule.position.bias import Bias, BiasFunction, LowRank
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, Layers, PerLayer, chosen_heads, joined_layers, spread
+from graticule.position.joining import Joining, PerLayer, chosen_heads, joined_layers, spread
 from graticule.position.layer import LayerPosition
-from graticule.position.position import Encoding, Position, Site
+from graticule.position.position import Encoding, Position, SharedPosition, Site
 from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import Checked
 from graticule.system.symbolic import holds
@@ -119,6 +119,8 @@ class BiasPosition(Position):
         layers: indices of the joined layers; the first ones by default.
     """
 
+    of_pairs = True
+
     def __init__(self, biases: Iterable[LayerBias], depth: int, layers: Sequence[int] | None = None) -> None:
         super().__init__()
         self.depth = depth
@@ -165,28 +167,12 @@ class BiasPosition(Position):
         return cast("Iterable[LayerBias]", self.encodings)
 
 
-class SharedBiasPosition(Position):
-    """One relative encoding whose bias is the same in all joined layers, as in T5.
+class SharedBiasPosition(SharedPosition):
+    """One relative encoding whose bias is the same in all joined layers, as in T5."""
 
-    Args:
-        encoding: built for the grid, or for a window of it.
-        depth: number of layers.
-        layers: the number of the first layers that get the bias, or the indices of any layers; all by default.
-    """
-
-    def __init__(self, encoding: LayerBias, depth: int, layers: Layers = None) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.depth = depth
-        self.joined = joined_layers(depth, layers)
-
-    def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return the position of each layer for `grid`: the same `bias`, (heads, N, N)."""
-        return spread([self.encoding.layer(grid.within)] * len(self.joined), self.joined, self.depth)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Set `grid`, or a window of it, as the grid of the encoding."""
-        self.encoding.set_grid(grid.within)
+    def given(self, grid: Grid) -> list[LayerPosition]:
+        """Return the position of all joined layers for `grid`, with the bias."""
+        return [self.encoding.layer(grid)]
 
     def published_names(self) -> dict[str, str]:
         """Map `rel_pos_bias.` of BEiT or `shared_rel_pos.` of timm, and the published name of a parameter."""
@@ -199,7 +185,7 @@ class SharedBiasPosition(Position):
 
     def fit(self, name: str, value: Tensor, shape: tuple[int, int] | None = None) -> Tensor | None:
         """Resample a bias table of another grid or window for this one."""
-        return self.encoding.fit(name.removeprefix("encoding."), value, shape)
+        return cast("LayerBias", self.encoding).fit(name.removeprefix("encoding."), value, shape)
 
 
 class BiasEncoding(LayerBias, Encoding):
@@ -211,6 +197,13 @@ class BiasEncoding(LayerBias, Encoding):
     #: True if all layers share one instance, instead of one per layer.
     shared: ClassVar[bool] = False
     num_heads: int
+
+    def __init__(self, grid: Grid | None = None, num_heads: int | None = None) -> None:
+        """Set the attributes of that name; `build` sets those that a constructor leaves out."""
+        super().__init__()
+        for name, value in (("grid", grid), ("num_heads", num_heads)):
+            if value is not None:
+                setattr(self, name, value)
 
     @classmethod
     def position(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from graticule.position.layer import LayerPosition, Mixing
 from graticule.position.position import Encoding, Position, Site
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.registry.checks import Checked
+from graticule.registry.registry import Option
 from graticule.system.symbolic import holds
 
 
@@ -29,8 +30,6 @@ class MixingEncoding(Checked, nn.Module, ABC):
 
     def __init__(self, grid: Grid, groups: int) -> None:
         super().__init__()
-        if groups < 1:
-            raise ValueError(f"`groups` must be at least 1, got {groups}.")
         if grid.prefix:
             raise ValueError(f"`grid` must have no prefix tokens where tokens are mixed, got {grid.prefix}.")
         self.grid = grid
@@ -221,6 +220,18 @@ class TokenMixing(Encoding):
 
     #: True if its weights are a softmax; gating units then have no norm by default (PosMLP, section 5.3).
     softmax: bool = False
+    #: True if each group of channels of the site has its own weights (`groups` of the constructor).
+    grouped: ClassVar[bool] = False
+
+    @classmethod
+    def option_types(cls) -> dict[str, Option]:
+        """Return the options by name; `groups` is none of them, as it comes from the site."""
+        return {name: option for name, option in super().option_types().items() if name != "groups"}
+
+    @classmethod
+    def build(cls, site: Site, grid: Grid, options: Mapping[str, Any]) -> Self:
+        """Build one instance for `grid`, the grid of the site or of a window of it."""
+        return super().build(site, grid, {**options, "groups": site.num_heads} if cls.grouped else options)
 
     @classmethod
     def position(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.coordinates import Coordinates, Noise, linear
 from graticule.position.grid import Grid
-from graticule.position.joining import Joining, Layers, joined_layers, spread
+from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
-from graticule.position.position import FROM_SITE, Encoding, Position, Site
+from graticule.position.position import FROM_SITE, Encoding, Position, SharedPosition, Site
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Count, Positive, check_fields
@@ -290,36 +290,14 @@ class FixedRotary(PlaneRotary):
             self.table = self._formula(self.grid, self.table.device).to(wide)
         return self
 
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, layout={self.layout}"
 
+class RotaryPosition(SharedPosition):
+    """A rotary encoding: one rotation for all layers, or one per layer."""
 
-class RotaryPosition(Position):
-    """A rotary encoding: one rotation for all layers, or one per layer.
-
-    Args:
-        encoding: built for the grid, or for a window of it.
-        depth: number of layers.
-        layers: the number of the first layers that are joined, or the indices of any layers; all by default.
-    """
-
-    def __init__(self, encoding: RotaryEncoding, depth: int, layers: Layers = None) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.depth = depth
-        self.joined = joined_layers(depth, layers)
-
-    def forward(self, grid: Grid) -> list[LayerPosition]:
-        """Return the rotation of each layer for `grid`, or for its windows."""
-        grid = grid.within
+    def given(self, grid: Grid) -> list[LayerPosition]:
+        """Return the rotation of each joined layer for `grid`, or one for all."""
         scale = self.encoding.query_scale(grid)
-        joined = [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
-        joined = joined * len(self.joined) if len(joined) == 1 else joined
-        return spread(joined, self.joined, self.depth)
-
-    def set_grid(self, grid: Grid) -> None:
-        """Compute the rotations for `grid`, or for its windows."""
-        self.encoding.set_grid(grid.within)
+        return [LayerPosition(rotary=one, query_scale=scale) for one in self.encoding.rotations(grid)]
 
     def published_names(self) -> dict[str, str]:
         """Map `rope.freqs`, timm's name of learned frequencies."""

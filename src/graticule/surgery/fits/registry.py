@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from graticule.backbones.sam import WindowedPosition
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
-from graticule.encodings.forms.pooled import PooledPosition
-from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.encodings.forms.pyramid import PooledPosition, PyramidPosition
 from graticule.encodings.forms.rotary import RotaryPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition

@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.encodings.conditional import Peg
-from graticule.encodings.coordinate_mlp import CoordinateMlp
+from graticule.encodings.conditional import BetweenBlocks, Peg
+from graticule.encodings.coordinate_mlp import CoordinateMlp, Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.forms.absolute import AbsoluteEncoding, JoinedPosition
-from graticule.encodings.forms.between import BetweenBlocks
 from graticule.encodings.forms.rotary import PlaneRotary, RotaryPosition
-from graticule.encodings.fourier import Fourier
 from graticule.encodings.learnable import Learnable
-from graticule.encodings.rope_mixed import MixedRope
+from graticule.encodings.rope_directions import MixedRope
 from graticule.position.grid import Grid
 from graticule.position.joining import (
     Concatenation,

@@ -1,17 +1,19 @@
-"""The rotary encoding of a grid along learned directions."""
+"""The rotary encodings of a grid along other directions than its axes: learned, or spaced by the golden ratio."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from graticule.encodings.forms.coordinates import Coordinates, Noise
-from graticule.encodings.forms.rotary import PlaneRotary, Scaling, check_head_dim, geometric
+from graticule.encodings.forms.coordinates import Coordinates, Noise, spread_directions
+from graticule.encodings.forms.rotary import FixedRotary, PlaneRotary, Scaling, check_head_dim, geometric
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.rotation import PairRotation, Rotation
+from graticule.registry.fields import Positive
 
 
 @register_encoding("rope_mixed")
@@ -28,9 +30,6 @@ class MixedRope(PlaneRotary):
     Reference: Rotary Position Embedding for Vision Transformer (Heo et al., 2024), section 3.2.
 
     Args:
-        grid: the grid that the encoding is built for.
-        depth: number of layers.
-        num_heads: h.
         head_dim: d, a multiple of 4, or of twice the number of axes.
         base: T, 10 in the paper.
         coordinates: the coordinates of patches.
@@ -88,9 +87,6 @@ class MixedRope(PlaneRotary):
         """Return one rotation per layer."""
         return [PairRotation(table) for table in self(grid)]
 
-    def extra_repr(self) -> str:
-        return f"grid={self.grid.shape}, freqs={tuple(self.freqs.shape)}"
-
 
 def check_learned(scaling: Scaling) -> None:
     """Check the scaling of learned frequencies.
@@ -102,3 +98,60 @@ def check_learned(scaling: Scaling) -> None:
         raise ValueError(
             f"`scaling` must be 'interpolation' with learned frequencies, which have no order, got {scaling.scaling!r}."
         )
+
+
+@register_encoding("rope_golden_gate")
+class GoldenGateRope(FixedRotary):
+    r"""Rotates each channel pair by the position along its own direction; the directions cover the circle evenly.
+
+    .. math:: \theta_i = \omega_k (x \cos \varphi_i + y \sin \varphi_i), \quad
+              \varphi_i = i\, \pi (\sqrt{5} - 1) / 2, \quad i = h\, d / 2 + k
+
+    for pair k of head h. On other numbers of axes the directions
+    cover the sphere evenly. The frequencies :math:`\omega_k` are geometric from the lowest to the
+    highest, and the first ones may be zero. Coordinates are in [-1, 1], scaled to keep the aspect ratio. Pairs are (i,
+    i + d / 2). Nothing is learned. Prefix tokens are not rotated.
+
+    Reference: On N-dimensional Rotary Positional Embeddings (Xiong, 2025), golden gate RoPE.
+
+    Args:
+        head_dim: d, a multiple of 2.
+        lowest: the lowest nonzero frequency, in radians per unit of the coordinates.
+        highest: the highest frequency.
+        zeros: fraction of frequencies that are zero.
+        coordinates: the coordinates of patches.
+        noise: noise of the coordinates in training.
+        scaling: scaling of the frequencies at other grids, for coordinates in patches.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        num_heads: int,
+        head_dim: int,
+        lowest: Positive = 0.2,
+        highest: Positive = 20.0,
+        zeros: float = 0.0,
+        coordinates: Coordinates = Coordinates("area"),  # noqa: B008
+        noise: Noise = Noise(),  # noqa: B008
+        scaling: Scaling = Scaling(),  # noqa: B008
+    ) -> None:
+        check_head_dim(head_dim, 2, "pairs of channels")
+        if lowest > highest:
+            raise ValueError(f"`lowest` must be at most `highest`, got {lowest} and {highest}.")
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.lowest, self.highest, self.zeros = lowest, highest, zeros
+        super().__init__(grid, coordinates, noise, scaling, "half")
+
+    def vectors(self, device: torch.device | None = None) -> Tensor:
+        """Return the frequency vectors (f^y, f^x), (h, d / 2, axes), float64."""
+        pairs = self.head_dim // 2
+        still = round(self.zeros * pairs)
+        share = torch.linspace(0, 1, pairs - still, device=device, dtype=torch.float64)
+        lengths = torch.cat([share.new_zeros(still), self.lowest * (self.highest / self.lowest) ** share])
+        index = torch.arange(self.num_heads * pairs, device=device, dtype=torch.float64).unflatten(0, (-1, pairs))
+        if (axes := len(self.grid.shape)) == 2:
+            angle = index * (math.pi * (math.sqrt(5) - 1) / 2)
+            return torch.stack([angle.sin(), angle.cos()], -1) * lengths[:, None]
+        return spread_directions(index, axes) * lengths[:, None]
