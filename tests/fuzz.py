@@ -160,6 +160,18 @@ def edited(draw: Any, content: bytes, header: int = 64) -> bytes:
     return bytes(changed)
 
 
+@contextmanager
+def replaced(path: Path, content: bytes) -> Iterator[None]:
+    """Replace the content of a file within the block, which must not change it."""
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        yield
+        assert path.read_bytes() == content
+    finally:
+        path.write_bytes(whole)
+
+
 def places(values: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """List the paths to all values within `values`."""
     inner = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
@@ -182,6 +194,15 @@ def changed(draw: Any, values: Any, new: Any = JSON) -> Any:
     else:
         within[last] = draw(new)
     return values
+
+
+@st.composite
+def altered(draw: Any, path: Path, new: Any = JSON, header: int = 400) -> bytes:
+    """Draw other content for a file: other bytes, or another value if it is JSON."""
+    content = path.read_bytes()
+    if path.suffix == ".json" and draw(st.integers(0, 3)):
+        return json.dumps(draw(changed(json.loads(content), new))).encode()
+    return draw(edited(content, len(content) if path.suffix == ".json" else header))
 
 
 @dataclass

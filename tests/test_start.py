@@ -21,12 +21,7 @@ def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
     """Run code in a new process with only the given variables of OpenMP."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=inherited | given,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=inherited | given
     )
 
 
@@ -171,8 +166,7 @@ def test_every_public_name_is_there_and_listed():
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+    ("given", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
 )
 def test_waiting_threads_spin_briefly_unless_the_user_chose_otherwise(given, found):
     done = run(

@@ -17,14 +17,7 @@ from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry.specs import Spec
 
-SIZE: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 3,
-    "num_heads": 3,
-    "num_classes": 5,
-}
+SIZE: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 TOKENS, DIM, DEPTH, CLASSES = 17, 24, 3, 5
 
 #: Family -> name and arguments of its small model.

@@ -253,10 +253,7 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
     (tmp_path / "slow.py").write_text("def model():\n    raise ValueError('the model was built')\n")
     nano = ["vit_nano_patch4_28", "--weights", "random"]
     wrong = [
-        (
-            ["vit_nano_patch4", "--images", pictures],
-            "there is no such model; did you mean 'vit_nano_patch4_28'",
-        ),
+        (["vit_nano_patch4", "--images", pictures], "there is no such model; did you mean 'vit_nano_patch4_28'"),
         (["timm:vit_tiny_patch16_22", "--images", pictures], "did you mean 'vit_tiny_patch16_224'"),
         (["./runs/none", "--images", pictures], "`run` must be the folder of a run"),
         ([tmp_path / "none.pth", "--images", pictures], "`model` must be a file of weights"),

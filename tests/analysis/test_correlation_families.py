@@ -382,10 +382,7 @@ SWIN_OPTIONS = ("--model-kwargs", "embed_dim=12", "depths=[2,1]", "num_heads=[3,
 #: A plain backbone and a pyramid -> the number of stages, and options.
 RUNS = {
     "vit_lite_2_4_32": (1, ("--model-kwargs", "embed_dim=24", "num_heads=3", "--joining", "lape")),
-    "swin_tiny_patch4_window7_224": (
-        2,
-        ("--encoding", "learnable+relative_bias", "--joining", "lape", *SWIN_OPTIONS),
-    ),
+    "swin_tiny_patch4_window7_224": (2, ("--encoding", "learnable+relative_bias", "--joining", "lape", *SWIN_OPTIONS)),
 }
 
 

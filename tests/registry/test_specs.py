@@ -16,10 +16,7 @@ from in_turn import in_turn
         (" shaw( clip = 4 ) ", [("shaw", {"clip": 4})]),
         (
             "peg(places=[0, 1, 2], kernel=3) + learnable(std=0.2)",
-            [
-                ("peg", {"places": [0, 1, 2], "kernel": 3}),
-                ("learnable", {"std": 0.2}),
-            ],
+            [("peg", {"places": [0, 1, 2], "kernel": 3}), ("learnable", {"std": 0.2})],
         ),
         ("a+b+c", [("a", {}), ("b", {}), ("c", {})]),
         (

@@ -168,10 +168,7 @@ def test_what_broadcasts_and_has_not_the_documented_shape_is_found(monkeypatch):
 
 @pytest.mark.parametrize(
     ("operation", "law"),
-    [
-        ("fold", "folded for a grid .* must compute the same"),
-        ("unfold", "an unfolded model must compute the same"),
-    ],
+    [("fold", "folded for a grid .* must compute the same"), ("unfold", "an unfolded model must compute the same")],
 )
 def test_folding_that_changes_a_model_is_found(operation, law, monkeypatch):
     right = getattr(methods, operation)

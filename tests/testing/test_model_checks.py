@@ -185,12 +185,7 @@ FAULTS = [
     ("fixed", "swapped grid", "axes", "must be smooth row by row"),
     ("table", "axes resampled", "axes", "a table resampled for .* got column by column"),
     ("rope", "layout", "pair layout", "a rotation must keep the length of queries"),
-    (
-        "rope",
-        "prefix counted",
-        "prefix",
-        r"the first patch must be at .* got positions shifted by \+1",
-    ),
+    ("rope", "prefix counted", "prefix", r"the first patch must be at .* got positions shifted by \+1"),
     ("table", "prefix resampled", "prefix", "must not be resampled, got a table that is shifted by"),
     ("rope", "low precision", "autocast", "position under bfloat16 autocast must be near"),
     ("rope", "one axis relative", "crop", "must depend on both sides of the image or on none, got only its width"),
