@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.analysis.effect import standard_error
+from graticule.analysis.similarity import Array
 from graticule.external.attention_map import AttentionMap
 from graticule.external.open_view import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.registry.checks import checked
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +38,7 @@ class AttentionSummary:
 
 
 def attention_summary(view: ModelView, images: Tensor) -> AttentionSummary:
-    """Summarize the attention weights of a few images (B, C, height, width), computed one image at a time.
-
-    Raises:
-        Unavailable: if the attention of the model is not known.
-    """
+    """Summarize the attention weights of a few images (B, C, height, width), computed one image at a time."""
     found: list[Array] = []
     first: list[AttentionMap] = []
     for one in images:

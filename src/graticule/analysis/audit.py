@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.analysis.attention import AttentionSummary, attention_summary
@@ -21,6 +20,7 @@ from graticule.analysis.equivariance import Translation, translation_error
 from graticule.analysis.position_maps import StageMaps, position_maps
 from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_images
+from graticule.analysis.similarity import Array
 from graticule.external.debiased import Debiased, Eraser
 from graticule.external.images import Size, image_channels
 from graticule.external.open_view import StructureView, view_of
@@ -62,9 +62,6 @@ class AuditBar:
 
     def _cost(self, size: Size) -> float:
         return size[0] * size[1] / (self.size[0] * self.size[1])
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

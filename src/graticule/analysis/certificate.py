@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
+from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
 from graticule.external.images import Size
 from graticule.external.open_view import view_of
 from graticule.external.view import evaluating, split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
-
-Array = NDArray[np.float64]
 
 #: Neighbors of the probes, and the largest number of patches of an image among which they are searched.
 _NEIGHBORS, _PATCHES = 10, 400

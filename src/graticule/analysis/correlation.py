@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from graticule.analysis.similarity import Array, Correlations, cosine_similarity, mean_distance, range_of
 from graticule.backbones.base import Backbone
 from graticule.backbones.language import LanguageModel
+from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.view import evaluating
 from graticule.position.grid import Grid
@@ -110,26 +111,20 @@ def position_correlations(
 def positions_of(
     model: nn.Module, img_size: int | tuple[int, int] | None, stage: int
 ) -> tuple[list[LayerPosition], Grid, Tensor | None]:
-    """Return the position of each layer, the grid, and the table w if there is exactly one.
-
-    Raises:
-        ValueError: if the model is not a backbone or has no such stage, or a language model is given an image size.
-    """
-    backbone: Any = model
-    text = isinstance(model, LanguageModel)
-    if not text and not all(hasattr(model, name) for name in ("position", "grid", "each_layer")):
+    """Return the position of each layer, the grid, and the table w if there is exactly one."""
+    if not isinstance(model, TokenModel):
         raise ValueError(f"`model` must be a backbone with a `position`, got {type(model).__name__}.")
-    grid: Grid = backbone.grid
-    if img_size is not None and text:
-        raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
+    grid = model.grid
     if img_size is not None:
-        grid = backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
-    stages = len(getattr(model, "depths", (1,)))
+        if not isinstance(model, Backbone):
+            raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
+        grid = model.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
+    stages = len(model.depths) if isinstance(model, Backbone) else 1
     if not 0 <= stage < stages:
         raise ValueError(f"`stage` must be from 0 to {stages - 1} in this {type(model).__name__}, got {stage}.")
-    with evaluating(backbone.position):
-        encodings = [module for module in backbone.position.modules() if isinstance(module, AbsoluteEncoding)]
-        return backbone.position(grid), grid, encodings[0](grid) if len(encodings) == 1 else None
+    with evaluating(model.position):
+        encodings = [module for module in model.position.modules() if isinstance(module, AbsoluteEncoding)]
+        return model.position(grid), grid, encodings[0](grid) if len(encodings) == 1 else None
 
 
 def _seen(
@@ -215,7 +210,7 @@ def layers_of(model: Any, grid: Grid) -> Iterator[tuple[Grid, int, Any, Callable
 
     A block that pools its tokens belongs to the stage of the tokens that enter it.
     """
-    if not hasattr(model, "depths"):
+    if isinstance(model, LanguageModel):
         for block in model.blocks:
             yield grid, 0, block, None
         return

@@ -24,17 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from scipy.stats import binomtest
 from torch import Tensor
 
+from graticule.analysis.similarity import Array
 from graticule.backbones.base import Backbone
 from graticule.external.backbone_view import BackboneView
 from graticule.external.images import Size
 from graticule.external.view import Pass, Unavailable, repeated
 from graticule.position.grid import Grid
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,11 +205,7 @@ def logits_of_passes(model: Any, images: Tensor, larger: Tensor) -> dict[str, Te
 
 
 def check_larger(model: Any, size: Size, larger: Size) -> tuple[Grid, Grid]:
-    """Return the grids of images of two sizes.
-
-    Raises:
-        ValueError: if the model is not a backbone of one stage with a head, or the second image is smaller.
-    """
+    """Return the grids of images of two sizes."""
     if not isinstance(model, Backbone) or len(model.depths) != 1 or not model.num_classes:
         raise ValueError(
             "`model` must be a backbone of one stage with a head to find the causes of a difference between two sizes, "

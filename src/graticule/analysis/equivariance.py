@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.analysis.similarity import Array
 from graticule.external.open_view import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 from graticule.system.files import write_arrays
 
-Array = NDArray[np.float64]
 Shift = tuple[int, int]
 
 #: One patch down, one to the right, and both.

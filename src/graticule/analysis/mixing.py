@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from graticule.analysis.similarity import Array
 from graticule.encodings.forms.mixing import MixingEncoding, MixingPosition
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.encodings.gqpe import QuadraticMixing
@@ -22,8 +22,6 @@ from graticule.position.grid import Grid
 from graticule.position.position import Position
 from graticule.registry.checks import checked
 from graticule.system.files import write_arrays
-
-Array = NDArray[np.float64]
 
 #: An eigenvalue below this (in 1 / patches^2) is flat in its direction over any window: sigma is more than 30 patches.
 _FLAT = 1e-3

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from graticule.analysis.effect import standard_error
+from graticule.analysis.similarity import Array
 from graticule.external.debiased import Eraser
 from graticule.position.grid import Grid
-
-Array = NDArray[np.float64]
 
 #: Penalties of the ridge regression that are tried, as shares of the variance of a feature; all features are scaled to
 #: variance 1. The largest makes the prediction nearly constant, for features without information about position.
@@ -48,7 +46,7 @@ class Probe:
     @cached_property
     def error(self) -> Array:
         """The standard error of `mean` over folds, (2,)."""
-        return _error(self.r2)
+        return standard_error(self.r2.T)
 
     @cached_property
     def control_mean(self) -> Array:
@@ -58,7 +56,7 @@ class Probe:
     @cached_property
     def control_error(self) -> Array:
         """The standard error of `control_mean` over folds, (2,)."""
-        return _error(self.control)
+        return standard_error(self.control.T)
 
 
 class PositionSums:
@@ -107,9 +105,6 @@ class PositionSums:
         """Fit and score by cross-validation: each fold is scored by a fit on the others.
 
         The penalty is chosen for each label on one of the fitted folds.
-
-        Raises:
-            ValueError: if there are fewer images than folds.
         """
         folds = len(self.count)
         if self.images < folds:
@@ -187,8 +182,3 @@ def _ridge(covariance: Tensor, ridges: Sequence[float] = (RIDGES[0],) * 4) -> Te
 def _mean(values: Array) -> Array:
     mean: Array = values.mean(0)
     return mean
-
-
-def _error(values: Array) -> Array:
-    error: Array = values.std(0, ddof=1) / np.sqrt(len(values))
-    return error

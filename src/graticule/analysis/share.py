@@ -18,18 +18,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from scipy.stats import t as student
 from torch import Tensor, nn
 
 from graticule.analysis.probe import labels_of
+from graticule.analysis.similarity import Array
 from graticule.external.images import Size
 from graticule.external.open_view import view_of
 from graticule.external.view import ModelView, Unavailable
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
-
-Array = NDArray[np.float64]
 
 #: The largest number of groups of images that are left out one at a time for the intervals.
 GROUPS = 16
@@ -291,11 +289,7 @@ class LayerShares:
 
 
 def check_images(images: Tensor, least: int = 2) -> None:
-    """Check images from which position and content are told apart: several that differ.
-
-    Raises:
-        ValueError: if they are not (B, C, height, width) with B at least `least`, not finite, or all alike.
-    """
+    """Check images from which position and content are told apart: several that differ."""
     if images.ndim != 4 or len(images) < least or not images.is_floating_point():
         raise ValueError(
             f"`images` must be preprocessed images (B, C, height, width) with B at least {least}, got "

@@ -57,11 +57,7 @@ class Range:
     share: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a number is in the range.
-
-        Raises:
-            ValueError: if it is not.
-        """
+        """Check that a number is in the range."""
         if self.share and not 0 <= value < 1:
             raise ValueError(f"`{name}` must be in [0, 1), got {shown(value)}.")
         if value < self.least or (self.open and value <= self.least):
@@ -145,12 +141,7 @@ class Checked:
 
 
 def check(name: str, value: Any, kind: Any) -> None:
-    """Check that the argument `name` has the type `kind` and is in its range.
-
-    Raises:
-        TypeError: if it has another type.
-        ValueError: if it is out of range, or not one of the choices.
-    """
+    """Check that the argument `name` has the type `kind` and is in its range."""
     if not any(_is(value, one) for one in _alternatives(kind)):
         choices = [
             word for one in _alternatives(kind) if typing.get_origin(one) is Literal for word in typing.get_args(one)
@@ -162,11 +153,7 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 
 def check_numbers(name: str, value: Any, limits: Range | None = None) -> None:
-    """Check that `value`, or each value of a sequence, is finite and within `limits`, by default those of its name.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that `value`, or each value of a sequence, is finite and within `limits`, by default those of its name."""
     limits = RANGES.get(name, Range()) if limits is None else limits
     for number in value if isinstance(value, list | tuple | range) else [value]:
         if isinstance(number, numbers.Real) and not isinstance(number, bool):

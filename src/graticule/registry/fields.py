@@ -67,11 +67,7 @@ def check_fields(instance: object, prefix: str = "") -> None:
 
 
 def check_value(kind: object, value: object, where: str) -> Any:
-    """Return `value` as `kind`; `where` begins the error message if it cannot be.
-
-    Raises:
-        ValueError: naming its first invalid part, the rule and the value.
-    """
+    """Return `value` as `kind`; `where` begins the error message if it cannot be."""
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -79,11 +75,7 @@ def check_value(kind: object, value: object, where: str) -> Any:
 
 
 def as_kind(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted.
-
-    Raises:
-        ValueError: beginning with `where`, if it has another type.
-    """
+    """Return `value` as `kind`: lists become tuples, and whole numbers become floats; nothing else is converted."""
     try:
         text: str | None = json.dumps(value)
     except (TypeError, ValueError):  # a Python object without a JSON form

@@ -8,7 +8,8 @@ import inspect
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -62,13 +63,12 @@ def load_plugin(name: str | Path, kind: str = "plugin") -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)  # other files of its folder can be imported, as for a script
     try:
-        # not by the loader: its cache may be stale after a change within the same second that kept the length
-        exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever the code of a user raises
+        with _described(f"the {kind} {path} cannot be imported", path):
+            # not by the loader: its cache may be stale after a change within the same second that kept the length
+            exec(compile(path.read_bytes(), str(path.resolve()), "exec"), module.__dict__)
+    except BaseException:
         del sys.modules[module_name]
-        raise ValueError(f"the {kind} {path} cannot be imported: {_where(error, path)}") from error
+        raise
     if str(path.resolve()) not in _loaded:
         _loaded.append(str(path.resolve()))
     return module
@@ -96,12 +96,8 @@ def call_file(path: Path, function: str) -> Any:
     build = getattr(load_plugin(path, function), function, None)
     if _registered == registered:
         _loaded[:] = loaded
-    try:
+    with _described(f"{function}() of {path} cannot be called", path, (ValueError,)):  # which says what to change
         return build() if callable(build) else None
-    except (ValueError, KeyboardInterrupt):  # the message of the former already says what to change
-        raise
-    except BaseException as error:
-        raise ValueError(f"{function}() of {path} cannot be called: {_where(error, path)}") from error
 
 
 def loaded_plugins() -> list[str]:
@@ -114,10 +110,6 @@ def load_named_plugins(arguments: Sequence[str]) -> list[str]:
 
     All files NAME.py that follow each other are plugins, except that the last one is the target of a command that takes
     a file, if it has none yet.
-
-    Raises:
-        ValueError: if no name follows `--plugin`, or a plugin cannot be imported.
-        FileNotFoundError: if there is no such file.
     """
     left: list[str] = []
     _named.clear()
@@ -189,21 +181,13 @@ def _replaces(given: Definition, known: Definition) -> bool:
 
 
 def check_class(kind: str, name: str, cls: object, base: type) -> None:
-    """Check that `cls` is a subclass of `base`.
-
-    Raises:
-        TypeError: if it is not.
-    """
+    """Check that `cls` is a subclass of `base`."""
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise TypeError(f"the {kind} {name!r} must be a subclass of {base.__name__}, got {cls!r}.")
 
 
 def check_complete(kind: str, name: str, given: Definition) -> None:
-    """Check that a class defines the abstract methods of its base class; a function has none.
-
-    Raises:
-        TypeError: naming the missing methods.
-    """
+    """Check that a class defines the abstract methods of its base class; a function has none."""
     if lacking := sorted(getattr(given, "__abstractmethods__", ())):
         raise TypeError(f"the {kind} {name!r} must define {', '.join(lacking)}.")
 
@@ -268,12 +252,8 @@ def _entry_point(name: str) -> ModuleType:
         raise ValueError(
             f"`plugin` must be a Python file (NAME.py) or an entry point of the group {GROUP}, got {name!r}; {known}."
         )
-    try:
+    with _described(f"the plugin {name} cannot be imported", Path(name)):
         module: ModuleType = installed[name].load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ValueError(f"the plugin {name} cannot be imported: {type(error).__name__}: {error}.") from error
     if name not in _loaded:
         _loaded.append(name)
     return module
@@ -281,6 +261,17 @@ def _entry_point(name: str) -> ModuleType:
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def _described(what: str, path: Path, others: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Raise a ValueError that begins with `what` for whatever the code of a user raises, except `others`."""
+    try:
+        yield
+    except (KeyboardInterrupt, *others):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {_where(error, path)}") from error
 
 
 def _where(error: BaseException, path: Path) -> str:

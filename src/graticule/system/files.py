@@ -41,11 +41,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _descriptor(folder: Path) -> int | None:
-    """Return the descriptor of a folder that is kept open, None for others.
-
-    Raises:
-        OSError: if its path leads elsewhere by now.
-    """
+    """Return the descriptor of a folder that is kept open, None for others."""
     if (descriptor := _held.get(folder)) is not None:
         try:
             same = os.path.samestat(folder.stat(), os.fstat(descriptor))

@@ -45,11 +45,7 @@ _MEMORY = machine_memory()
 
 
 def check_memory(argument: str, what: str, size: float) -> None:
-    """Check that `size` bytes fit into the machine's memory.
-
-    Raises:
-        ValueError: if they do not, naming `argument`, which determines the size.
-    """
+    """Check that `size` bytes fit into the machine's memory."""
     if _MEMORY is not None and holds(size > _MEMORY):
         raise ValueError(
             f"`{argument}` must be such that {what} fits into memory, {_MEMORY / 2**30:,.1f} GiB, got a size of "

@@ -60,11 +60,7 @@ class Subject:
 
     @classmethod
     def of(cls, model: nn.Module, img_size: Size | None, patch_size: Size | None) -> Subject:
-        """Build a subject from a copy of `model`, with the weights of the model.
-
-        Raises:
-            ValueError: if its image or patch size is not given and cannot be inferred.
-        """
+        """Build a subject from a copy of `model`, with the weights of the model."""
         image, patch, channels = _sizes(model, img_size, patch_size)
         home = image[0] // patch[0], image[1] // patch[1]
         return cls(copy.deepcopy(model).double().eval(), image, patch, channels, home)
