@@ -96,7 +96,9 @@ def call_file(path: Path, function: str) -> Any:
     build = getattr(load_plugin(path, function), function, None)
     if _registered == registered:
         _loaded[:] = loaded
-    with _described(f"{function}() of {path} cannot be called", path, (ValueError,)):  # which says what to change
+    with _described(
+        f"{function}() of {path} cannot be called", path, (KeyboardInterrupt, ValueError)
+    ):  # which says what to change
         return build() if callable(build) else None
 
 
@@ -264,11 +266,11 @@ def _hash(path: Path) -> str:
 
 
 @contextmanager
-def _described(what: str, path: Path, others: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Raise a ValueError that begins with `what` for whatever the code of a user raises, except `others`."""
+def _described(what: str, path: Path, kept: tuple[type[BaseException], ...] = (KeyboardInterrupt,)) -> Iterator[None]:
+    """Raise a ValueError that begins with `what` for whatever the code of a user raises, unless it is `kept`."""
     try:
         yield
-    except (KeyboardInterrupt, *others):
+    except kept:
         raise
     except BaseException as error:
         raise ValueError(f"{what}: {_where(error, path)}") from error
