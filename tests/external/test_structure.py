@@ -1,5 +1,7 @@
 """The finder of structure: blocks, grids, prefix tokens, tables, biases and rotations of models of any library."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -9,7 +11,7 @@ import graticule
 import tiny
 from graticule.external.backbone_view import BackboneView
 from graticule.external.flow import Flow
-from graticule.external.open_view import StructureView, view_of
+from graticule.external.open_view import StructureView, take_position, view_of
 from graticule.external.structure import find_structure
 from graticule.external.view import Unavailable
 from graticule.surgery.resize import resampled_modules
@@ -82,7 +84,7 @@ def test_zeroing_leaves_masks_and_gains_and_rotates_by_angle_zero():
 
 def test_the_position_of_a_larger_image_is_taken_from_the_nearest_patches():
     small, large = Own(), Own((4, 6))
-    found = find_structure(small).take
+    found = partial(take_position, find_structure(small))
     site = next(site for site in find_structure(small).sites if site.kind == "absolute table")
     taken = found(find_structure(large), site.index, small.where)
     assert torch.equal(taken, large.where[[7, 9, 11, 19, 21, 23]])
@@ -144,4 +146,4 @@ def test_models_that_take_no_single_pictures_are_refused():
     with pytest.raises(ValueError, match="`img_size` 9 x 9 is refused by Own: RuntimeError"):
         find_structure(Own(), (9, 9))
     with pytest.raises(Unavailable, match="smaller"):
-        find_structure(Own()).take(find_structure(Own((1, 3))), find_structure(Own()).sites[0].index, torch.zeros(6, 4))
+        take_position(find_structure(Own()), find_structure(Own((1, 3))), 0, torch.zeros(6, 4))

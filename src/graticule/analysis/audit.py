@@ -22,10 +22,10 @@ from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import LayerShares, PositionShare, check_images
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import Debiased, Eraser
-from graticule.external.images import Size, image_channels
+from graticule.external.images import Size, evaluating, image_channels
 from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
-from graticule.external.view import ModelView, Pass, Unavailable, evaluating
+from graticule.external.view import ModelView, Pass, Unavailable
 from graticule.position.grid import Grid
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from graticule.analysis.probe import labels_of
 from graticule.analysis.share import Estimate, ShareSums, additive_basis, check_images, mean_estimate
 from graticule.analysis.similarity import Array
 from graticule.external.debiased import FEATURES, Debiased, Eraser, Subtraction, layer_patches
-from graticule.external.images import Size
+from graticule.external.images import Size, evaluating
 from graticule.external.open_view import view_of
-from graticule.external.view import evaluating, split_features, unpooled
+from graticule.external.view import split_features, unpooled
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
 

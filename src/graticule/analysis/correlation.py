@@ -19,7 +19,7 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.language import LanguageModel
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
-from graticule.external.view import evaluating
+from graticule.external.images import evaluating
 from graticule.position.grid import Grid
 from graticule.position.joining import Scale
 from graticule.position.layer import LayerPosition

@@ -16,8 +16,7 @@ from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
 from graticule.external.attach_survey import added_tables, find_blocks, find_ways, make_example, names_of_blocks, survey
-from graticule.external.images import call
-from graticule.external.view import evaluating
+from graticule.external.images import call, evaluating
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid

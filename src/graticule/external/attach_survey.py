@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow
-from graticule.external.images import call, image_size
+from graticule.external.images import call, evaluating, image_size
 from graticule.external.structure import called_blocks, pattern_of
-from graticule.external.view import evaluating
 from graticule.surgery.attached import Queries, Survey, Ways, first_tensor
 
 #: Names of the projections to queries, keys and values in public models.
@@ -65,10 +64,9 @@ def added_tables(
 
 def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
     """Return the flow of a call with any input; where the module refuses it, up to that."""
-    given = example.values() if isinstance(example, Mapping) else (example,)
     flow = Flow(module)
-    with evaluating(module), flow.following(*(one for one in given if isinstance(one, Tensor))), suppress(Exception):
-        call(module, example)
+    with suppress(Exception):
+        flow.run(example)
     return flow
 
 

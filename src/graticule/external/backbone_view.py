@@ -15,14 +15,13 @@ from torch import Tensor
 from graticule.backbones.base import Backbone
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
-from graticule.external.images import Size
+from graticule.external.images import Size, evaluating
 from graticule.external.view import (
     Edit,
     ModelView,
     Pass,
     Unavailable,
     chosen_layers,
-    evaluating,
     nearest,
     permutation,
     repeated,

@@ -15,8 +15,8 @@ from graticule.backbones.base import Backbone
 from graticule.checkpoints.load import load_own
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
-from graticule.external.images import Size
-from graticule.external.view import Edit, ModelView, Pass, evaluating, split_features, unpooled
+from graticule.external.images import Size, evaluating
+from graticule.external.view import Edit, ModelView, Pass, split_features, unpooled
 from graticule.hub.config import (
     Architecture,
     Preparation,

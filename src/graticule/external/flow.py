@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from graticule.external.images import call, evaluating
 from graticule.external.recorder import logits_of
 
 #: Values of a mask below which a pair of tokens is masked.
@@ -131,6 +132,11 @@ class Flow(TorchFunctionMode):
                     hooks.callback(module.register_forward_hook(leave).remove)
             with self:
                 yield
+
+    def run(self, images: Tensor | Mapping[str, Any]) -> Any:
+        """Call the model in evaluation mode with images, or a mapping of keyword arguments; return its output."""
+        with evaluating(self._model), self.following(*_tensors(images)):
+            return call(self._model, images)
 
     def enter(self, name: str, given: Iterable[Any]) -> None:
         """Note that a module of a list is called."""

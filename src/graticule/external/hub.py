@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
-from graticule.external.images import image_channels
+from graticule.external.images import evaluating, image_channels
 from graticule.external.transformers_folder import import_transformers, with_weights
-from graticule.external.view import evaluating
 from graticule.hub.card import Card
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
 from graticule.hub.files import POSITION, check_folder, write_model

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +40,19 @@ def call(model: nn.Module, images: Tensor | Mapping[str, Any]) -> Any:
         return model(images, noise=order, **given)
     finally:
         config.mask_ratio = ratio
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:

@@ -21,12 +21,11 @@ from graticule.backbones.token_model import TokenModel
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
-from graticule.external.convert.conversion import convert
 from graticule.external.debiased import Debiased, DebiasedView
 from graticule.external.flow import Change, Flow
-from graticule.external.images import Size, call, error_line, image_size, set_input_size, window_of
-from graticule.external.structure import Structure, find_structure, grid_after, stem_map, tokens_last
-from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, evaluating
+from graticule.external.images import Size, call, error_line, evaluating, image_size, set_input_size, window_of
+from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
+from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
 from graticule.position.grid import Grid, Windows
 
 #: Names of parameters that look like position information.
@@ -91,8 +90,7 @@ class StructureView(ModelView):
     def content(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Return the embedded patches before any position information, (B, H * W, D), and their grid."""
         flow = Flow(self.model)
-        with evaluating(self.model), flow.following(images):
-            call(self.model, images)
+        flow.run(images)
         names = self.structure.blocks
         found = stem_map(flow, names, flow.called[names[0]])
         if found is None:
@@ -123,12 +121,12 @@ class StructureView(ModelView):
 
     def without_position(self) -> StructureView:
         """Return a view in which tables, biases and terms are zero, and rotations are by angle 0."""
-        return self._with(Changed(self.structure.zero))
+        return self._with(Changed(partial(_zero, self.structure)))
 
     def shuffled(self, seed: int = 0) -> StructureView:
         """Return a view in which each patch has the position of another one, the same in all layers."""
         found = self.structure
-        return self._with(Changed(partial(found.shuffle, seed), partial(found.shuffle_queries, seed)))
+        return self._with(Changed(partial(_shuffle, found, seed), partial(_shuffle_queries, found, seed)))
 
     def placed_at(self, img_size: Size) -> StructureView:
         """Return a view in which each patch has the position of the nearest patch of a larger image."""
@@ -137,7 +135,7 @@ class StructureView(ModelView):
             larger = self.sized(img_size).structure
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        return self._with(Changed(partial(self.structure.take, larger)))
+        return self._with(Changed(partial(take_position, self.structure, larger)))
 
     def attention(self, images: Tensor, layers: Sequence[int] | None = None) -> list[AttentionMap]:
         """Compute the attention weights of chosen layers, all by default: of the first attention of each block."""
@@ -151,8 +149,7 @@ class StructureView(ModelView):
             each = [self.attention(one[None], layers) for one in images]
             return [_of_images(maps) for maps in zip(*each, strict=True)]
         flow = self._flow(keep=True)
-        with evaluating(self.model), flow.following(images):
-            call(self.model, images)
+        flow.run(images)
         layer_of = {name: layer for layer, name in enumerate(self.structure.blocks)}
         first: dict[int, Tensor] = {}
         for one in flow.attentions:
@@ -214,8 +211,7 @@ class StructureView(ModelView):
     def _call(self, images: Tensor) -> Any:
         if self.changed is None:
             return call(self.model, images)
-        with self._flow().following(images):
-            return call(self.model, images)
+        return self._flow().run(images)
 
     def _flow(self, keep: bool = False) -> Flow:
         if self.changed is None:
@@ -241,6 +237,66 @@ class StructureView(ModelView):
         if x.ndim == 4:
             return x.flatten(1, 2) if last else x.flatten(2).mT, grid
         return x, grid
+
+
+def _order(found: Structure, tokens: int, seed: int) -> Tensor:
+    """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
+    ahead = found.ahead(tokens)
+    return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
+
+
+def _zero(found: Structure, index: int, value: Tensor) -> Tensor:
+    """Replace the position information of a meeting by none."""
+    site = found.at.get(index)
+    if site is None:
+        return value
+    return torch.ones_like(value) if site.kind == "rotary" and not site.sine else torch.zeros_like(value)
+
+
+def _shuffle(found: Structure, seed: int, index: int, value: Tensor) -> Tensor:
+    """Replace the position information of each patch by that of another one; terms of queries get theirs back."""
+    site = found.at.get(index)
+    if site is None or (site.kind == "relative terms" and site.constant is not None):
+        return value
+    return site.moved(value, lambda tokens: _order(found, tokens, seed))
+
+
+def _shuffle_queries(found: Structure, seed: int, index: int, queries: Tensor) -> Tensor:
+    """Move queries, (..., D) or (B, H, W, D), to the places whose terms they get."""
+    site = found.at.get(index)
+    if site is None or site.kind != "relative terms":
+        return queries
+    sides = [queries.shape[axis] for axis in site.axes]
+    return select(queries, site.axes, sides, lambda tokens: _order(found, tokens, seed).argsort())
+
+
+def take_position(own: Structure, larger: Structure, index: int, value: Tensor) -> Tensor:
+    """Replace the position information of each patch by that of the nearest patch of a larger image."""
+    site, other = own.at.get(index), larger.at.get(index)
+    if site is None:
+        return value
+    if site.kind == "relative terms" and site.constant is None:
+        return value
+    if other is None or other.constant is None or site.constant is None:
+        raise Unavailable(f"its {site.kind} cannot be taken from other sizes")
+    there = other.constant.to(value)
+    if there.shape == site.constant.shape and site.kind in OF_PAIRS:
+        return there.expand_as(value)
+    if site.kind == "relative terms":
+        raise Unavailable("its relative terms cannot be taken from other sizes")
+    found = other.moved(there, lambda tokens: _places(own, larger, tokens))
+    if found.numel() == value.numel():
+        return found.reshape(value.shape)
+    return found[:1].expand_as(value)
+
+
+def _places(own: Structure, larger: Structure, tokens: int) -> Tensor:
+    """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
+    for here, wide in zip(own.grids, larger.grids, strict=True):
+        ahead = tokens - wide.patches
+        if 0 <= ahead <= wide.prefix:
+            return torch.cat([torch.arange(ahead), nearest(here, wide) + ahead])
+    raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
 
 
 def shared_copy(model: nn.Module) -> Any:
@@ -337,6 +393,8 @@ def convert_stock(model: nn.Module) -> Backbone | None:
 
     It is `graticule.convert` for a model of which nothing was changed after it was built.
     """
+    from graticule.external.convert.conversion import convert  # of no use for a backbone
+
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return None

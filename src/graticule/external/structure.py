@@ -1,7 +1,6 @@
 """The structure of any model of images: its blocks, grids, prefix tokens, and the sites of its position information.
 
-`find_structure` finds it by one recorded pass, without knowing the library that the model comes from.
-"""
+`find_structure` finds it by one recorded pass, without knowing the library that the model comes from."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from graticule.external.flow import Flow, Meeting
-from graticule.external.images import Size, call, check_pictures, error_line, image_channels, image_size
-from graticule.external.token_order import token_orders
-from graticule.external.view import Unavailable, evaluating, nearest, permutation
+from graticule.external.images import Size, check_pictures, error_line, image_channels, image_size
+from graticule.external.view import Unavailable
 from graticule.position.grid import Grid
 
 #: Names of lists of blocks, for models without attention.
@@ -29,7 +27,7 @@ _PREFIX = 17
 
 Kind = Literal["absolute table", "bias of displacements", "positional attention", "rotary", "relative terms"]
 #: Kinds with one value for each pair of tokens.
-_OF_PAIRS = ("bias of displacements", "positional attention", "relative terms")
+OF_PAIRS = ("bias of displacements", "positional attention", "relative terms")
 
 
 @dataclass(frozen=True)
@@ -64,14 +62,14 @@ class Site:
 
     def moved(self, value: Tensor, source: Callable[[int], Tensor]) -> Tensor:
         """Return the constant with the rows of other tokens; `source` maps a number of tokens to their indices."""
-        if self.kind in _OF_PAIRS:
+        if self.kind in OF_PAIRS:
             for axis in self.axes:
                 value = value.index_select(axis, source(value.shape[axis]).to(value.device))
             return value
-        return _select(value, self.axes, [self.shape[axis] for axis in self.axes], source)
+        return select(value, self.axes, [self.shape[axis] for axis in self.axes], source)
 
 
-def _select(value: Tensor, axes: Sequence[int], sides: Sequence[int], source: Callable[[int], Tensor]) -> Tensor:
+def select(value: Tensor, axes: Sequence[int], sides: Sequence[int], source: Callable[[int], Tensor]) -> Tensor:
     """Select tokens along one axis, or along the flattened axes of a map."""
     shape = list(value.shape)
     for axis, side in zip(axes, sides, strict=True):
@@ -142,10 +140,10 @@ class Structure:
         some = [tokens - grid.patches for grid in self.grids if 0 <= tokens - grid.patches <= grid.prefix]
         return next(iter([*exact, *some]), 0)
 
-    def order(self, tokens: int, seed: int) -> Tensor:
-        """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
-        ahead = self.ahead(tokens)
-        return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
+    @cached_property
+    def at(self) -> dict[int, Site]:
+        """Map the index of a meeting to the site that it is."""
+        return {site.index: site for site in self.sites}
 
     @property
     def position_parameters(self) -> dict[str, int]:
@@ -158,59 +156,6 @@ class Structure:
             taken |= own
             counts[site.kind] = counts.get(site.kind, 0) + sum(known[name].numel() for name in own)
         return counts
-
-    def zero(self, index: int, value: Tensor) -> Tensor:
-        """Replace the position information of a meeting by none."""
-        site = self._at.get(index)
-        if site is None:
-            return value
-        return torch.ones_like(value) if site.kind == "rotary" and not site.sine else torch.zeros_like(value)
-
-    def shuffle(self, seed: int, index: int, value: Tensor) -> Tensor:
-        """Replace the position information of each patch by that of another one; terms of queries get theirs back."""
-        site = self._at.get(index)
-        if site is None or (site.kind == "relative terms" and site.constant is not None):
-            return value
-        return site.moved(value, lambda tokens: self.order(tokens, seed))
-
-    def shuffle_queries(self, seed: int, index: int, queries: Tensor) -> Tensor:
-        """Move queries, (..., D) or (B, H, W, D), to the places whose terms they get."""
-        site = self._at.get(index)
-        if site is None or site.kind != "relative terms":
-            return queries
-        sides = [queries.shape[axis] for axis in site.axes]
-        return _select(queries, site.axes, sides, lambda tokens: self.order(tokens, seed).argsort())
-
-    def take(self, larger: Structure, index: int, value: Tensor) -> Tensor:
-        """Replace the position information of each patch by that of the nearest patch of a larger image."""
-        site, other = self._at.get(index), larger._at.get(index)
-        if site is None:
-            return value
-        if site.kind == "relative terms" and site.constant is None:
-            return value
-        if other is None or other.constant is None or site.constant is None:
-            raise Unavailable(f"its {site.kind} cannot be taken from other sizes")
-        there = other.constant.to(value)
-        if there.shape == site.constant.shape and site.kind in _OF_PAIRS:
-            return there.expand_as(value)
-        if site.kind == "relative terms":
-            raise Unavailable("its relative terms cannot be taken from other sizes")
-        found = other.moved(there, lambda tokens: self._places(larger, tokens))
-        if found.numel() == value.numel():
-            return found.reshape(value.shape)
-        return found[:1].expand_as(value)
-
-    def _places(self, larger: Structure, tokens: int) -> Tensor:
-        """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
-        for own, wide in zip(self.grids, larger.grids, strict=True):
-            ahead = tokens - wide.patches
-            if 0 <= ahead <= wide.prefix:
-                return torch.cat([torch.arange(ahead), nearest(own, wide) + ahead])
-        raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
-
-    @cached_property
-    def _at(self) -> dict[int, Site]:
-        return {site.index: site for site in self.sites}
 
 
 def find_structure(model: nn.Module, img_size: Size | None = None, images: Tensor | None = None) -> Structure:
@@ -242,12 +187,11 @@ def find_structure(model: nn.Module, img_size: Size | None = None, images: Tenso
         weight = next(model.parameters())
         images = torch.zeros(2, channels, *size, device=weight.device, dtype=weight.dtype)
     flow = Flow(model)
-    with evaluating(model), flow.following(images):
-        try:
-            call(model, images)
-        except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
-            said = f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
-            raise ValueError(said) from error
+    try:
+        flow.run(images)
+    except (AssertionError, RuntimeError, TypeError, IndexError, ValueError) as error:  # for a wrong size
+        said = f"`img_size` {size[0]} x {size[1]} is refused by {type(model).__name__}: {error_line(error)}"
+        raise ValueError(said) from error
     blocks = called_blocks(flow)
     if not blocks:
         raise ValueError(
@@ -402,8 +346,75 @@ def added_tensors(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     They are in the order of the model; a value may be resampled or normalized before it is added.
     """
     flow = Flow(model)
-    with evaluating(model), flow.following(images):
-        call(model, images)
+    flow.run(images)
     added = {name for one in flow.meetings if one.kind in ("added", "logits") for name in one.origins}
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     return {name: value for name, value in tensors.items() if name in added and value.is_floating_point()}
+
+
+def token_orders(
+    model: nn.Module,
+    images: Tensor,
+    flow: Flow,
+    cut: Tensor | None,
+    blocks: Sequence[str],
+    grids: Sequence[Grid],
+) -> tuple[Tensor | None, ...]:
+    """Return the index of the token of each patch after each block, (H * W,); None where they are row by row.
+
+    The map that the images are cut into is replaced, and attention is silenced, so that a token depends only on the
+    patches in its place. For each binary digit of their rows and columns, one map changes the patches with a one,
+    another those with a zero. Only the first digits are tried, unless these show another order, as of Hiera, whose
+    tokens are in the order of its windows.
+    """
+    shape = grids[0].shape
+    if cut is None or cut.shape[2:] != shape or len(images) < 2 or flow.called[blocks[0]].ndim != 3:
+        return (None,) * len(blocks)
+    at = next(index for index, (_, x, _) in enumerate(flow.maps) if x is cut)
+    noise = torch.randn(cut.shape[1:], generator=torch.Generator().manual_seed(0)).to(cut)
+
+    def places(digits: Sequence[Sequence[int]]) -> list[Tensor | None]:
+        return _places_by(model, images, (at, noise), blocks, grids, digits)
+
+    digits = [range(max(1, (side - 1).bit_length())) for side in shape]
+    if all(one is None for one in places([each[-1:] for each in digits])):
+        return (None,) * len(blocks)
+    found = places(digits)
+    return tuple(None if one is None or len(one.unique()) < len(one) else one.argsort() for one in found)
+
+
+def _places_by(
+    model: nn.Module,
+    images: Tensor,
+    stem: tuple[int, Tensor],
+    blocks: Sequence[str],
+    grids: Sequence[Grid],
+    digits: Sequence[Sequence[int]],
+) -> list[Tensor | None]:
+    """Return the place of each token in the grid after each block, (H * W,), by some digits of rows and columns.
+
+    None where tokens are row by row or a map, or the grid is not the first one after halving its sides.
+    """
+    at, noise = stem
+    height, width = grids[0].shape
+    place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))  # (2, H, W)
+    ones = torch.stack([place[axis] >> digit & 1 for axis in (0, 1) for digit in digits[axis]]).bool()
+    masks = torch.cat([ones[:1] & False, ones, ~ones]).to(noise)[:, None]
+    given = images[:1].expand(len(masks), -1, -1, -1)
+    flow = Flow(model, stem=(at, noise * (1 + masks)))
+    flow.run(given)
+    found: list[Tensor | None] = []
+    for name, grid in zip(blocks, grids, strict=True):
+        x, halvings = flow.called[name], (height // grid.height).bit_length() - 1
+        if x.ndim != 3 or (grid.height << halvings, grid.width << halvings) != (height, width):
+            found.append(None)
+            continue
+        of_ones, of_zeros = (x[1:] - x[:1])[:, grid.prefix :].norm(dim=-1).cpu().chunk(2)  # (digits, N) each
+        scales = [
+            scale * (1 << digit >> halvings) for scale, of in zip((grid.width, 1), digits, strict=True) for digit in of
+        ]
+        step = 1 << halvings
+        both = torch.stack([(of_ones > of_zeros).long(), ones[:, ::step, ::step].flatten(1).long()])
+        places, by_rows = (both * torch.tensor(scales)[:, None]).sum(1)
+        found.append(None if torch.equal(places, by_rows) else places)
+    return found

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from graticule.external.attention_map import AttentionMap
-from graticule.external.images import Size, by_image, call
+from graticule.external.images import Size, by_image, call, evaluating
 from graticule.position.grid import Grid
 
 #: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
@@ -135,19 +134,6 @@ class ModelView(ABC):
         """(height, width) in pixels of a patch of the last layer."""
         last = self.grids(self.img_size)[-1]
         return self.img_size[0] // last.height, self.img_size[1] // last.width
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set `model` to evaluation mode, without gradients, within the block; the random state of the CPU is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def unpooled(model: nn.Module, images: Tensor) -> Tensor:

@@ -3,18 +3,6 @@
 A file is one operation; `fits` keeps the outputs of a model when its position changes.
 """
 
-from graticule.surgery.change import Certificate, Drift, change_position
-from graticule.surgery.export import Exported, export
-from graticule.surgery.fold import fold, unfold
-from graticule.surgery.resize import resize
+import lazy_loader
 
-__all__ = [
-    "Certificate",
-    "Drift",
-    "Exported",
-    "change_position",
-    "export",
-    "fold",
-    "resize",
-    "unfold",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

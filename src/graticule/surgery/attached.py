@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position
-from graticule.surgery.change import Certificate
+
+if TYPE_CHECKING:
+    from graticule.surgery.change import Certificate
 
 
 @dataclass(frozen=True)

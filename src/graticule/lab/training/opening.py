@@ -9,7 +9,6 @@ from typing import Literal
 import timm
 from torch import nn
 
-from graticule.external.convert.conversion import convert
 from graticule.hub.files import CONFIG, quick_hub
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
 from graticule.lab.training.devices import load_weights
@@ -73,6 +72,8 @@ def _of_timm(source: str | Path) -> nn.Module:
     Raises:
         ValueError: if there is no such model, or its weights cannot be downloaded.
     """
+    from graticule.external.convert.conversion import convert
+
     name = str(source).removeprefix(TIMM)
     try:
         with quick_hub():
