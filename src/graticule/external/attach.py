@@ -164,11 +164,7 @@ def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
 def _own_embeddings(
     module: nn.Module, remove: str | tuple[str, ...] | None, found: Survey, example: Tensor | Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the names of the position embeddings to replace by zeros.
-
-    Raises:
-        ValueError: if there is no such parameter or buffer, or several tables are added to the tokens.
-    """
+    """Return the names of the position embeddings to replace by zeros."""
     tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     usual = added_tables(module, example, found.blocks, found.dim)
     if remove is None:
@@ -186,11 +182,7 @@ def _own_embeddings(
 
 
 def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None) -> Grid:
-    """Return the grid of the tokens of the forward pass.
-
-    Raises:
-        ValueError: if it cannot be found, or contradicts the arguments.
-    """
+    """Return the grid of the tokens of the forward pass."""
     shape = found.shape if patch_grid is None else (patch_grid[0], patch_grid[1])
     if shape is None:
         raise ValueError(
@@ -215,11 +207,7 @@ def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
 
 
 def _check_fields(given: Sequence[LayerPosition], ways: Ways, found: Survey, kind: str) -> None:
-    """Check that hooks can pass all fields of the position to the layers.
-
-    Raises:
-        ValueError: naming the first field that they cannot pass, with the reason.
-    """
+    """Check that hooks can pass all fields of the position to the layers."""
     by_hooks = {"pre", "before", "inner", "after", "queries_keys", "bias", "query_scale"}
     shared = [name for name in found.receivers if "mlp" in name.lower() or "ffn" in name.lower()]
     for one in given:

@@ -71,11 +71,7 @@ def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
 
 
 def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
-    """Return the names of the modules that `blocks` matches, where * stands for one part of a name.
-
-    Raises:
-        ValueError: if it matches none, or one without `norm`; the message lists candidates.
-    """
+    """Return the names of the modules that `blocks` matches, where * stands for one part of a name."""
     pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
     found = [name for name, _ in module.named_modules() if name and pattern.fullmatch(name)]
     if not found:
@@ -101,9 +97,6 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
     Args:
         module: the module that gets the images.
         grid: (H, W) in patches, for a module without a recorded size.
-
-    Raises:
-        ValueError: if the size or the number of channels cannot be found.
     """
     convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
     size = image_size(module)
@@ -128,9 +121,6 @@ def survey(module: nn.Module, blocks: Sequence[str], norm: str, example: Tensor 
         blocks: names of its blocks.
         norm: name of the norm in a block.
         example: a tensor, or a mapping of keyword arguments.
-
-    Raises:
-        ValueError: if the call fails, or the blocks are not pre-norm blocks over the same (B, N, D), one after another.
     """
     seen = _Seen()
     with ExitStack() as stack:

@@ -182,14 +182,15 @@ class BackboneView(ModelView):
             self.model.grid_at(img_size)
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        return BackboneView(self.model, self.img_size, partial(self._placed_at, img_size))
+        return BackboneView(self.model, self.img_size, partial(self._from, img_size, nearest))
 
     def repeated_from(self, img_size: Size) -> BackboneView:
         """Return a view in which each patch has the position of the patch of a smaller image that it lies in.
 
         Functions of the tokens, such as a PEG, are not changed.
         """
-        return BackboneView(self.model, self.img_size, partial(self._repeated_from, self.model.grid_at(img_size)))
+        self.model.grid_at(img_size)
+        return BackboneView(self.model, self.img_size, partial(self._from, img_size, repeated))
 
     def with_query_scale(self, factor: float) -> BackboneView:
         """Return a view in which the queries of all layers are multiplied by `factor`.
@@ -260,26 +261,18 @@ class BackboneView(ModelView):
             self.model.position = original
 
     def _shuffled(self, seed: int, position: Position, grid: Grid) -> list[LayerPosition]:
-        grids = self._each(grid)
-        given = position(grid)
-        return [one.take(_shuffling(at, seed)) for one, at in zip(given, grids, strict=True)]
-
-    def _placed_at(self, img_size: Size, position: Position, grid: Grid) -> list[LayerPosition]:
-        return self._from(self.model.grid_at(img_size), nearest, position, grid)
-
-    def _repeated_from(self, smaller: Grid, position: Position, grid: Grid) -> list[LayerPosition]:
-        return self._from(smaller, repeated, position, grid)
+        grids = self.model.layer_grids(grid)
+        return [one.take(_shuffling(at, seed)) for one, at in zip(position(grid), grids, strict=True)]
 
     def _from(
-        self, source: Grid, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
+        self, img_size: Size, index: Callable[[Grid, Grid], Tensor], position: Position, grid: Grid
     ) -> list[LayerPosition]:
-        """Give each patch the position of the patch of `source` that `index` names."""
+        """Give each patch the position of the patch of an image of `img_size` that `index` names."""
+        source, grids_of = self.model.grid_at(img_size), self.model.layer_grids
         own, other = position(grid), position(source)
         found = []
-        for there, here, at, wide in zip(other, own, self._each(grid), self._each(source), strict=True):
-            window = None
-            if at.windows:
-                window = Places(index(at.within, wide.within), wide.within)
+        for there, here, at, wide in zip(other, own, grids_of(grid), grids_of(source), strict=True):
+            window = Places(index(at.within, wide.within), wide.within) if at.windows else None
             found.append(there.take(Places(index(at, wide), wide, window), here))
         return found
 
@@ -289,16 +282,8 @@ class BackboneView(ModelView):
         given = position(grid) if change is None else change(position, grid)
         # one factor for all queries; where prefix tokens join later, it is extended from the patches to them
         count = grid.tokens if grid.prefix < self.model.num_prefix_tokens else 1
-        scale = LayerPosition(query_scale=torch.full((count,), factor, device=self._device))
+        scale = LayerPosition(query_scale=torch.full((count,), factor, device=next(self.model.parameters()).device))
         return [one.merge(scale) for one in given]
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def _each(self, grid: Grid) -> list[Grid]:
-        """Return the grid of the tokens that enter each layer; `grid` is that of the first stage."""
-        return self.model.layer_grids(grid)
 
 
 class _ChangedPosition(Position):
@@ -313,21 +298,21 @@ class _ChangedPosition(Position):
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the changed position, with the edit after each layer."""
         given = self.original(grid) if self.change is None else self.change(_original(self.original), grid)
-        if self.edit is None:
+        edit = self.edit
+        if edit is None:
             return given
         model = cast("Backbone", self.model)
         stages = zip(model.position_grids(grid), model.depths, strict=True)
         grids = [at for at, depth in stages for _ in range(depth)]
-        edits = [partial(_edited, self.edit, layer, at) for layer, at in enumerate(grids)]
-        return [one.merge(LayerPosition(after=after)) for one, after in zip(given, edits, strict=True)]
+
+        def after(layer: int) -> Callable[[Tensor], Tensor]:
+            return lambda tokens: edit(layer, tokens, grids[layer])
+
+        return [one.merge(LayerPosition(after=after(layer))) for layer, one in enumerate(given)]
 
     def set_grid(self, grid: Grid) -> None:
         """Pass the grid to the position."""
         self.original.set_grid(grid)
-
-
-def _edited(edit: Edit, layer: int, grid: Grid, tokens: Tensor) -> Tensor:
-    return edit(layer, tokens, grid)
 
 
 def _original(position: Position) -> Position:
@@ -344,9 +329,7 @@ def _nothing(position: Position, grid: Grid) -> list[LayerPosition]:
 
 
 def _shuffling(grid: Grid, seed: int) -> Places:
-    window = None
-    if grid.windows:
-        window = Places(permutation(grid.within.patches, seed), grid.within)
+    window = Places(permutation(grid.within.patches, seed), grid.within) if grid.windows else None
     return Places(permutation(grid.patches, seed), grid, window)
 
 

@@ -114,11 +114,7 @@ class Debiased(HubModel):
         self.pretrained_cfg = dict(getattr(backbone, "pretrained_cfg", None) or {})
 
     def grid_of(self, images: Tensor) -> Grid:
-        """Return the grid of the features of images (B, C, height, width).
-
-        Raises:
-            ValueError: if a side is not a multiple of the patch.
-        """
+        """Return the grid of the features of images (B, C, height, width)."""
         if isinstance(self.backbone, Backbone):
             return Grid(*self.backbone.position_grids(self.backbone.grid_of(images))[-1].shape)
         return Grid.of_image((images.shape[-2], images.shape[-1]), self.patch)
@@ -163,11 +159,7 @@ class Debiased(HubModel):
         ]
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the contents of the model's config.json (see `HubModel`).
-
-        Raises:
-            ValueError: if the model around which it is is not a backbone of this library.
-        """
+        """Return the contents of the model's config.json (see `HubModel`)."""
         backbone = self.backbone
         if not isinstance(backbone, Backbone):
             raise ValueError(
@@ -190,11 +182,7 @@ class Debiased(HubModel):
 
 
 def layer_patches(model: nn.Module, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
-    """Return the patches (B, H * W, D) after some layers, by `forward_intermediates`.
-
-    Raises:
-        ValueError: if the model does not have it.
-    """
+    """Return the patches (B, H * W, D) after some layers, by `forward_intermediates`."""
     if not layers:
         return []
     if not hasattr(model, "forward_intermediates"):

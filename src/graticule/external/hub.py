@@ -88,11 +88,7 @@ def is_of_transformers(module: nn.Module) -> bool:
 
 
 def described_attachment(module: nn.Module) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the names of the attached position, and the arguments of `attach` with the present size of the images.
-
-    Raises:
-        ValueError: if it was attached with other inputs than images.
-    """
+    """Return the names of the attached position, and the arguments of `attach` with the present size of the images."""
     attached = module.get_submodule(NAME)
     assert isinstance(attached, AttachedPosition)
     made = dict(attached.created)
@@ -150,9 +146,6 @@ def build_host(text: str) -> Any:
     Args:
         text: the library and the name, with options, such as 'timm:vit_tiny_patch16_224(img_size=64)' or
             'torchvision:vit_b_16(num_classes=10)'.
-
-    Raises:
-        ValueError: if there is no such model, or an option is unknown or out of its range.
     """
     library, _, rest = text.partition(":")
     known_name("host", library, _LIBRARIES)
@@ -171,11 +164,7 @@ def build_host(text: str) -> Any:
 
 
 def host_of(module: nn.Module) -> str:
-    """Return the name and the options of a module of timm, which records its name.
-
-    Raises:
-        ValueError: if it does not record it.
-    """
+    """Return the name and the options of a module of timm, which records its name."""
     configuration = getattr(module, "pretrained_cfg", None) or {}
     name = str(configuration.get("architecture", "")).partition(".")[0]
     if not timm.is_model(name):
@@ -241,9 +230,6 @@ def attached_config(module: nn.Module, host: str | None, preprocessing: Mapping[
         module: the module; it is not changed.
         host: the name that the module was built from, such as 'torchvision:vit_b_16'; modules of timm record it.
         preprocessing: entries of timm's configuration.
-
-    Raises:
-        ValueError: if it cannot be rebuilt from names.
     """
     words, made = described_attachment(module)
     host = host_of(module) if host is None else host

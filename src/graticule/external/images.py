@@ -60,11 +60,7 @@ def _arguments(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def check_pictures(model: nn.Module) -> None:
-    """Check that a model takes single pictures, as far as its arguments and its convolutions say.
-
-    Raises:
-        ValueError: if it takes films, or patches that are packed by the caller.
-    """
+    """Check that a model takes single pictures, as far as its arguments and its convolutions say."""
     needed = [
         name
         for name, one in _arguments(model).items()

@@ -82,11 +82,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
 
 
 def import_transformers(config: Path) -> Any:
-    """Import transformers, for a model that `config` describes.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
+    """Import transformers, for a model that `config` describes."""
     try:
         import transformers
     except ImportError as error:
@@ -97,11 +93,7 @@ def import_transformers(config: Path) -> Any:
 
 
 def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
-    """Return a model of a class with the file of its weights, which must be all there.
-
-    Raises:
-        ValueError: if one is missing or has another shape than by the configuration.
-    """
+    """Return a model of a class with the file of its weights, which must be all there."""
     folder, name = weights.parent, kind.__name__
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}

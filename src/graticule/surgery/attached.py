@@ -177,11 +177,7 @@ class AttachedPosition(PublishedNames):
         return x
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
-        """Return the grid of an image of `image` = (height, width), in pixels.
-
-        Raises:
-            ValueError: if a side is not a multiple of the patch's, or the grid is fixed.
-        """
+        """Return the grid of an image of `image` = (height, width), in pixels."""
         if not self.dynamic or self.patch_size is None:
             raise ValueError(
                 f"`img_size` must be left out for a module attached with a fixed `patch_grid`, got {image}."

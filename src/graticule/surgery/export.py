@@ -53,11 +53,7 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def checked_error(error: float, path: Path, size: Size) -> float:
-    """Check that a difference is small enough, and return it.
-
-    Raises:
-        ValueError: if it is too large.
-    """
+    """Check that a difference is small enough, and return it."""
     if not error <= TOLERANCE:
         raise ValueError(
             f"{path} was not written: at {size[0]} x {size[1]} pixels the exported program differs from PyTorch by "
@@ -296,11 +292,7 @@ def _runner(program: Program) -> Runner:
 
 
 def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
-    """Run a traced program.
-
-    Raises:
-        ValueError: if tracing has fixed a size that should be free.
-    """
+    """Run a traced program."""
     run = traced.module()
     try:
         with torch.no_grad():

@@ -45,11 +45,7 @@ class Format(ABC):
     needs_int8: tuple[str, ...] = ()
 
     def check(self, int8: bool) -> None:
-        """Check that the packages are installed.
-
-        Raises:
-            ImportError: naming the first missing package.
-        """
+        """Check that the packages are installed."""
         for name in (*self.needs, *(self.needs_int8 if int8 else ())):
             try:
                 importlib.import_module(name)
@@ -62,11 +58,7 @@ class Format(ABC):
     lacks: ClassVar[Mapping[type[Encoding], str]] = {}
 
     def check_position(self, position: Position) -> None:
-        """Check that a program for images of any size can compute a position.
-
-        Raises:
-            ValueError: naming the encoding that it cannot compute.
-        """
+        """Check that a program for images of any size can compute a position."""
         for module in position.modules():
             for kind, what in self.lacks.items():
                 if isinstance(module, kind):

@@ -53,11 +53,7 @@ class Exportable:
 
     @classmethod
     def of(cls, model: nn.Module) -> Exportable:
-        """Describe a model.
-
-        Raises:
-            ValueError: if it cannot be exported as a program, with the reason.
-        """
+        """Describe a model."""
         if isinstance(model, HubModel) and model.no_program:
             raise ValueError(f"`model` must not be a {type(model).__name__}: {model.no_program}.")
         inner = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
@@ -75,11 +71,7 @@ class Exportable:
         )
 
     def check(self, size: Size) -> None:
-        """Check that the model can be resized to images of `size`.
-
-        Raises:
-            ValueError: if it cannot.
-        """
+        """Check that the model can be resized to images of `size`."""
         if self.backbone is None:
             self._attached.grid_at(size)
         else:
@@ -91,11 +83,7 @@ class Exportable:
             )
 
     def check_free(self) -> None:
-        """Check that a program of the model can accept images of other sizes.
-
-        Raises:
-            ValueError: if it cannot, or if the code of a module of another library does not.
-        """
+        """Check that a program of the model can accept images of other sizes."""
         if isinstance(self.backbone, MultiscaleVisionTransformer):
             raise ValueError(
                 "`dynamic` must be left out or 'batch' with MultiscaleVisionTransformer: its pooling rounds sides up, "
@@ -218,11 +206,7 @@ class Sizes:
 
     @classmethod
     def of(cls, subject: Exportable, fixed: Size, free: Sequence[str]) -> Sizes:
-        """Find the sizes that a model accepts with the axes `free`.
-
-        Raises:
-            ValueError: if it does not accept `fixed`, or `free` has anything other than axes.
-        """
+        """Find the sizes that a model accepts with the axes `free`."""
         for name in free:
             if name not in AXES:
                 raise ValueError(f"`dynamic` must be any of {', '.join(AXES)}, got {name!r}.")
@@ -318,11 +302,7 @@ def prepared(subject: Exportable, sizes: Sizes, folded: bool = True) -> Exportab
 
 
 def trace(program: Program, sizes: Sizes) -> torch.export.ExportedProgram:
-    """Trace a program for images of `sizes`.
-
-    Raises:
-        ValueError: if it cannot be traced, with the reason.
-    """
+    """Trace a program for images of `sizes`."""
     batch, size = sizes.example()
     images = torch.zeros(batch, program.subject.channels, *size)
     try:

@@ -25,11 +25,7 @@ from graticule.surgery.attached import AttachedPosition, put_back, take_out
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of a model whose tables are resampled by an exchangeable resampler.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Return the modules of a model whose tables are resampled by an exchangeable resampler."""
     found = with_own_resampler(model.modules())
     if not found and not any(isinstance(module, Position) for module in model.modules()):
         raise ValueError(
@@ -112,8 +108,6 @@ def resize(
     """
     if img_size is None and patch_size is None and channels is None and windows is None and resampler is None:
         raise ValueError("`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none.")
-    if channels is not None and channels < 1:
-        raise ValueError(f"`channels` must be at least 1, got {channels}.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
@@ -143,11 +137,7 @@ def resize(
 
 
 def _set_channels(model: Any, channels: int) -> None:
-    """Adapt the first convolution of a backbone of this library or of timm.
-
-    Raises:
-        ValueError: if it has several, or none.
-    """
+    """Adapt the first convolution of a backbone of this library or of timm."""
     name = getattr(model, "first_conv", None) or (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     old = model.get_submodule(name) if isinstance(name, str) and name else None
     if not isinstance(old, nn.Conv2d) or old.groups != 1:
@@ -210,11 +200,7 @@ def _check_stock(
     windows: int | tuple[int, ...] | None,
     resampler: str | Spec | None,
 ) -> tuple[int, int] | None:
-    """Check that a model of another library can be resized; return its new image size, None if that does not change.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """Check that a model of another library can be resized; return its new image size, None if that does not change."""
     kind = type(model).__name__
     parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
     if size is None and patch is None and windows is None and resampler is None:
@@ -260,11 +246,7 @@ def _resize_stock(
 
 
 def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | Spec) -> None:
-    """Set the resampler of all suitable tables to `resampler`, also for publishing the model.
-
-    Raises:
-        ValueError: if it resamples nothing of the model.
-    """
+    """Set the resampler of all suitable tables to `resampler`, also for publishing the model."""
     spec = RESAMPLERS.specs(resampler)[0]
     takes = RESAMPLERS[spec.name].takes
     held = with_own_resampler(part for holder in holders for part in holder.position.modules())
@@ -287,11 +269,7 @@ def _set_resampler(holders: list[Backbone | AttachedPosition], resampler: str | 
 
 
 def _with_resampler(words: Mapping[str, Any], resampler: Spec) -> dict[str, Any]:
-    """Return `words` with `resampler` as an option of each encoding that it suits.
-
-    Raises:
-        ValueError: if it suits one of the tables of an encoding and not the other, which has one option for both.
-    """
+    """Return `words` with `resampler` as an option of each encoding that it suits."""
     takes = set(RESAMPLERS[resampler.name].takes)
     specs = []
     for spec in ENCODINGS.specs(words["encoding"]):

@@ -45,11 +45,7 @@ def to_timm(model: Backbone, like: nn.Module | None = None) -> nn.Module:
 
 
 def _source_like(model: Backbone, like: nn.Module) -> Source:
-    """Return the structure of `like`, whose converted model must be built as `model` is.
-
-    Raises:
-        ValueError: if it is built in another way.
-    """
+    """Return the structure of `like`, whose converted model must be built as `model` is."""
     converted = convert(like)
     sizes = ("img_size", "num_classes", "global_pool")
     one, other = (

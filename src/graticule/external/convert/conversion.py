@@ -62,11 +62,7 @@ class Source:
 
 
 def source_of(model: Backbone, library: str) -> Source:
-    """Return the model of a library that a backbone was converted from.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the model of a library that a backbone was converted from."""
     source: Source | None = model.converted_from
     if source is None or source.library != library:
         raise ValueError(
@@ -91,11 +87,7 @@ def in_our_shape(value: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Te
 
 
 def fill(there: nn.Module, source: Source, model: Backbone) -> nn.Module:
-    """Copy the weights of a converted model to the model `there` of its library, and return that.
-
-    Raises:
-        ValueError: if one has a tensor that the other lacks, or in another size.
-    """
+    """Copy the weights of a converted model to the model `there` of its library, and return that."""
     state, present = model.state_dict(), there.state_dict()
     # a classifier may have been added or removed
     names = {**source.names, **{new: (model.own_name(new),) for new in present.keys() - source.names.keys()}}
@@ -205,9 +197,6 @@ def _names(model: nn.Module, ours: Backbone, conversion: Conversion) -> dict[str
     """Map the name of each tensor of the model to its name in ours, or its names if it is split.
 
     Tensors whose rows are joined have the same name here, and follow each other in the order of their rows.
-
-    Raises:
-        ValueError: if a tensor has no counterpart, or a tensor of our model has none or two.
     """
     published = {theirs: f"position.{own}" for theirs, own in ours.position.published_names().items()}
     places = ours.state_dict()
@@ -246,11 +235,7 @@ def _values(
     names: Mapping[str, tuple[str, ...]],
     reshaped: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Tensor]:
-    """Return the tensors of the model under our names and in our shapes.
-
-    Raises:
-        ValueError: if one has another shape.
-    """
+    """Return the tensors of the model under our names and in our shapes."""
     there, here = model.state_dict(), ours.state_dict()
     joined = Counter(names.values())
     found: dict[str, list[Tensor]] = {}
