@@ -62,8 +62,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 tables: $(VENV)/.installed
-	$(BIN)/python -m graticule.lab.studies.catalog
-	$(BIN)/python -m graticule.lab.studies.matrix
+	$(BIN)/python -m evidence.names
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -19,8 +19,9 @@ from matplotlib.patches import Rectangle
 from torch.utils.flop_counter import FlopCounterMode
 
 import graticule
+from evidence.names import reference, summary
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.lab.studies.matrix import GROUPS, group_of, initials, reference, summary
+from graticule.lab.studies.matrix import GROUPS, group_of, initials
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS
 

@@ -6,6 +6,7 @@ import pytest
 
 import graticule
 from commands import run_command
+from evidence.names import catalog_text
 from graticule.backbones.registry import backbone_of
 from graticule.lab.studies import catalog as module
 from graticule.registry import plugins
@@ -15,8 +16,8 @@ KEPT = json.loads(module.FILE.read_text(encoding="utf-8"))
 
 
 def test_the_file_is_what_its_command_writes():
-    assert module.build_catalog(KEPT) == KEPT, "run: python -m graticule.lab.studies.catalog"
-    assert module.text_of(KEPT) == module.FILE.read_text(encoding="utf-8")
+    assert module.build_catalog(KEPT) == KEPT, "run: python -m evidence.names"
+    assert catalog_text(KEPT) == module.FILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -28,7 +29,7 @@ def test_the_smallest_model_of_every_backbone_has_the_size_that_is_kept():
     for name in smallest.values():
         with without_memory():
             found = module.measure(name)
-        assert found == KEPT["models"][name], f"{name}: run python -m graticule.lab.studies.catalog"
+        assert found == KEPT["models"][name], f"{name}: run python -m evidence.names"
 
 
 def test_multiply_adds_of_a_vit_by_hand():

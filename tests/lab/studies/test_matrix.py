@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import graticule
-from graticule.lab.studies.matrix import build, choices_table, combinations, encodings_table, initials, table
+from evidence.names import choices_table, encodings_table, table
+from graticule.lab.studies.matrix import build, combinations, initials
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
@@ -117,7 +118,7 @@ def test_what_is_not_allowed_is_refused_with_a_reason(found):
 
 
 def test_the_generated_tables_are_those_in_the_docs(found):
-    """`python -m graticule.lab.studies.matrix` writes them."""
+    """`python -m evidence.names` writes them."""
     root = Path(__file__).parents[3]
     assert (root / "docs" / "matrix.md").read_text(encoding="utf-8") == table(found)
     assert encodings_table() in (root / "docs" / "encodings.md").read_text(encoding="utf-8")

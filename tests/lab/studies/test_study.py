@@ -13,19 +13,20 @@ import torch
 from commands import run_command
 from graticule.lab.locks import locked
 from graticule.lab.recipes.load import RECIPES, load_recipe
-from graticule.lab.studies.report import StudyReport, planned_tests
+from graticule.lab.studies.report import StudyReport, planned_tests, write_report
 from graticule.lab.studies.significance import format_p, paired_test
 from graticule.lab.studies.study import (
     Endpoint,
     Row,
     Study,
+    _at_sizes,
     list_studies,
     load_study,
     read_table,
     recipe_hash,
+    run_study,
     write_table,
 )
-from graticule.lab.studies.study_runs import _at_sizes, run_study, write_report
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from graticule.registry import plugins
@@ -123,7 +124,7 @@ def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measur
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
     kept = read_table(table)
-    monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda runs, *_, **__: trained.extend(runs))
+    monkeypatch.setattr("graticule.lab.studies.study.train_runs", lambda runs, *_, **__: trained.extend(runs))
     trained = []
     run_study(SMALL, folder, table, progress=False)
     assert trained == [] and read_table(table) == kept
@@ -139,11 +140,11 @@ def test_what_another_process_has_added_to_the_table_meanwhile_is_not_added_agai
     kept = read_table(table)
     first = [row for row in kept if row.seed == 0]
     write_table(table, [])
-    monkeypatch.setattr("graticule.lab.studies.study_runs.train_runs", lambda *_, **__: write_table(table, first))
+    monkeypatch.setattr("graticule.lab.studies.study.train_runs", lambda *_, **__: write_table(table, first))
     run_study(dataclasses.replace(SMALL, seeds=(0,)), folder, table, progress=False)
     assert read_table(table) == first
     with locked(folder):
-        monkeypatch.setattr("graticule.lab.studies.study_runs._PATIENCE", 0.01)
+        monkeypatch.setattr("graticule.lab.studies.study._PATIENCE", 0.01)
         with pytest.raises(OSError, match="copy is in use by another process"):
             run_study(SMALL, folder, table, progress=False)
 

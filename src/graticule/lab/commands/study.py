@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
             output.say(*(f"{file}  {question}" for file, question in found.items()))
             output.give(found)
             return 0
-        from graticule.lab.studies.study_runs import write_report
+        from graticule.lab.studies.report import write_report
 
         written = []
         for file in found:
@@ -87,9 +87,8 @@ def run(arguments: list[str]) -> int:
 
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import planned_rows
-    from graticule.lab.studies.report import StudyReport
-    from graticule.lab.studies.study import read_table
-    from graticule.lab.studies.study_runs import missing_runs, report_pages, run_study, write_report
+    from graticule.lab.studies.report import StudyReport, report_pages, write_report
+    from graticule.lab.studies.study import missing_runs, read_table, run_study
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work

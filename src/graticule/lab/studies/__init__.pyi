@@ -7,6 +7,7 @@ from .execution import train_runs as train_runs
 from .plan import plan as plan
 from .plan import planned_rows as planned_rows
 from .report import StudyReport as StudyReport
+from .report import write_report as write_report
 from .resamplers import ResamplerStudy as ResamplerStudy
 from .resamplers import try_resamplers as try_resamplers
 from .sizes import Lengths as Lengths
@@ -17,5 +18,4 @@ from .study import Endpoint as Endpoint
 from .study import Study as Study
 from .study import list_studies as list_studies
 from .study import load_study as load_study
-from .study_runs import run_study as run_study
-from .study_runs import write_report as write_report
+from .study import run_study as run_study

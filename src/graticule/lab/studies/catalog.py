@@ -1,6 +1,6 @@
 """Catalog of names and sizes for `graticule models`, in a file, so that listing them builds no model.
 
-`python -m graticule.lab.studies.catalog` writes `catalog.json`, and a test compares it with the registries.
+`python -m evidence.names` writes `catalog.json`, and a test compares it with the registries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from graticule.registry.plugins import registered_plugins
-from graticule.system.files import write_text
 
 FILE = Path(__file__).with_name("catalog.json")
 
@@ -138,19 +137,3 @@ def measure_language(name: str) -> LanguageSize:
         "tokens": tokens,
         "context": context,
     }
-
-
-def text_of(found: Catalog) -> str:
-    """Write a catalog as JSON with one line per model."""
-    parts = []
-    for key, values in found.items():
-        if isinstance(values, dict):
-            rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
-            parts.append(f" {json.dumps(key)}: {{\n{rows}\n }}")
-        else:
-            parts.append(f" {json.dumps(key)}: {json.dumps(values)}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-if __name__ == "__main__":
-    print(f"wrote {write_text(FILE, text_of(build_catalog()))}")

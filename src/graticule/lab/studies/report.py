@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.studies.significance import LEVEL, Outcome, format_p, holm, paired_outcomes, spread
-from graticule.lab.studies.study import TRAINED, Row, Study
-from graticule.lab.studies.tables import Rows, latex_table, markdown
+from graticule.lab.studies.study import TRAINED, Row, Study, read_table
+from graticule.lab.studies.tables import Rows, between, latex_table, markdown, marked
 from graticule.lab.training.task import metric_of
+from graticule.system.files import write_text
 
 #: A choice in a variant -> seed -> value.
 Values = dict[tuple[str, str], dict[int, float]]
@@ -262,6 +264,50 @@ class StudyReport:
         values = self.endpoints()
         shown = [variant for choice, variant in self.study.cells.values() if values.get((choice, variant))]
         return [shown.count(variant) for variant in dict.fromkeys(shown)]
+
+
+def report_pages(name: str, docs: Path) -> list[Path]:
+    """List the pages of `docs` that have the markers of a study.
+
+    Raises:
+        ValueError: if no page has them.
+    """
+    pages = [page for page in sorted(docs.glob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
+    if not pages:
+        raise ValueError(
+            f"`docs` must have a page (.md) with the markers <!-- study {name}: begin --> and "
+            f"<!-- study {name}: end -->, got {str(docs)!r}."
+        )
+    return pages
+
+
+def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
+    """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`.
+
+    Raises:
+        ValueError: if no page of `docs` has the markers of the study.
+    """
+    from graticule.lab.figures.save import save_figure, save_figures
+    from graticule.lab.figures.scores import score_plot
+
+    pages = [] if docs is None else report_pages(name, docs)
+    report = StudyReport(name, study, read_table(table))
+    written: list[Path] = []
+    shown: str | None = None
+    if scores := report.figure_scores():
+        figure, place = score_plot(scores, report.endpoint, groups=report.figure_groups()), f"study_{name}"
+        if docs is None:
+            written += save_figures(figure, folder / place)
+        else:
+            written.append(save_figure(figure, docs / "figures" / f"{place}.png"))
+        shown = written[0].relative_to(docs or folder).as_posix()
+    text = report.markdown(shown)
+    if docs is None:
+        written.append(write_text(folder / f"study_{name}.md", text + "\n"))
+        return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
+    for page in pages:
+        write_text(page, between(page.read_text(encoding="utf-8"), f"study {name}", text))
+    return [*written, *pages]
 
 
 def planned_runs(study: Study) -> int:

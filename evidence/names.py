@@ -1,0 +1,115 @@
+"""What can be chosen, written from the registries and by building models.
+
+`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings; the table of
+docs/encodings.md; README's table of choices; and the catalog of `graticule models`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+from graticule.backbones.language import list_language_models
+from graticule.backbones.registry import list_models, list_small_models
+from graticule.encodings.build import list_joinings
+from graticule.lab.studies.catalog import FILE, Catalog, build_catalog
+from graticule.lab.studies.matrix import GROUPS, combinations, group_of, initials, ordered, rows
+from graticule.lab.studies.tables import markdown
+from graticule.position.position import ENCODINGS
+from graticule.system.files import write_text
+
+
+def table(found: dict[tuple[str, str, str], str]) -> str:
+    """Write `combinations()` as Markdown: one row per encoding, one column per family, the joinings in each cell."""
+    short, named = initials(), dict.fromkeys(case[0] for case in found)
+    legend = ", ".join(f"{letters} = {name}" for name, letters in short.items())
+    lines = [
+        "# Compatibility",
+        "",
+        f"Every family with every encoding alone and every joining: {legend}.",
+        "A dash marks what is refused, with a reason. Several encodings together (`learnable+relative_bias+peg`) are",
+        "allowed where each is, with at most one absolute, one rotary and one mixing encoding. Written by",
+        "`python -m evidence.names`; `tests/lab/studies/test_matrix.py` compares.",
+        "",
+        markdown([["encoding", *named], *([f"`{encoding}`", *cells] for encoding, *cells in rows(found))]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def encodings_table() -> str:
+    """Return the table of encodings: name and options, first line of the docstring, reference, file."""
+    lines = [["encoding", "what it does", "reference", "file"]]
+    for name in ordered():
+        kind = ENCODINGS[name]
+        options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
+        file = f"{kind.__module__.removeprefix('graticule.').replace('.', '/')}.py"
+        shown = f"`{name}({options})`" if options else f"`{name}`"
+        lines.append([shown, summary(kind), reference(kind), f"[{file}](../src/graticule/{file})"])
+    return markdown(lines) + "\n"
+
+
+def choices_table() -> str:
+    """Return README's table of choices: the names of encodings by group, of joinings, and of families."""
+    lines = [["choice", "what it is", "names"]]
+    for group, _, about in GROUPS:
+        names = [name for name in ordered() if group_of(name) == group]
+        lines.append([f"`encoding`: {group}", about, _code(names)])
+    lines.append(["`joining`", "how an absolute encoding reaches each layer", _code(list_joinings())])
+    families = ", ".join(dict.fromkeys(family.partition(", ")[0] for family in list_small_models()))
+    about = f"{len(list_models())} models in these families, and {len(list_language_models())} language models"
+    lines.append(["`model`", about, families])
+    return markdown(lines) + "\n"
+
+
+def summary(kind: type) -> str:
+    """Return the first line of the docstring of a class."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0]
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def reference(kind: type) -> str:
+    """Return the first reference in the docstring of a class or of its base classes."""
+    for each in kind.__mro__:
+        text = " ".join((each.__doc__ or "").split())
+        if found := re.search(r"Reference: (.*?\(.*?\d{4}\))", text):
+            return found[1]
+    return ""
+
+
+def catalog_text(found: Catalog) -> str:
+    """Write a catalog as JSON with one line per model."""
+    parts = []
+    for key, values in found.items():
+        if isinstance(values, dict):
+            rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+            parts.append(f" {json.dumps(key)}: {{\n{rows}\n }}")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(values)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def write_tables(root: Path) -> None:
+    """Write the catalog and all tables into the checkout of the repository at `root`."""
+    write_text(FILE, catalog_text(build_catalog()))
+    (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
+    _replace_table(root / "docs" / "encodings.md", "## All encodings", encodings_table())
+    _replace_table(root / "README.md", "## What can be chosen", choices_table())
+
+
+def _replace_table(path: Path, heading: str, written: str) -> None:
+    """Replace the first table after a heading of a page."""
+    before, found, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
+    if not found:
+        raise ValueError(f"`path` must be a page with the heading {heading!r}, got {str(path)!r}.")
+    path.write_text(
+        before + found + re.sub(r"(^\|.*\n)+", lambda _: written, after, count=1, flags=re.M), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    write_tables(Path(__file__).parents[1])
