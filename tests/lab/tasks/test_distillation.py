@@ -428,7 +428,7 @@ def test_a_teacher_of_other_classes_is_refused_with_both_numbers(convnet, teache
 def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
     assert_refused(
         ValueError,
-        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*it has no",
+        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*it lacks",
         teacher="test_convnext",
         teacher_checkpoint=convnet,
     )

@@ -158,11 +158,7 @@ def percent(share: float) -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read the rows that `Profile.csv` wrote; an absent file has no rows.
-
-    Raises:
-        ValueError: if the file is not such a table.
-    """
+    """Read the rows that `Profile.csv` wrote; an absent file has no rows."""
     return Profile(tuple(read_records(path, Row)))
 
 

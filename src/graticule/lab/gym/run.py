@@ -136,11 +136,7 @@ def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
 def check_gym(
     choices: Mapping[str, GymRecipe], tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]
 ) -> None:
-    """Build every task at every size, and every choice for every kind of answer.
-
-    Raises:
-        ValueError: if something cannot be built, or choices differ in surface or side.
-    """
+    """Build every task at every size, and every choice for every kind of answer."""
     for name, given in (("choices", list(choices)), ("tasks", tasks), ("seeds", seeds)):
         if not given or len(set(given)) < len(given):
             raise ValueError(f"`{name}` must not be empty or have duplicates, got {list(given)}.")

@@ -233,11 +233,7 @@ def _prepare(
 
 
 def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:
-    """Check that no comparison in `folder` has choices or seeds that are not given now.
-
-    Raises:
-        ValueError: if one has; the message names them.
-    """
+    """Check that no comparison in `folder` has choices or seeds that are not given now."""
     file = folder / "comparison.json"
     if not file.is_file():
         return

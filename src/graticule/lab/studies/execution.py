@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds
 from graticule.lab.terminal import bar as progress_bar
@@ -34,20 +35,12 @@ _SHARED = {"timeout_min": "time", "mem_gb": "mem", "tasks_per_node": "ntasks_per
 
 
 def slurm_executor(on: str, folder: Path) -> Any:
-    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM.
-
-    Raises:
-        ValueError: for options that submitit does not know.
-        ImportError: if submitit is not installed.
-    """
-    try:
-        from submitit import AutoExecutor
-    except ModuleNotFoundError:
-        raise ImportError(missing_package("slurm", "submitit")) from None
+    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM."""
+    submitit = _package("slurm", "submitit")
     options = dict(Spec.parse(on, "on").options)
     cluster = options.pop("cluster", "slurm")
     try:
-        executor = AutoExecutor(folder / "slurm", cluster=cluster)
+        executor = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
         executor.update_parameters(name="graticule", **options)
     except (NameError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"`on` must have options of submitit, got {on!r}: {error}") from None
@@ -55,18 +48,9 @@ def slurm_executor(on: str, folder: Path) -> Any:
 
 
 def slurm_script(on: str, folder: Path) -> str:
-    """Return the batch script of one run for SLURM, without submitting it.
-
-    Raises:
-        ValueError: for options that submitit does not know.
-        ImportError: if submitit is not installed.
-    """
-    try:
-        from submitit.slurm.slurm import _make_sbatch_string
-    except ModuleNotFoundError:
-        raise ImportError(missing_package("slurm", "submitit")) from None
-
-    plain = [name for name in inspect.signature(_make_sbatch_string).parameters if name not in _OURS]
+    """Return the batch script of one run for SLURM, without submitting it."""
+    write = _package("slurm", "submitit").slurm.slurm._make_sbatch_string
+    plain = [name for name in inspect.signature(write).parameters if name not in _OURS]
     known = ["cluster", *_SHARED, *plain, *(f"slurm_{name}" for name in plain)]
     options = dict(Spec.parse(on, "on").options)
     for name in options:
@@ -76,13 +60,16 @@ def slurm_script(on: str, folder: Path) -> str:
         options["mem_gb"] = f"{options['mem_gb']}GB"
     named = {_SHARED.get(name, name.removeprefix("slurm_")): value for name, value in options.items()}
     command = f"{sys.executable} -m submitit.core._submit {folder / 'slurm'}"
-    script: str = _make_sbatch_string(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
+    script: str = write(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
     return script
 
 
-def missing_package(kind: str, package: str) -> str:
-    """Return the message that `--on` needs a package, with the command that installs it."""
-    return f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".'
+def _package(kind: str, package: str) -> Any:
+    """Import a package that a kind of `--on` needs."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise ImportError(f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".') from None
 
 
 #: Number of times that a run whose process died is submitted again without a new checkpoint in between.
@@ -175,11 +162,7 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
 
 
 def parse_on(on: str) -> tuple[str, str]:
-    """Parse `--on`: here, local, dask or slurm, and the text after its colon; starts nothing.
-
-    Raises:
-        ValueError: for another text.
-    """
+    """Parse `--on`: here, local, dask or slurm, and the text after its colon; starts nothing."""
     kind, colon, value = on.partition(":")
     if on.partition("(")[0] == "slurm":
         Spec.parse(on, "on")
@@ -201,10 +184,6 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
     Args:
         on: the text.
         folder: for the scripts and logs of SLURM.
-
-    Raises:
-        ValueError: for another text, or options that submitit does not know.
-        ImportError: if Dask or submitit is not installed.
     """
     kind, value = parse_on(on)
     if kind == "here":
@@ -219,12 +198,9 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
         finally:
             pool.close()
     elif kind == "dask":
+        distributed = _package("dask", "distributed")
         try:
-            from distributed import Client
-        except ModuleNotFoundError:
-            raise ImportError(missing_package("dask", "distributed")) from None
-        try:
-            client = cast("Any", Client)(value, timeout="10s")
+            client = distributed.Client(value, timeout="10s")
         except OSError as error:
             raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
         with client:

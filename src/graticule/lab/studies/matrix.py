@@ -19,11 +19,7 @@ from graticule.position.position import ENCODINGS, Encoding
 
 
 def build(family: str, encoding: str | None = None, joining: str = "default", **kwargs: Any) -> Any:
-    """Build the small model of `family`, with the family's own encoding if none is given.
-
-    Raises:
-        ValueError: if the family does not take the encoding, or the encoding does not take the joining.
-    """
+    """Build the small model of `family`, with the family's own encoding if none is given."""
     name, sizes = FAMILIES[family]
     chosen: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     return create_model(name, joining=joining, num_classes=5, **{**sizes, **chosen, **kwargs})

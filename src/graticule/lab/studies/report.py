@@ -267,11 +267,7 @@ class StudyReport:
 
 
 def report_pages(name: str, docs: Path) -> list[Path]:
-    """List the pages of `docs` that have the markers of a study.
-
-    Raises:
-        ValueError: if no page has them.
-    """
+    """List the pages of `docs` that have the markers of a study."""
     pages = [page for page in sorted(docs.glob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
     if not pages:
         raise ValueError(
@@ -282,11 +278,7 @@ def report_pages(name: str, docs: Path) -> list[Path]:
 
 
 def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
-    """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`.
-
-    Raises:
-        ValueError: if no page of `docs` has the markers of the study.
-    """
+    """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`."""
     from graticule.lab.figures.save import save_figure, save_figures
     from graticule.lab.figures.scores import score_plot
 

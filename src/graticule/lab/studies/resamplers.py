@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from graticule.lab.studies.significance import paired_outcomes
+from graticule.lab.studies.tables import size_text
 from graticule.lab.terminal import bar as progress_bar
 from graticule.position.resampling import RESAMPLERS
 from graticule.surgery.resize import resampled_modules, with_resampler
@@ -55,7 +56,7 @@ class ResamplerStudy:
         """
         sizes = list(next(iter(self.similarity.values())))
         tables = [("cosine", self.similarity, 4)] + ([("top-1", self.correct, 1)] if self.correct else [])
-        header = ["resampler", *(f"{what} at {_text(size)}" for what, _, _ in tables for size in sizes)]
+        header = ["resampler", *(f"{what} at {size_text(size)}" for what, _, _ in tables for size in sizes)]
         columns = [_column(table, size, decimals, self.same) for _, table, decimals in tables for size in sizes]
         return [tuple(header), *((name, *(column[name] for column in columns)) for name in self.similarity)]
 
@@ -63,7 +64,7 @@ class ResamplerStudy:
         """Return notes that explain the table."""
         count = len(next(iter(next(iter(self.similarity.values())).values())))
         notes = [
-            f"mean ± standard error over {count} images; cosine with the features at {_text(self.trained_at)}; "
+            f"mean ± standard error over {count} images; cosine with the features at {size_text(self.trained_at)}; "
             f"the model has {', '.join(self.own)}",
             "*: the best at that size, and those that do not differ from it in a paired t-test over images (5 %, Holm)",
         ]
@@ -71,14 +72,14 @@ class ResamplerStudy:
         for size in next(iter(self.similarity.values())):
             values = [by[size] for by in self.similarity.values()]
             if size != self.trained_at and all(value == values[0] for value in values):
-                notes.append(f"at {_text(size)} nothing is resampled: all give the same")
+                notes.append(f"at {size_text(size)} nothing is resampled: all give the same")
         return notes
 
     def record(self) -> dict[str, Any]:
         """Return the values of every image as plain values."""
         tables = {"cosine": self.similarity, "top1": self.correct}
         records = {
-            what: {name: {_text(size): values for size, values in by.items()} for name, by in table.items()}
+            what: {name: {size_text(size): values for size, values in by.items()} for name, by in table.items()}
             for what, table in tables.items()
             if table
         }
@@ -200,7 +201,3 @@ def _column(
         alike = fmean(each) == fmean(values[best]) if p is None else p >= 0.05
         cells[name] = f"{fmean(each):.{decimals}f} ± {error:.{decimals}f}{'*' if alike else ' '}"
     return {name: cells[same.get(name, name)] for name in table}
-
-
-def _text(size: Size) -> str:
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"

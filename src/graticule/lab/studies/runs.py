@@ -36,9 +36,6 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """Find the run folders in `folder`, which may be one itself.
 
     Links are not followed, and hidden folders and the folders in a run are not searched.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -159,11 +156,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the recipe of a run as plain values, whatever version or plugin wrote it.
-
-    Raises:
-        ValueError: if it is not a recipe.
-    """
+    """Read the recipe of a run as plain values, whatever version or plugin wrote it."""
     return _read_described(path)[0]
 
 

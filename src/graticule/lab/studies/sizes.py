@@ -17,7 +17,7 @@ from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import length_plot, resolution_plot
 from graticule.lab.studies.comparison import Comparison, supported_decimals
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes, spread
-from graticule.lab.studies.tables import Rows, markdown
+from graticule.lab.studies.tables import Rows, markdown, size_text
 from graticule.lab.tasks.language import check_lengths, evaluate_text, tokenizer_of
 from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes, evaluate
 from graticule.lab.terminal import bar as progress_bar
@@ -159,7 +159,7 @@ class Resolutions(_Scores[Size]):
 
     def name(self, condition: Size) -> str:
         """Return the header of a size."""
-        return _text(condition) + (" (trained)" if condition == self.trained_at else "")
+        return size_text(condition) + (" (trained)" if condition == self.trained_at else "")
 
     def remark(self) -> str:
         """Name the choices whose crops had the position of a whole image."""
@@ -169,7 +169,7 @@ class Resolutions(_Scores[Size]):
 
     def record(self) -> dict[str, Any]:
         """Return the scores as plain values."""
-        records = {name: {_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
+        records = {name: {size_text(size): values for size, values in by.items()} for name, by in self.scores.items()}
         return {"seeds": list(self.seeds), "mode": self.mode, "top1": records}
 
     def figure(self, title: str = "") -> Figure:
@@ -312,7 +312,3 @@ def _last_models(
             yield choice, data, in_precision(run.model(data, "last"), run.recipe().precision, device)
             bar.update()
     bar.close()
-
-
-def _text(size: Size) -> str:
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from graticule.lab.locks import locked
 from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
-from graticule.lab.studies.tables import csv_of_records, read_records
+from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Seed, Side, check_fields
 from graticule.registry.plugins import call_file
@@ -175,8 +175,7 @@ class Study:
 
 def place(mode: str, size: tuple[int, int]) -> str:
     """Return the name of a mode and a size, (height, width): 'canvas 40', 'zoom 32x36'."""
-    height, width = size
-    return f"{mode} {height}" + (f"x{width}" if width != height else "")
+    return f"{mode} {size_text(size)}"
 
 
 def list_studies(folder: str | Path) -> dict[str, str]:
@@ -268,11 +267,7 @@ def origin(run: Any) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> list[Row]:
-    """Read the rows of a table; an absent file has no rows.
-
-    Raises:
-        ValueError: if the file is no such table.
-    """
+    """Read the rows of a table; an absent file has no rows."""
     return read_records(path, Row)
 
 

@@ -36,11 +36,7 @@ def _cell(text: str) -> str:
 
 
 def between(text: str, name: str, new: str) -> str:
-    """Return a page with `new` between the markers of `name`, NAME: begin and NAME: end in comments of HTML.
-
-    Raises:
-        ValueError: if `text` has no such markers.
-    """
+    """Return a page with `new` between the markers of `name`, NAME: begin and NAME: end in comments of HTML."""
     marks = f"<!-- {re.escape(name)}: "
     pattern = re.compile(rf"({marks}begin[^>]*-->\n).*?({marks}end -->)", re.DOTALL)
     if not pattern.search(text):
@@ -51,6 +47,12 @@ def between(text: str, name: str, new: str) -> str:
 def marked(text: str, kind: str) -> list[str]:
     """List the names of a kind that have markers in a page, such as 'precision' of kind 'measured'."""
     return re.findall(rf"<!-- {kind} (\S+): begin", text)
+
+
+def size_text(size: tuple[int, int]) -> str:
+    """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
+    height, width = size
+    return str(height) if height == width else f"{height}x{width}"
 
 
 #: Characters that LaTeX reads as commands.
@@ -105,11 +107,7 @@ def csv_of_records(kind: type[Any], records: Iterable[Any]) -> str:
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """Read a CSV file with a column per field of the dataclass `kind`; an absent file has no records.
-
-    Raises:
-        ValueError: if the file is no such table.
-    """
+    """Read a CSV file with a column per field of the dataclass `kind`; an absent file has no records."""
     try:
         lines = read_bytes(path, _LARGEST).decode("utf-8")
         header, *rows = csv.reader(io.StringIO(lines, newline=""), strict=True) if lines else [[]]

@@ -352,11 +352,7 @@ def _images(recipe: Recipe, described: Mapping[str, Any]) -> DatasetInfo:
 
 
 def class_names(run: TrainedRun) -> tuple[str, ...]:
-    """Return the names of the classes of a run, in the order of the model's outputs.
-
-    Raises:
-        ValueError: if the run has none, such as one on text, or its file is damaged.
-    """
+    """Return the names of the classes of a run, in the order of the model's outputs."""
     names = run.described().get("class_names")
     if names is None:
         raise ValueError(f"`run` must be of an image classifier, got {str(run.folder)!r}, which has no class names.")

@@ -44,11 +44,7 @@ _REST = "meta.pt"
 
 
 def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
-    """Build Lightning's strategy of a recipe.
-
-    Raises:
-        ValueError: if the strategy does not support the rest of the recipe.
-    """
+    """Build Lightning's strategy of a recipe."""
     processes = recipe.devices * recipe.nodes
     if recipe.strategy == "fsdp":
         if recipe.precision not in _SHARDED_PRECISIONS:
@@ -162,11 +158,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def check_shards(path: Path) -> None:
-    """Check that a sharded checkpoint is complete and that its metadata are plain data.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that a sharded checkpoint is complete and that its metadata are plain data."""
     described, rest = path / ".metadata", path / _REST
     if not described.is_file() or not rest.is_file():
         raise ValueError(
@@ -182,11 +174,7 @@ def check_shards(path: Path) -> None:
 
 
 def read_shards(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a sharded checkpoint into one process, under the backbone's names.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Read the weights of a sharded checkpoint into one process, under the backbone's names."""
     check_shards(path)
     reader = dcp.FileSystemReader(path)
     prefix = "state_dict.model."
@@ -255,12 +243,7 @@ class Rest(TypedDict):
 
 
 def read_rest(path: Path) -> Rest:
-    """Read a checkpoint's progress, history and best score.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it cannot be read, or one of them is missing or invalid.
-    """
+    """Read a checkpoint's progress, history and best score."""
     found = read_checkpoint(path if path.is_file() else path / _REST)
     rest: Rest = check_value(Rest, found, f"{path} is damaged")
     return rest
@@ -296,12 +279,7 @@ def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
 
 
 def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
-    """Check that the number of processes is that of the recipe, and that they can find each other.
-
-    Raises:
-        ValueError: if torchrun or SLURM started another number, if there are several machines without addresses, or
-            for options that need GPUs on a machine without GPUs.
-    """
+    """Check that the number of processes is that of the recipe, and that they can find each other."""
     if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
         raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
     if recipe.optimizer not in USUAL_OPTIMIZERS:

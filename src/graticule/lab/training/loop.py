@@ -211,11 +211,7 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
 
 
 def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:
-    """Read the progress of a checkpoint.
-
-    Raises:
-        ValueError: if it is damaged; the message names the older ones.
-    """
+    """Read the progress of a checkpoint."""
     try:
         rest = read_rest(last)
         progress = rest["progress"]

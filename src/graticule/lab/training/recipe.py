@@ -246,22 +246,14 @@ class TrainingRecipe:
         return found
 
     def give(self, names: Iterable[str]) -> None:
-        """Record the values that a user gave, and check that they have an effect.
-
-        Raises:
-            ValueError: naming the first one that has none, and what would use it.
-        """
+        """Record the values that a user gave, and check that they have an effect."""
         object.__setattr__(self, "given", frozenset(names))
         for name, needs in self.needs.items():
             terms = [[self._on(term) for term in both.split(" or ")] for both in needs.split(" and ")]
             self.check_effect(name, all(map(any, terms)), needs)
 
     def check_effect(self, name: str, used: bool, needs: str) -> None:
-        """Check that a value is used, if the user gave it.
-
-        Raises:
-            ValueError: if it is not; `needs` are the values or the data that use it.
-        """
+        """Check that a value is used, if the user gave it."""
         if name in self.given and not used:
             raise ValueError(
                 f"`{name}` must be left out without {needs}, since it has no effect, got {self._value(name)}."
@@ -315,11 +307,7 @@ class TrainingRecipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Rebuild a recipe from the values of `to_dict`.
-
-        Raises:
-            ValueError: for an unknown key, or a value that is invalid for its field.
-        """
+        """Rebuild a recipe from the values of `to_dict`."""
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")

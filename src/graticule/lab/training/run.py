@@ -98,11 +98,7 @@ class Run(RunFolder):
         return self._described().get("plugins", {})
 
     def check_plugins(self) -> None:
-        """Check that no plugin has changed since the run was started.
-
-        Raises:
-            ValueError: naming the first one that has changed.
-        """
+        """Check that no plugin has changed since the run was started."""
         for name in missing_plugins(self.plugins)[1]:
             raise ValueError(
                 f"`run` {str(self.folder)!r} cannot be resumed: its plugin {name} has changed since it was started; "
@@ -116,9 +112,6 @@ class Run(RunFolder):
 
         Args:
             further: names of files that the task writes.
-
-        Raises:
-            ValueError: naming the first such link.
         """
         files = (
             self.recipe_file,
@@ -142,11 +135,7 @@ class Run(RunFolder):
         return changed_surroundings(self._described())
 
     def check_recipe(self, recipe: TrainingRecipe) -> None:
-        """Check that a run in this folder has the recipe `recipe`, except for its devices.
-
-        Raises:
-            ValueError: if its recipe is another.
-        """
+        """Check that a run in this folder has the recipe `recipe`, except for its devices."""
         if self.recipe_file.exists() and (others := self.recipe().differences(recipe)):
             raise ValueError(
                 f"`folder` must contain no run or one of the same recipe, got {str(self.folder)!r}, whose recipe "
@@ -168,11 +157,7 @@ class Run(RunFolder):
         return task_of(self.recipe())
 
     def described(self) -> dict[str, Any]:
-        """Read the description of the data that the task recorded, such as the names of classes.
-
-        Raises:
-            ValueError: if the file is damaged.
-        """
+        """Read the description of the data that the task recorded, such as the names of classes."""
         described: dict[str, Any] = read_typed(self.recipe_file, self.task().description)
         return described
 

@@ -265,11 +265,7 @@ def task_of(recipe: TrainingRecipe) -> Task[Any, Any]:
 
 
 def read_recipe(values: Mapping[str, Any]) -> TrainingRecipe:
-    """Rebuild a recipe from the values of its `to_dict`.
-
-    Raises:
-        ValueError: for an unknown task or key.
-    """
+    """Rebuild a recipe from the values of its `to_dict`."""
     if "task" not in values:
         raise ValueError(f"`task` must be given, got the keys {', '.join(list(values)[:5]) or 'none'}.")
     return list_tasks()[str(values.get("task"))].recipe_class.from_dict(dict(values))

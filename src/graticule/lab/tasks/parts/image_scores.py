@@ -94,11 +94,7 @@ class Score:
 
 
 def check_crop(size: Size, whole: Size) -> None:
-    """Check that images of `whole` = (height, width) can be cropped to `size`, in pixels.
-
-    Raises:
-        ValueError: if a side of the crop is longer.
-    """
+    """Check that images of `whole` = (height, width) can be cropped to `size`, in pixels."""
     if size[0] > whole[0] or size[1] > whole[1]:
         raise ValueError(
             f"`sizes` of crops must be at most that of the training, {whole[0]} x {whole[1]}, on both sides, "
@@ -153,21 +149,13 @@ class OnMiddle(nn.Module):
 
 
 def check_sizes(model: nn.Module, sizes: Iterable[Size]) -> None:
-    """Check that a model accepts images of `sizes` = (height, width), in pixels.
-
-    Raises:
-        ValueError: for a size that is not a multiple of the patch, or that the model refuses.
-    """
+    """Check that a model accepts images of `sizes` = (height, width), in pixels."""
     for size in sizes:
         view_of(model).sized(size)
 
 
 def set_windows(model: Any, windows: Sequence[int]) -> None:
-    """Set the windows of a backbone, one side in patches per stage, without training.
-
-    Raises:
-        ValueError: if the backbone has no windows, or another number of stages.
-    """
+    """Set the windows of a backbone, one side in patches per stage, without training."""
     if "windows" not in inspect.signature(model.set_input_size).parameters:
         raise ValueError(f"`windows` must be left out: {type(model).__name__} has none, got {list(windows)}.")
     model.set_input_size(windows=windows)
@@ -348,10 +336,6 @@ def read_real(path: Path, data: DataModule) -> list[list[int]]:
     The file has a list of labels for each of ILSVRC2012_val_00000001.JPEG, ...; images without labels do not count.
 
     Reference: Are we done with ImageNet? (Beyer et al., 2020).
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is no such file, or if the images are others.
     """
     every: list[list[int]] = read_typed(path, list[list[Whole]])
     found = []

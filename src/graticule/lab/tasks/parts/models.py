@@ -56,9 +56,6 @@ def backbone_arguments(
         img_size: (height, width) in pixels.
         patch_size: side of a patch in pixels; None for the backbone's default.
         given: further arguments, None for the backbone's defaults; `model_kwargs` must not have them.
-
-    Raises:
-        ValueError: for an argument that the backbone does not have.
     """
     known_name("model", recipe.model.removeprefix(PREFIX), list_models())
     known = list_arguments(recipe.model)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.backbones.registry import list_models, registry_name
-from graticule.checkpoints.load import load_checkpoint
+from graticule.checkpoints.load import load_checkpoint, misfits
 from graticule.checkpoints.read import read_state
 from graticule.lab.data.images import DatasetInfo, check_class_names, same_classes
 from graticule.lab.tasks.distillation import Distillation
@@ -43,9 +43,6 @@ class Teacher(nn.Module):
         mean: mean of the teacher's normalization, one value per channel, in [0, 1].
         std: standard deviation of the teacher's normalization.
         size: channels, height and width of the teacher's images, in pixels.
-
-    Raises:
-        ValueError: if the teacher takes another number of channels, and the images are not gray.
     """
 
     scale: Tensor
@@ -238,18 +235,9 @@ def _load(model: Any, name: str, path: Path, info: DatasetInfo) -> None:
     if isinstance(getattr(model, "position", None), Position):
         load_checkpoint(model, path)  # a model of this library can have published names
         return
-    own = model.state_dict()
-    complaints = [
-        f"{key} is {tuple(value.shape)} where the model has {tuple(own[key].shape)}"
-        for key, value in state.items()
-        if key in own and value.shape != own[key].shape
-    ]
-    complaints += [f"it has no {key}" for key in own if key not in state]
-    complaints += [f"it has {key}, which the model does not" for key in state if key not in own]
-    if complaints:
-        more = f"; and {len(complaints) - 3} more" if len(complaints) > 3 else ""
+    if complaints := misfits(model, state):
         raise ValueError(
-            f"`distillation.teacher_checkpoint` must fit {name}, got {str(path)!r}: {'; '.join(complaints[:3])}{more}."
+            f"`distillation.teacher_checkpoint` must fit {name}, got {str(path)!r}: {'; '.join(complaints)}."
         )
     model.load_state_dict(state)
 
