@@ -48,7 +48,7 @@ def test_the_library_needs_no_extras_but_those_of_exported_programs_and_of_trans
 
 
 def test_the_lowest_versions_are_the_declared_bounds():
-    tools = {"mypy", "ruff", "pytest-xdist"}  # not needed by `make test-lowest`
+    tools = {"jax", "mypy", "ruff", "pytest-xdist"}  # not needed by `make test-lowest`
     extras = [*PROJECT["optional-dependencies"]["lab"], *PROJECT["optional-dependencies"]["dev"]]
     extras = [one for one in extras if re.match(r"[\w-]+", one)[0] not in tools and one != "graticule[lab]"]
     declared = bounds([*PROJECT["dependencies"], *extras, *PROJECT["optional-dependencies"]["docs"]])
