@@ -1,0 +1,278 @@
+"""Laws of the code that resamples a learned table of positions, alone or in every class of transformers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graticule.testing.models import Finding
+from graticule.testing.subject import Failed, NotApplicable, by
+
+#: (height, width) of a grid.
+Shape = tuple[int, int]
+#: Largest difference for tables of standard deviation 1; some models resample in float32.
+EXACT = 1e-5
+
+
+@dataclass(frozen=True)
+class TableCode:
+    """Code that computes the positions of a grid from a table.
+
+    compute: maps a grid (height, width) to positions, (prefix + height * width, D).
+    table: the parameter or buffer that it reads, (..., prefix + N, D), the rows of patches by rows of the grid.
+    native: the grid of the table.
+    prefix: number of rows before those of patches, as of a class token.
+    """
+
+    compute: Callable[[Shape], Tensor]
+    table: Tensor
+    native: Shape
+    prefix: int = 0
+
+    def rows(self) -> Tensor:
+        """Return the rows of the table, (prefix + N, D)."""
+        return self.table.detach().reshape(-1, self.table.shape[-1])
+
+    def at(self, grid: Shape) -> Tensor:
+        """Return the positions of a grid, and check their number and their values."""
+        try:
+            found = self.compute(grid).detach()
+        except Exception as error:  # any error of the code under test
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise Failed(f"{by(grid)} patches must be accepted, got {said}") from error
+        found = found.reshape(-1, found.shape[-1])
+        if len(found) != self.prefix + grid[0] * grid[1]:
+            expected = f"{self.prefix + grid[0] * grid[1]} rows"
+            raise Failed(f"{by(grid)} patches must have {expected}, got {len(found)}")
+        if not found.isfinite().all():
+            raise Failed(f"positions of {by(grid)} patches must be finite")
+        return found
+
+    def map(self, grid: Shape) -> Tensor:
+        """Return the positions of the patches of a grid, (height, width, D)."""
+        return self.at(grid)[self.prefix :].unflatten(0, grid)
+
+
+def native(code: TableCode) -> str:
+    """At its own grid, the table is not changed."""
+    _same(code.at(code.native), code.rows(), f"{by(code.native)} patches, its own grid, must have the table itself")
+    return f"{by(code.native)} patches have the table itself"
+
+
+def axes(code: TableCode) -> str:
+    """Grids of as many patches have other positions, as 2 x 8 and 4 x 4."""
+    height, width = code.native
+    if height % 2:
+        raise NotApplicable("the height of the table is odd")
+    wide = height // 2, 2 * width
+    if torch.allclose(code.at(wide), code.at(code.native)):
+        raise Failed(f"{by(wide)} patches must differ from {by(code.native)}, got the same positions")
+    return f"{by(wide)} patches differ from {by(code.native)}"
+
+
+def constant(code: TableCode) -> str:
+    """A table of equal rows gives these rows at every grid, so that the weights of resampling have the sum 1."""
+    with _changed(code, torch.ones_like(code.rows())):
+        for grid in _others(code):
+            _same(code.map(grid), torch.ones_like(code.map(grid)), f"{by(grid)} patches of equal rows must be equal")
+    return "equal rows stay equal"
+
+
+def transposition(code: TableCode) -> str:
+    """The transposed table gives transposed positions at the transposed grid."""
+    height, width = code.native
+    if height != width:
+        raise NotApplicable("the table is not square")
+    grid, rows = _others(code)[0], code.rows().clone()
+    expected = code.map(grid).transpose(0, 1)
+    turned = rows[code.prefix :].unflatten(0, code.native).transpose(0, 1).flatten(0, 1)
+    with _changed(code, torch.cat([rows[: code.prefix], turned])):
+        _same(code.map(grid[::-1]), expected, f"{by(grid[::-1])} patches must be those of {by(grid)}, transposed")
+    return f"{by(grid)} patches, transposed"
+
+
+def separation(code: TableCode) -> str:
+    """A table that varies along one axis gives positions that vary along this axis alone."""
+    height, width = code.native
+    for axis, index in ((0, torch.arange(height)[:, None]), (1, torch.arange(width)[None])):
+        ramp = index.expand(height, width).to(code.table).flatten()[:, None].expand(-1, code.table.shape[-1])
+        with _changed(code, torch.cat([code.rows()[: code.prefix], ramp])):
+            for grid in _others(code):
+                found = code.map(grid)
+                across = found - found.narrow(1 - axis, 0, 1)
+                grows = found.select(axis, -1) > found.select(axis, 0)
+                if across.abs().max() > EXACT or not grows.all():
+                    name = ("rows", "columns")[axis]
+                    raise Failed(f"{by(grid)} patches of a table that grows along {name} must grow along {name} alone")
+    return "rows stay rows, columns stay columns"
+
+
+def prefix(code: TableCode) -> str:
+    """The rows before those of patches are the same at every grid."""
+    if not code.prefix:
+        raise NotApplicable("there are no such rows")
+    for grid in _others(code):
+        _same(code.at(grid)[: code.prefix], code.rows()[: code.prefix], f"{by(grid)} patches must keep the rows before")
+    return f"{code.prefix} rows before those of patches are kept"
+
+
+def repetition(code: TableCode) -> str:
+    """Another grid in between changes nothing."""
+    before = code.at(code.native).clone()
+    for grid in _others(code):
+        code.at(grid)
+        _same(code.at(code.native), before, f"{by(code.native)} patches must have the same after {by(grid)}")
+    return "the same after other grids"
+
+
+#: Name of each law -> its function.
+LAWS: dict[str, Callable[[TableCode], str]] = {
+    one.__name__: one for one in (native, axes, constant, transposition, separation, prefix, repetition)
+}
+
+
+def inspect_table(code: TableCode) -> list[Finding]:
+    """Check code that resamples a table by all laws; the table has its values again afterwards.
+
+    A resampling that smooths the table at its own grid fails `native` alone, which may be meant.
+    """
+    found = []
+    for name, law in LAWS.items():
+        try:
+            found.append(Finding(name, "passed", law(code)))
+        except Failed as error:
+            found.append(Finding(name, "failed", str(error)))
+        except NotApplicable as error:
+            found.append(Finding(name, "not applicable", str(error)))
+    return found
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A class of transformers, and what was found in it at one shape of its table.
+
+    model: folder of the model.
+    name: of the class with `interpolate_pos_encoding`.
+    native: the grid of the table.
+    findings: of the laws; none if the class could not be built or has another interface.
+    reason: why there are none.
+    reproducer: lines of Python that show the first failure.
+    """
+
+    model: str
+    name: str
+    native: Shape
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    reproducer: str = ""
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the laws that failed."""
+        return [one.check for one in self.findings if one.outcome == "failed"]
+
+
+def sweep_transformers(grids: tuple[Shape, ...] = ((4, 4), (4, 6), (3, 12))) -> Iterator[Swept]:
+    """Check the position code of every class of transformers that has `interpolate_pos_encoding(tokens, h, w)`.
+
+    Each is built from its configuration, small and with random tables, once per grid of the table.
+    """
+    transformers = importlib.import_module("transformers")
+    for file in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
+        if "def interpolate_pos_encoding" not in file.read_text(encoding="utf-8"):
+            continue
+        module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
+        for name, kind in vars(module).items():
+            own = inspect.isclass(kind) and kind.__module__ == module.__name__
+            if own and "interpolate_pos_encoding" in vars(kind):
+                for grid in grids:
+                    yield _swept(module, name, grid)
+
+
+#: Side of a patch in the sweep, and the values of a small configuration.
+PATCH = 4
+SMALL = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "patch_size": PATCH,
+    "num_hidden_layers": 1,
+    "use_absolute_position_embeddings": True,
+    "tubelet_size": [1, PATCH, PATCH],
+    "num_frames": 1,
+}
+
+
+def _swept(module: Any, name: str, grid: Shape) -> Swept:
+    """Build a class of transformers with a table for `grid`, and check it."""
+    about = module.__name__.split(".")[-2], name, grid
+    kind = getattr(module, name)
+    annotation = inspect.signature(kind.__init__).parameters.get("config")
+    given = list(inspect.signature(kind.interpolate_pos_encoding).parameters)[1:]
+    config = getattr(annotation, "annotation", inspect.Parameter.empty)
+    if len(given) != 3 or config is inspect.Parameter.empty:
+        return Swept(*about, reason="it has another interface")
+    config = config if isinstance(config, type) else getattr(module, str(config))
+    known: dict[str, Any] = {key: value for key, value in SMALL.items() if hasattr(config(), key)}
+    height, width = grid[0] * PATCH, grid[1] * PATCH
+    known["image_size"] = height if height == width else (height, width)
+    try:
+        torch.manual_seed(0)
+        built = kind(config(**known)).eval().double()
+    except Exception as error:  # any error of another library
+        return Swept(*about, reason=f"it cannot be built: {type(error).__name__}: {error}".partition("\n")[0])
+    tables = dict(built.named_parameters())
+    before = {key: table.numel() // table.shape[-1] - grid[0] * grid[1] for key, table in tables.items()}
+    parameter = next((key for key in tables if "position" in key and 0 <= before[key] <= 8), None)
+    if parameter is None:
+        return Swept(*about, reason="no table of that grid was found")
+    table, prefix = tables[parameter], before[parameter]
+    nn.init.normal_(table)
+
+    def compute(size: Shape) -> Tensor:
+        tokens = torch.zeros(1, prefix + size[0] * size[1], table.shape[-1], dtype=torch.float64)
+        found: Tensor = built.interpolate_pos_encoding(tokens, size[0] * PATCH, size[1] * PATCH)
+        return found
+
+    found = tuple(inspect_table(TableCode(compute, table, grid, prefix)))
+    arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
+    reproducer = f"""import torch
+from {module.__name__} import {config.__name__}, {name}
+code = {name}({config.__name__}({arguments}))
+table = torch.nn.init.normal_(code.get_parameter({parameter!r})).reshape(-1, {table.shape[-1]})
+tokens = torch.zeros(1, {prefix + grid[0] * grid[1]}, {table.shape[-1]})
+print((code.interpolate_pos_encoding(tokens, {height}, {width}) - table).abs().max())"""
+    return Swept(*about, found, reproducer=reproducer if any(one.outcome == "failed" for one in found) else "")
+
+
+def _others(code: TableCode) -> tuple[Shape, ...]:
+    """Return grids that are larger, smaller and mixed."""
+    height, width = code.native
+    return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
+
+
+class _changed:
+    """Gives the table other rows within a `with` statement."""
+
+    def __init__(self, code: TableCode, rows: Tensor) -> None:
+        self.table, self.before, self.rows = code.table, code.table.detach().clone(), rows
+
+    def __enter__(self) -> None:
+        self.table.detach().copy_(self.rows.reshape(self.table.shape))
+
+    def __exit__(self, *_: object) -> None:
+        self.table.detach().copy_(self.before)
+
+
+def _same(found: Tensor, expected: Tensor, law: str) -> None:
+    """Check that positions are equal."""
+    off = (found.double() - expected.double()).abs().max()
+    if off > EXACT:
+        raise Failed(f"{law}, got a difference of {off:.2g}")
