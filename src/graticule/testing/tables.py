@@ -1,4 +1,4 @@
-"""Laws of the code that resamples a learned table of positions, alone or in every class of transformers."""
+"""Laws of code that resamples a learned table of positions, alone or in every class of transformers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class TableCode:
 
     def map(self, grid: Shape) -> Tensor:
         """Return the positions of the patches of a grid, (height, width, D)."""
-        return self.at(grid)[self.prefix :].unflatten(0, grid)
+        patches = self.at(grid)[self.prefix :]
+        return patches.reshape(*grid, patches.shape[-1])
 
 
 def native(code: TableCode) -> str:
@@ -156,19 +157,17 @@ def inspect_table(code: TableCode) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Swept:
-    """A class of transformers, and what was found in it at one shape of its table.
+    """A class of another library, and the laws that its position code was checked by.
 
-    model: folder of the model.
-    name: of the class with `interpolate_pos_encoding`.
-    native: the grid of the table.
-    findings: of the laws; none if the class could not be built or has another interface.
+    name: of the class, or of a model.
+    at: the grid of its table, or the size of its images.
+    findings: of the laws; none if it could not be built or has another interface.
     reason: why there are none.
-    reproducer: lines of Python that show the first failure.
+    reproducer: lines of Python, or a command, that show the failure.
     """
 
-    model: str
     name: str
-    native: Shape
+    at: str
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     reproducer: str = ""
@@ -184,8 +183,8 @@ def sweep_transformers(grids: tuple[Shape, ...] = ((4, 4), (4, 6), (3, 12))) -> 
 
     Each is built from its configuration, small and with random tables, once per grid of the table.
     """
-    transformers = importlib.import_module("transformers")
-    for file in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
+    folder = Path(str(importlib.import_module("transformers").__file__)).parent
+    for file in sorted(folder.glob("models/*/modeling_*.py")):
         if "def interpolate_pos_encoding" not in file.read_text(encoding="utf-8"):
             continue
         module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
@@ -212,7 +211,7 @@ SMALL = {
 
 def _swept(module: Any, name: str, grid: Shape) -> Swept:
     """Build a class of transformers with a table for `grid`, and check it."""
-    about = module.__name__.split(".")[-2], name, grid
+    about = name, by(grid)
     kind = getattr(module, name)
     annotation = inspect.signature(kind.__init__).parameters.get("config")
     given = list(inspect.signature(kind.interpolate_pos_encoding).parameters)[1:]
@@ -243,13 +242,16 @@ def _swept(module: Any, name: str, grid: Shape) -> Swept:
 
     found = tuple(inspect_table(TableCode(compute, table, grid, prefix)))
     arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
+    failed = {one.check for one in found if one.outcome == "failed"}
+    factor, shown = (1, " - table).abs().max(") if "native" in failed else (2, ").shape")
+    rows = prefix + grid[0] * grid[1] * factor**2
     reproducer = f"""import torch
 from {module.__name__} import {config.__name__}, {name}
 code = {name}({config.__name__}({arguments}))
 table = torch.nn.init.normal_(code.get_parameter({parameter!r})).reshape(-1, {table.shape[-1]})
-tokens = torch.zeros(1, {prefix + grid[0] * grid[1]}, {table.shape[-1]})
-print((code.interpolate_pos_encoding(tokens, {height}, {width}) - table).abs().max())"""
-    return Swept(*about, found, reproducer=reproducer if any(one.outcome == "failed" for one in found) else "")
+tokens = torch.zeros(1, {rows}, {table.shape[-1]})
+print((code.interpolate_pos_encoding(tokens, {factor * height}, {factor * width}){shown})"""
+    return Swept(*about, found, reproducer=reproducer if failed else "")
 
 
 def _others(code: TableCode) -> tuple[Shape, ...]:

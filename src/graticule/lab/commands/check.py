@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import TIMM, is_published, module_of_file
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graticule.testing.models import Finding
+    from graticule.testing.tables import Swept
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Check:
         graticule check vit_small_patch16_rope_224 --skip export
         graticule check my_model.py:build --img-size 64x96
         graticule check my_methods.py        # the classes of a plugin
+        graticule check --sweep transformers # the tables of every class of a library
 
     MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
     FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
@@ -33,8 +35,10 @@ class Check:
     The exit code is 1 if a check failed.
     """
 
-    target: Positional[str]
+    target: Positional[str] = ""
     """MODEL, FILE.py or FILE.py:NAME"""
+    sweep: Literal["transformers", "timm"] | None = None
+    """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     patch_size: Rare[str | None] = None
@@ -49,6 +53,10 @@ def run(arguments: list[str]) -> int:
     """Check the position code of a model or a plugin."""
     options = parse(Check, "check", arguments)
     output = Output(options.json)
+    if bool(options.target) == bool(options.sweep):
+        raise ValueError("`target` must be given, or else `sweep`, got " + ("both." if options.target else "neither."))
+    if options.sweep:
+        return _sweep(options, output)
     sizes = {
         name: parse_sizes([text], name)[0]
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
@@ -72,6 +80,53 @@ def run(arguments: list[str]) -> int:
     output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     output.give({"target": options.target, "findings": [dataclasses.asdict(one) for one in found]})
     return int(failed > 0)
+
+
+def _sweep(options: Check, output: Output) -> int:
+    """Check classes of a library, print a row for each, and the reproducers of those that fail."""
+    if options.img_size or options.patch_size or options.skip:
+        raise ValueError("`img_size`, `patch_size` and `skip` must be left out with `sweep`, got one of them.")
+    from graticule.testing.tables import sweep_transformers
+
+    found: list[Swept] = []
+    reproducers: dict[str, str] = {}
+    for one in sweep_transformers() if options.sweep == "transformers" else _sweep_timm():
+        found.append(one)
+        said = ", ".join(one.failed) or one.reason or "passed"
+        output.say(f"{one.name:40} {one.at:8} {said}")
+        if one.reproducer:
+            reproducers.setdefault(one.name, one.reproducer)
+    for name, lines in reproducers.items():
+        output.say(f"\n{name}\n\n{lines}")
+    checked = [one for one in found if one.findings]
+    output.say(f"\n{len(checked)} checked, {sum(bool(one.failed) for one in checked)} failed")
+    output.give({"sweep": options.sweep, "classes": [dataclasses.asdict(one) for one in found]})
+    return int(any(one.failed for one in found))
+
+
+def _sweep_timm() -> Iterator[Swept]:
+    """Check a small model of every family of timm."""
+    import timm
+
+    from graticule.testing.models import inspect_model
+    from graticule.testing.tables import Swept
+
+    for family in timm.list_modules():
+        names = timm.list_models(module=family)
+        small = (name for size in ("nano", "tiny", "xx", "small", "") for name in names if size in name)
+        name = next(small, None)
+        if name is None:
+            continue
+        try:
+            title, model = _model(name, {})
+            found = tuple(inspect_model(model, skip=["export"]))
+        except Exception as error:  # any error of another library
+            yield Swept(name, "", reason=f"cannot be checked: {error}".partition("\n")[0])
+            continue
+        applied = any(one.outcome != "not applicable" for one in found if one.check in ("axes", "pair layout"))
+        at = title.rpartition("img_size ")[2] if "img_size" in title else ""
+        failed = any(one.outcome == "failed" for one in found)
+        yield Swept(name, at, found if applied else (), "", f"graticule check {name} --skip export" if failed else "")
 
 
 def _plugin(file: str) -> Iterator[Finding]:

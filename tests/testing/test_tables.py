@@ -1,0 +1,152 @@
+"""Laws of code that resamples a table: correct code passes, planted faults are found, and a sweep of transformers."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from commands import run_command
+from graticule.testing.tables import LAWS, TableCode, inspect_table, sweep_transformers
+
+
+def resampled(table, native, grid, prefix, mode="bicubic", **options):
+    """Resample the rows of patches from one grid to another, and keep the rows before."""
+    image = table[prefix:].reshape(1, *native, -1).permute(0, 3, 1, 2)
+    if grid != native:
+        image = interpolate(image, grid, mode=mode, **options)
+    return torch.cat([table[:prefix], image.permute(0, 2, 3, 1).flatten(0, 2)])
+
+
+def code(compute, native=(4, 4), prefix=1):
+    """Return position code of a random table, whose function gets (table, native, grid, prefix)."""
+    torch.manual_seed(0)
+    table = torch.randn(prefix + native[0] * native[1], 6, dtype=torch.float64)
+    return TableCode(lambda grid: compute(table, native, grid, prefix), table, native, prefix)
+
+
+def failures(compute, **given):
+    return [one.check for one in inspect_table(code(compute, **given)) if one.outcome == "failed"]
+
+
+@pytest.mark.parametrize("native", [(4, 4), (4, 6), (3, 12)])
+@pytest.mark.parametrize("options", [{}, {"antialias": True}, {"align_corners": True}, {"mode": "bilinear"}], ids=str)
+def test_correct_code_passes(native, options):
+    assert failures(lambda *given: resampled(*given, **options), native=native) == []
+    assert failures(lambda *given: resampled(*given, **options), native=native, prefix=0) == []
+
+
+def test_the_table_has_its_values_again_afterwards():
+    position = code(resampled)
+    before = position.table.clone()
+    inspect_table(position)
+    assert torch.equal(position.table, before)
+
+
+def as_square(table, native, grid, prefix):
+    """Read a table of any shape as a square one: transformers' `num_positions**0.5`."""
+    side = math.isqrt(len(table) - prefix)
+    return resampled(table, (side, side), grid, prefix)
+
+
+def swapped(table, native, grid, prefix):
+    """Resample to (width, height)."""
+    return resampled(table, native, grid[::-1], prefix)
+
+
+def by_columns(table, native, grid, prefix):
+    """Return the rows of patches by columns, at other grids only."""
+    found = resampled(table, native, grid, prefix)
+    if grid == native:
+        return found
+    return torch.cat([found[:prefix], found[prefix:].unflatten(0, grid).transpose(0, 1).flatten(0, 1)])
+
+
+def with_prefix(table, native, grid, prefix):
+    """Resample the row of the class token with the others, by one axis."""
+    if grid == native:
+        return table
+    return interpolate(table.T[None], prefix + grid[0] * grid[1], mode="linear")[0].T
+
+
+def by_number(table, native, grid, prefix):
+    """Return the table itself for each grid of as many patches."""
+    return table if grid[0] * grid[1] == native[0] * native[1] else resampled(table, native, grid, prefix)
+
+
+def not_normalized(table, native, grid, prefix):
+    """Weights of resampling whose sum is not 1."""
+    return resampled(table, native, grid, prefix) * (1.0 if grid == native else 1.01)
+
+
+def aligned_on_one_axis(table, native, grid, prefix):
+    """Aligned corners for rows alone."""
+    rows = resampled(table, native, (grid[0], native[1]), prefix, "bilinear", align_corners=True)
+    return resampled(rows, (grid[0], native[1]), grid, prefix, "bilinear")
+
+
+def cached(by):
+    """Return code that keeps the first positions of each key, as of each number of rows or each height."""
+    kept = {}
+
+    def compute(table, native, grid, prefix):
+        return kept.setdefault(by(grid), resampled(table, native, grid, prefix))
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("compute", "given", "law"),
+    [
+        (as_square, {"native": (4, 6)}, "native"),
+        (as_square, {"native": (3, 12)}, "native"),
+        (swapped, {}, "separation"),
+        (by_columns, {}, "separation"),
+        (with_prefix, {}, "prefix"),
+        (by_number, {}, "axes"),
+        (not_normalized, {}, "constant"),
+        (aligned_on_one_axis, {}, "transposition"),
+        (cached(math.prod), {}, "axes"),
+        (cached(tuple), {}, "separation"),  # the table has other values by then
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_planted_fault_is_found(compute, given, law):
+    assert law in failures(compute, **given)
+
+
+def test_refused_grids_and_wrong_numbers_of_rows_are_findings():
+    def compute(table, native, grid, prefix):
+        if grid[0] > grid[1]:
+            raise RuntimeError("only wide images")
+        return table
+
+    found = {one.check: one for one in inspect_table(code(compute))}
+    assert "only wide images" in found["transposition"].detail or "rows" in found["transposition"].detail
+    assert "must have" in found["constant"].detail
+    assert list(found) == list(LAWS)
+
+
+def test_a_sweep_and_a_target_exclude_each_other(capsys):
+    for given, message in (
+        (("--sweep", "timm", "vit_nano"), "`target` must be given, or else `sweep`, got both."),
+        ((), "got neither"),
+        (("--sweep", "transformers", "--skip", "axes"), "must be left out with `sweep`"),
+    ):
+        status, _, said = run_command(capsys, "check", *given)
+        assert status == 1 and message in said
+
+
+@pytest.mark.slow
+def test_the_sweep_of_transformers_finds_tables_that_are_read_as_squares():
+    pytest.importorskip("transformers", minversion="5.20")
+    found = list(sweep_transformers())
+    square = {one.name for one in found if one.at == "4 x 4" and one.findings and not one.failed}
+    wrong = {one.name for one in found if one.at == "3 x 12" and "native" in one.failed}
+    known = ["DeiT", "Dinov2", "Dinov2WithRegisters", "ViT", "ViTMAE", "ViTMSN", "IJepa"]
+    assert {f"{name}Embeddings" for name in known} <= square & wrong
+    assert {"CLIPVisionEmbeddings", "SiglipVisionEmbeddings"} <= square  # cannot be built with another table
+    reproducer = next(one.reproducer for one in found if one.name == "ViTEmbeddings" and one.at == "3 x 12")
+    said = {}
+    exec(reproducer.replace("print(", "said = ("), said)
+    assert said["said"] > 0.1
