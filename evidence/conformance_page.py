@@ -1,4 +1,4 @@
-"""Write the tables of docs/conformance.md from sweeps: `python -m evidence.conformance_page transformers.json timm.json`.
+"""Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json timm.json`.
 
 The files are the outputs of `graticule check --sweep transformers --json` and of `--sweep timm --json`.
 """

@@ -247,7 +247,6 @@ def test_published_checkpoints_of_beit_and_eva_load_by_their_names():
 #: Parts without a counterpart: name and argument, and text of the error.
 REFUSED = [
     ("vit_dwee_patch16_reg1_gap_256", {}, "`attn` of Block must be Attention to be converted, got DiffAttention"),
-    ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "`patch_drop` of VisionTransformer must be left out"),
     ("vit_tiny_patch16_224", {"dynamic_img_pad": True}, "`dynamic_img_pad` of PatchEmbed must be False"),
     (
         "vit_small_patch16_rope_mixed_224",

@@ -18,6 +18,7 @@ from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid, sides
 from graticule.position.position import PositionBuilder
+from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, shown
 
 
@@ -74,6 +75,8 @@ class Backbone(TokenModel, HubModel):
         }
     )
 
+    #: The reason for which its blocks need all patches of the grid; '' if they take any subset (`keep`).
+    whole_grid: ClassVar[str] = "its blocks need the whole grid"
     #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
     axes: ClassVar[tuple[int, ...]] = (2,)
     head: nn.Module
@@ -294,14 +297,20 @@ class Backbone(TokenModel, HubModel):
         # the output of a convolution is transposed; the layers want the channels of a token contiguous in memory
         return torch.cat([*prefix, tokens], 1) if prefix else tokens.contiguous()
 
-    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
+    def each_layer(
+        self, images: Tensor, crop: Crop | None = None, keep: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
         grid = self.grid_of(images).cropped(crop)
         grids, positions = self.position_grids(grid), self.position(grid)
+        kept = self.kept(images, grid, keep)
+        if kept is not None:
+            positions = [position.take(kept) for position in positions]
         x, first = images, 0
         for stage, depth in enumerate(self.depths):
             at = grids[stage]
             x = self.embed(x, stage)
+            x = x if kept is None else kept.of(x)
             layers = [
                 (self.block(stage, index), positions[first + index], self.where(stage, index, at))
                 for index in range(depth)
@@ -313,15 +322,34 @@ class Backbone(TokenModel, HubModel):
             if stage + 1 < len(self.depths):
                 x = at.to_map(x)
 
-    def forward_features(self, x: Tensor, crop: Crop | None = None) -> Tensor:
+    def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
+        """Return the tokens of the patches `keep`, with all prefix tokens; None for all tokens.
+
+        Raises:
+            ValueError: if the blocks need the whole grid, or an index is out of range or given twice.
+        """
+        if keep is None:
+            return None
+        if self.whole_grid:
+            raise ValueError(f"`keep` must be None in {type(self).__name__}: {self.whole_grid}.")
+        if keep.ndim == 2 and len(keep) != len(images):
+            raise ValueError(f"`keep` must have a row for each of the {len(images)} images, got {len(keep)}.")
+        if not torch.compiler.is_compiling() and keep.numel() and not 0 <= keep.min() <= keep.max() < grid.patches:
+            least, most = keep.min().item(), keep.max().item()
+            raise ValueError(f"`keep` must be indices of {grid.patches} patches, from 0, got {least} to {most}.")
+        prefix = torch.arange(grid.prefix, device=keep.device).expand(*keep.shape[:-1], -1)
+        return Subset(torch.cat([prefix, keep + grid.prefix], -1), grid.tokens)
+
+    def forward_features(self, x: Tensor, crop: Crop | None = None, keep: Tensor | None = None) -> Tensor:
         """Turn images (B, C, height, width) into the last stage's tokens (B, N, D) after the final norm.
 
         Args:
             x: the images.
             crop: the part of a larger image that they show, as in `forward`.
+            keep: the patches that are computed, as in `forward`.
         """
         grid = self.grid
-        for tokens, at in self.each_layer(x, crop):
+        for tokens, at in self.each_layer(x, crop, keep):
             x, grid = tokens, at
         return self.final(x, grid)
 
@@ -430,7 +458,7 @@ class Backbone(TokenModel, HubModel):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None) -> Any:
+    def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None, keep: Tensor | None = None) -> Any:
         """Classify images: (B, num_classes).
 
         Images of a list that have the same size and crop are computed together, in one forward pass per size and crop;
@@ -440,15 +468,19 @@ class Backbone(TokenModel, HubModel):
             x: images (B, C, height, width), or a list of B images (C, height, width) of any sizes.
             crop: the part of a larger image that they show; their position is then that of this part. For a list of
                 images it can be a list, with None for a whole image.
+            keep: the patches that are computed, as indices (n,) of the row-major grid, or (B, n) for other patches of
+                each image; all others are left out before the first block, as in masked autoencoders and patch dropout.
 
         Raises:
-            ValueError: if the encoding cannot encode a crop, or the lists cannot be combined.
+            ValueError: if the encoding cannot encode a crop or a subset, or the lists cannot be combined.
         """
         if isinstance(x, (list, tuple)):
+            if keep is not None:
+                raise ValueError("`keep` must be None for a list of images; pass a batch of images of one size.")
             return forward_each(self, x, crop)
         if isinstance(crop, (list, tuple)):
             raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
-        return self.forward_head(self.forward_features(x, crop))
+        return self.forward_head(self.forward_features(x, crop, keep))
 
 
 def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:

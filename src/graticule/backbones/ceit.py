@@ -37,6 +37,7 @@ class CeitTransformer(VisionTransformer):
     """
 
     first_conv = "patch_embed.conv"
+    whole_grid = "its blocks convolve the map of all patches"
     needs_class_token = True
 
     def __init__(
@@ -72,9 +73,9 @@ class CeitTransformer(VisionTransformer):
         )
         self.lca.apply(init_linear)
 
-    def forward_features(self, x: Tensor, crop: Crop | None = None) -> Tensor:
+    def forward_features(self, x: Tensor, crop: Crop | None = None, keep: Tensor | None = None) -> Tensor:
         """Turn images (B, C, height, width) into the class token of all layers, (B, 1, D)."""
-        return self.features_of(list(self.each_layer(x, crop)))
+        return self.features_of(list(self.each_layer(x, crop, keep)))
 
     def features_of(self, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Turn the tokens after each layer into the class token of all layers, (B, 1, D)."""

@@ -39,6 +39,7 @@ class ConVit(LateTokenTransformer):
     """
 
     takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}
+    whole_grid = "its class token joins between the blocks"
     takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
@@ -71,9 +72,12 @@ class ConVit(LateTokenTransformer):
         if not hasattr(self, "joins_at"):  # else the position of an existing model is replaced
             self.joins_at = joins_at
 
-    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
+    def each_layer(
+        self, images: Tensor, crop: Crop | None = None, keep: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
         grid = self.grid_of(images).cropped(crop)
+        self.kept(images, grid, keep)
         positions, prefix = self.position(grid), self._prefix_tokens()
         layers, grids = [], []
         for index in range(self.depths[0]):

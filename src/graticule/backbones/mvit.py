@@ -260,9 +260,12 @@ class MultiscaleVisionTransformer(Pyramid):
         merged: Tensor = block.residual(table[None], block.norm1(table[None]), grid)[0]
         return merged
 
-    def each_layer(self, images: Tensor, crop: Crop | None = None) -> Iterator[tuple[Tensor, Grid]]:
+    def each_layer(
+        self, images: Tensor, crop: Crop | None = None, keep: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Grid]]:
         """Yield the tokens (B, N, D) after each block, and their grid, from images (B, C, height, width)."""
         grid = self.grid_of(images).cropped(crop)
+        self.kept(images, grid, keep)
         grids, positions = self.position_grids(grid), self.position(grid)
         entered, blocks = self.entered_stages(), self._each_block()
         layers = [

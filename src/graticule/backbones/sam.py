@@ -71,6 +71,7 @@ class SamVisionTransformer(VisionTransformer):
     """
 
     takes = SwinTransformer.takes
+    whole_grid = "its blocks attend within windows of the map"
     default_encoding = "learnable + decomposed"
 
     def __init__(

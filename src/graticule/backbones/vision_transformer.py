@@ -28,6 +28,7 @@ from graticule.layers.parts import (
 from graticule.layers.tokenizers import Patches, Tokenizer, on_axes
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
+from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, known_name
 
 
@@ -57,6 +58,7 @@ class VisionTransformer(Backbone):
             timm. CPVT's models always have it before.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block.
+        patch_drop_rate: share of the patches that training leaves out, other ones of each image and in each pass.
         proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
@@ -85,6 +87,7 @@ class VisionTransformer(Backbone):
     """
 
     takes = Backbone.takes | Block.takes
+    whole_grid: ClassVar[str] = ""
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
@@ -109,6 +112,7 @@ class VisionTransformer(Backbone):
         fc_norm: bool | None = None,
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -156,9 +160,12 @@ class VisionTransformer(Backbone):
             raise ValueError(f"`pool_include_prefix` must be False with `global_pool` {global_pool!r}, got True.")
         if embed_layer is not Patches and len(self.img_size) > 2:
             raise ValueError(f"`img_size` must be (height, width) with {embed_layer.__name__}, got {self.img_size}.")
+        if patch_drop_rate and self.whole_grid:
+            raise ValueError(f"`patch_drop_rate` must be 0 in {type(self).__name__}: {self.whole_grid}.")
         norm, act, block = norm_layer_of(norm_layer), act_layer_of(act_layer), block_layer_of(block_layer)
         fc_norm = global_pool in ("avg", "avgmax", "max") if fc_norm is None else fc_norm
         self.embed_dim = embed_dim
+        self.patch_drop_rate = patch_drop_rate
         self.has_class_token = class_token
         self.pool_include_prefix = pool_include_prefix
         self.head_layer = known_name("head_layer", head_layer, HEADS)
@@ -297,6 +304,13 @@ class VisionTransformer(Backbone):
             ValueError: if a side is not a multiple of the patch, or breaks another rule of the tokenizer.
         """
         return self.patch_embed.grid(image, self.num_prefix_tokens)
+
+    def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
+        """Return the tokens of the patches `keep`, or in training with `patch_drop_rate` those of random patches."""
+        if keep is None and self.training and self.patch_drop_rate:
+            count = max(1, int(grid.patches * (1 - self.patch_drop_rate)))
+            keep = torch.randn(len(images), grid.patches, device=images.device).argsort(-1)[:, :count]
+        return super().kept(images, grid, keep)
 
     def tokenize(self, x: Tensor, stage: int = 0) -> Tensor:
         """Turn images (B, C, height, width) into tokens (B, H * W, D), row-major."""

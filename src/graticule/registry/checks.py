@@ -95,6 +95,7 @@ RANGES: dict[str, Range] = {
     "local_shift": Range(0),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
+    "patch_drop_rate": _SHARE,
     **dict.fromkeys(("attn_drop", "proj_drop", "drop", "drop_path", "zeros"), _SHARE),
 }
 

@@ -216,8 +216,6 @@ def read_trunk(model: Any) -> dict[str, Any]:
         raise refuse(patches, "dynamic_img_pad", True, "must be False")
     if patches.img_size is None:
         raise refuse(patches, "img_size", None, "must be a size")
-    if not isinstance(getattr(model, "patch_drop", None) or nn.Identity(), nn.Identity):
-        raise refuse(model, "patch_drop", model.patch_drop, "must be left out")
     norms = [name for name in ("norm_pre", "norm", "fc_norm") if hasattr(model, name)]
     ends = [norm_text(model, name) is not None for name in ("norm", "fc_norm")]
     if all(ends):
@@ -234,6 +232,7 @@ def read_trunk(model: Any) -> dict[str, Any]:
         "norm_layer": same_norm(model, norms),
         "drop_rate": model.head_drop.p,
         "pos_drop_rate": model.pos_drop.p if hasattr(model, "pos_drop") else 0.0,
+        "patch_drop_rate": getattr(getattr(model, "patch_drop", None), "prob", 0.0),
         **_read_pool(model),
     }
 
