@@ -83,7 +83,7 @@ WRAPPERS = {
 
 @in_turn("wrapper", WRAPPERS)
 @in_turn("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_a_checkpoint_of_deit_and_timm_goes_in_however_it_is_wrapped(wrapper, name, saved):
+def test_a_checkpoint_of_deit_or_timm_is_loaded_with_any_wrapper(wrapper, name, saved):
     theirs = timms(name)
     model = tiny(name=name).eval()
     assert load_checkpoint(model, saved(WRAPPERS[wrapper](theirs.state_dict()))) is model
@@ -111,7 +111,7 @@ def lapes(case):
         ("lape_distilled_basic", "learnable", "default", "deit_tiny_distilled_patch16_224"),
     ],
 )
-def test_a_checkpoint_of_lapes_code_goes_in_with_its_options_beside(case, encoding, joining, name, saved):
+def test_a_checkpoint_of_lapes_code_is_loaded_despite_its_options(case, encoding, joining, name, saved):
     state, x, output = lapes(case)
     kwargs = {"depth": 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))}
     model = tiny(encoding, joining, name, **kwargs).eval()
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_lapes_code_goes_in_with_its_options_beside(case, encodi
 
 
 @in_turn(("encoding", "joining"), COVER)
-def test_our_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
+def test_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
     first, model = draw(tiny(encoding, joining)).eval(), tiny(encoding, joining).eval()
     x = images(24, 40)
     expected = first(x)
@@ -132,7 +132,7 @@ def test_our_own_checkpoints_round_trip(encoding, joining, saved, tmp_path):
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_a_checkpoint_goes_into_a_folded_model(published, saved):
+def test_a_checkpoint_is_loaded_into_a_folded_model(published, saved):
     first = draw(tiny("learnable", "lape")).eval()
     model = fold(tiny("learnable", "lape"))
     load_checkpoint(model, saved(graticule.published_state_dict(first) if published else first.state_dict()))
@@ -212,7 +212,7 @@ def test_missing_names_are_named(saved):
     assert "lacks blocks.1.mlp.fc1.bias" in assert_refused(tiny(), saved(state))
 
 
-def test_left_over_names_are_named(saved):
+def test_unexpected_names_are_named(saved):
     message = assert_refused(tiny(depth=2), saved(timms().state_dict()))
     assert "blocks.2." in message
     assert "and 8 more" in message
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_number_of_prefix_tokens_is_refused(saved):
     assert "dist_token" in message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.pth", FileNotFoundError)
     assert "which does not exist" in assert_refused(tiny(), tmp_path / "none.safetensors", FileNotFoundError)
 
@@ -355,7 +355,7 @@ def test_the_objects_that_could_run_code_are_named(tmp_path, saved):
         {"head.weight": torch.tensor(1.0)},
     ],
 )
-def test_what_is_no_state_dict_is_refused(found, saved):
+def test_an_object_that_is_not_a_state_dict_is_refused(found, saved):
     assert_refused(tiny(), saved(found))
 
 
@@ -395,7 +395,7 @@ def test_a_model_without_position_is_refused_by_name(saved):
         load_checkpoint(torch.nn.Linear(2, 2), path)
 
 
-def test_reading_keeps_what_stands_beside_the_weights(saved):
+def test_reading_keeps_the_other_entries_of_a_checkpoint(saved):
     found = read_checkpoint(saved(WRAPPERS["lape"]({"weight": torch.ones(2)})))
     assert found["epoch"] == 299
     assert found["args"] == argparse.Namespace(
@@ -404,7 +404,7 @@ def test_reading_keeps_what_stands_beside_the_weights(saved):
     assert torch.equal(found["model"]["weight"], torch.ones(2))
 
 
-def test_loading_keeps_dtype_and_what_is_trained(saved):
+def test_loading_keeps_dtype_and_requires_grad(saved):
     model = tiny().bfloat16()
     model.patch_embed.requires_grad_(False)
     load_checkpoint(model, saved(timms().state_dict()))
@@ -448,7 +448,7 @@ STRANGE = {
 
 
 @in_turn("said", STRANGE)
-def test_a_tensor_that_is_no_weight_is_refused_by_name(said, saved):
+def test_sparse_quantized_and_other_unusable_tensors_are_refused_by_name(said, saved):
     state, model = draw(tiny()).state_dict(), tiny()
     for name in ("head.weight", "position.encodings.0.pos_embed"):
         with warnings.catch_warnings(), case(name):
@@ -457,7 +457,7 @@ def test_a_tensor_that_is_no_weight_is_refused_by_name(said, saved):
             assert said in message and name in message
 
 
-def test_a_few_bytes_that_say_to_be_many_numbers_stop_no_loader(saved):
+def test_a_view_that_repeats_its_values_is_refused(saved):
     endless = torch.ones(1).expand(10**12).view(1, -1, 1).expand(1, 10**12, 24)
     state = {**tiny().state_dict(), "position.encodings.0.pos_embed": endless}
     path = saved(state)
@@ -467,7 +467,7 @@ def test_a_few_bytes_that_say_to_be_many_numbers_stop_no_loader(saved):
     assert "repeats its values" in row.detail
 
 
-def test_a_transfer_leaves_what_is_not_finite(saved):
+def test_a_transfer_leaves_out_values_that_are_not_finite(saved):
     state = {**tiny().state_dict(), "cls_token": torch.full((1, 1, 24), torch.inf)}
     model = tiny()
     row = next(row for row in transfer(model, saved(state)).rows if row.name == "cls_token")
@@ -551,7 +551,7 @@ def test_a_table_of_its_own_grid_is_taken_as_it_is_though_it_could_be_a_square(h
     assert holds(first, model.state_dict())
 
 
-def test_a_state_dict_says_what_grid_its_tables_are_for():
+def test_a_state_dict_records_the_grid_of_its_tables():
     model = tiny(img_size=(24, 40))
     for state in (model.state_dict(), graticule.published_state_dict(model)):
         square = tiny(img_size=32)
@@ -570,7 +570,7 @@ def test_a_published_table_that_does_not_say_its_grid_is_a_square_and_a_warning_
 
 
 @in_turn("said", [None, 3, [], {3: [4, 4]}, *({"pos_embed": shape} for shape in UNKNOWN)])
-def test_what_is_no_shape_of_a_grid_is_left_out(said, saved):
+def test_invalid_shapes_of_grids_are_ignored(said, saved):
     state = graticule.published_state_dict(draw(tiny()))
     state._metadata[""]["grids"] = said
     model = load_checkpoint(tiny(), saved(state))

@@ -175,7 +175,7 @@ def trained(encoding, joining):
 
 
 @in_turn(("encoding", "joining"), COVER)
-def test_between_any_two_encodings_and_joinings_what_they_have_in_common_is_loaded(encoding, joining):
+def test_common_tensors_are_loaded_between_any_two_encodings_and_joinings(encoding, joining):
     first, model = drawn(encoding, joining), drawn(encoding, joining)
     start = copy_of(model)
     assert set(reported(model, first.state_dict()).totals) == {"loaded"}
@@ -208,7 +208,7 @@ def test_the_checkpoint_is_unchanged():
     assert all(torch.equal(state[name], value) for name, value in before.items())
 
 
-def test_dtype_and_what_is_trained_stay():
+def test_a_transfer_keeps_dtype_and_requires_grad():
     model = tiny().bfloat16()
     model.patch_embed.requires_grad_(False)
     transfer(model, drawn(img_size=48, in_chans=1).state_dict())
@@ -218,7 +218,7 @@ def test_dtype_and_what_is_trained_stay():
     assert not any(parameter.grad_fn for parameter in model.parameters())
 
 
-def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
+def test_an_own_encoding_without_a_table_is_transferred(my_methods):
     first, model = (graticule.create_model("convolutional_vit", encoding="random_fourier") for _ in range(2))
     assert set(reported(model, first.state_dict()).totals) == {"loaded"}
     assert_unchanged(model, first.state_dict())
@@ -228,7 +228,7 @@ def test_an_own_encoding_that_holds_no_table_is_transferred(my_methods):
 
 
 @in_turn(("encoding", "joining"), COVER)
-def test_another_image_size_gives_what_the_loader_gives(encoding, joining, tmp_path):
+def test_a_transfer_to_another_image_size_equals_loading(encoding, joining, tmp_path):
     formula = "sinusoidal" in encoding  # which the loader ignores only under published names
     path = saved(drawn(encoding, joining), tmp_path, published=formula)
     for size in (48, (24, 40)):
@@ -258,7 +258,7 @@ PYRAMIDS = {
 
 
 @in_turn("change", PYRAMIDS)
-def test_another_size_or_window_of_another_family_gives_what_the_loader_gives(change, tmp_path):
+def test_a_transfer_to_another_size_or_window_of_other_families_equals_loading(change, tmp_path):
     family, both, other = PYRAMIDS[change]
     first, model, expected = small(family, **both), small(family, **both, **other), small(family, **both, **other)
     for published in (False, True):
@@ -269,7 +269,7 @@ def test_another_size_or_window_of_another_family_gives_what_the_loader_gives(ch
             assert_unchanged(model, expected.state_dict())
 
 
-def test_what_is_resized_says_from_what_to_what():
+def test_resized_tensors_state_both_sizes():
     found = transfer(drawn(img_size=(24, 40)), drawn(img_size=48).state_dict())
     (row,) = [row for row in found.rows if row.status == "resized"]
     assert (row.name, row.detail) == ("position.encodings.0.pos_embed", "6x6 -> 3x5")
@@ -343,7 +343,7 @@ def test_lape_from_default_normalises_the_table_of_the_checkpoint():
 
 
 @pytest.mark.parametrize("joining", ["default", "shared", "lape_sharing"])
-def test_from_lape_the_table_comes_back_and_only_norms_are_left(joining):
+def test_from_lape_the_table_is_loaded_and_only_norms_are_unused(joining):
     first, model = drawn("learnable", "lape"), drawn("learnable", joining)
     found = reported(model, first.state_dict())
     assert torch.equal(model.position.encodings[0].pos_embed, first.position.encodings[0].pos_embed)
@@ -354,7 +354,7 @@ def test_from_lape_the_table_comes_back_and_only_norms_are_left(joining):
 
 @pytest.mark.parametrize("size", [32, (24, 40)])
 @pytest.mark.parametrize("published", [False, True])
-def test_tables_of_their_own_that_start_from_a_shared_one_compute_what_it_computes(size, published, tmp_path):
+def test_tables_per_layer_that_start_from_a_shared_one_compute_the_same(size, published, tmp_path):
     first = drawn("learnable", "shared")
     model = drawn("learnable", "unshared", img_size=size)
     found = reported(model, saved(first, tmp_path, published))
@@ -518,7 +518,7 @@ def test_three_channels_from_one_are_a_third_each():
     torch.testing.assert_close(model(x.expand(-1, 3, -1, -1)), first(x), rtol=0, atol=1e-10)
 
 
-def test_a_larger_patch_sees_in_a_larger_patch_what_the_smaller_saw():
+def test_a_resampled_patch_embedding_computes_the_same_for_an_enlarged_patch():
     first, model = drawn().double(), drawn(patch_size=16, img_size=64).double()
     found = reported(model, first.state_dict())
     (row,) = [row for row in found.rows if row.status == "resized"]
@@ -582,7 +582,7 @@ def test_without_its_biases_the_weights_of_a_checkpoint_are_taken():
 # Published checkpoints
 
 
-def test_a_published_checkpoint_of_timm_goes_into_another_size_class_count_and_joining(tmp_path):
+def test_a_checkpoint_of_timm_is_transferred_to_another_size_class_count_and_joining(tmp_path):
     theirs = timm.create_model("deit_tiny_patch16_224")
     torch.save({"model": theirs.state_dict()}, tmp_path / "deit.pth")
     model = graticule.create_model("deit_tiny_patch16_224", img_size=288, num_classes=10, joining="lape")
@@ -605,7 +605,7 @@ def test_a_published_checkpoint_of_timm_goes_into_another_size_class_count_and_j
     ]
 
 
-def test_a_published_checkpoint_of_timms_swin_goes_into_another_window():
+def test_a_checkpoint_of_timms_swin_is_transferred_to_another_window():
     theirs = draw(
         timm.create_model(
             "swin_tiny_patch4_window7_224", **{**FAMILIES["swin"][1], "num_classes": 7}, always_partition=True
@@ -635,7 +635,7 @@ def test_a_checkpoint_is_unwrapped(wrap, tmp_path):
 # The table
 
 
-def test_the_table_puts_together_what_went_the_same_way():
+def test_the_table_groups_rows_of_the_same_status():
     found = transfer(drawn("learnable", "unshared", mlp_ratio=2.0, depth=4), drawn().state_dict())
     assert [(row.name, row.status) for row in found.table()] == [
         ("cls_token", "loaded"),
@@ -690,7 +690,7 @@ def test_a_folded_model_is_refused_and_an_unfolded_one_is_not():
     assert set(transfer(unfold(model), state).totals) == {"loaded"}
 
 
-def test_what_has_no_position_is_refused():
+def test_a_model_without_a_position_is_refused():
     with pytest.raises(ValueError, match="`model` must be a backbone with a `position`, got Linear"):
         transfer(torch.nn.Linear(2, 2), drawn().state_dict())
 
@@ -721,7 +721,7 @@ def test_the_checkpoint_of_another_family_is_refused(family, tmp_path):
         ({"head.weight": torch.zeros(5, 24)}, "no weight of its blocks does; it has none of them"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(source, match):
+def test_a_source_that_is_not_a_checkpoint_is_refused(source, match):
     assert_refused(drawn(), source, match)
 
 

@@ -497,7 +497,7 @@ def test_position_folds_in_a_detector_and_changes_nothing():
     torch.testing.assert_close(graticule.fold(model)(image), expected)
 
 
-def test_parts_that_do_not_fit_are_refused_with_what_to_do():
+def test_parts_that_do_not_fit_are_refused_with_a_remedy():
     detector, segmenter = graticule.create_detector, graticule.create_segmenter
     model = segmenter(**VIT, num_classes=2, decoder="segmenter_linear")
     trained = detector(**PVT, num_classes=2, head="retinanet(convs=0)", neck="fpn(channels=32)").train()

@@ -14,7 +14,7 @@ from tiny import without_memory
 PAGE = (Path(__file__).parents[2] / "docs" / "dense_models.md").read_text(encoding="utf-8")
 
 
-def test_the_code_runs_and_gives_what_it_says():
+def test_the_code_runs_and_gives_the_shown_results():
     torch.manual_seed(0)
     names = {}
     exec(compile("".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)), "dense_models.md", "exec"), names)

@@ -77,7 +77,7 @@ def test_regions_are_read_from_the_maps_of_their_own_images_and_have_gradients()
     assert maps["0"].grad.sum() == pytest.approx(36)  # each value is a mean
 
 
-def test_what_is_drawn_of_an_image_depends_on_its_seed_alone():
+def test_the_regions_drawn_for_an_image_depend_on_its_seed_alone():
     sampler = RegionSampler(20, 0.25, stream=0)
     matched = [torch.randint(-1, 3, (100,), generator=torch.Generator().manual_seed(n)) for n in range(3)]
     sampler.seeds = [7, 8, 9]

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 import graticule
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
-from graticule.hub.card import Card
-from graticule.hub.files import can_connect
+from graticule.hub.files import Card, can_connect
 from tiny import draw, images, tiny
 
 
@@ -58,7 +57,7 @@ def assert_same(one, other):
 # Round trips
 
 
-def test_a_saved_model_comes_back_with_its_position_and_its_sizes(model, folder):
+def test_a_saved_model_round_trips_with_its_position_and_its_sizes(model, folder):
     again = graticule.from_pretrained(folder)
     assert_same(again, model)
     assert not again.training and again.img_size == (24, 40) and again.num_classes == 5
@@ -79,7 +78,7 @@ def test_timm_opens_the_folder(model, folder):
     torch.testing.assert_close(other.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
 
 
-def test_what_was_changed_after_building_is_saved(tmp_path):
+def test_changes_after_building_are_saved(tmp_path):
     model = tiny("learnable", depth=1)
     model.set_input_size((16, 48))
     model.reset_classifier(3)
@@ -91,7 +90,7 @@ def test_what_was_changed_after_building_is_saved(tmp_path):
     assert again.created["arguments"]["encoding"] == "rope(base=10.0)"
 
 
-def test_models_with_stages_and_windows_come_back(tmp_path):
+def test_models_with_stages_and_windows_round_trip(tmp_path):
     sizes = {"img_size": 32, "embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4, "num_classes": 2}
     model = graticule.create_model("swin_tiny_patch4_window7_224", **sizes).eval()
     model.set_input_size((32, 64), window_size=2)
@@ -102,7 +101,7 @@ def test_models_with_stages_and_windows_come_back(tmp_path):
     assert again.windows == model.windows
 
 
-def test_the_card_says_what_was_measured_and_cannot_be_broken_by_names(model, tmp_path):
+def test_the_card_has_the_measurements_and_names_are_escaped(model, tmp_path):
     card = Card("digits", [("top-1 (%)", "97.5"), ("a|b", "<script>")], "Measured here.", [("sheet.png", "A sheet")])
     text = (model.save_pretrained(tmp_path / "named", card=card) / "README.md").read_text()
     assert "# named" in text and "| top-1 (%) | 97.5 |" in text and "![A sheet](sheet.png)" in text
@@ -182,7 +181,7 @@ def test_a_connection_goes_to_the_proxy_that_is_set(monkeypatch):
 # Refusals
 
 
-def test_what_a_config_must_not_say_is_refused(changed):
+def test_invalid_entries_of_a_config_are_refused(changed):
     cases = [
         ("class", {"architecture": "vit_tiny_patch16_224"}, "`architecture` must be one of graticule_"),
         ("encoding", {"model_args": {"encoding": "learnabel"}}, "did you mean 'learnable'"),
@@ -251,7 +250,7 @@ def test_links_to_files_elsewhere_are_followed(model, changed, tmp_path):
     assert_same(graticule.from_pretrained(copy), model)
 
 
-def test_what_is_no_model_is_refused(model, tmp_path):
+def test_a_folder_without_a_model_is_refused(model, tmp_path):
     (tmp_path / "empty").mkdir()
     for source, message in [
         (tmp_path / "empty", "no config.json"),

@@ -11,7 +11,7 @@ import torch
 
 import graticule
 from commands import run_command
-from graticule.hub.card import Card, model_card
+from graticule.hub.files import Card, model_card
 from graticule.position.position import ENCODINGS
 from graticule.position.resampling import build_resampler
 from graticule.registry import plugins

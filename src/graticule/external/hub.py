@@ -18,9 +18,8 @@ from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
 from graticule.external.images import evaluating, image_channels
 from graticule.external.transformers_folder import import_transformers, with_weights
-from graticule.hub.card import Card
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
-from graticule.hub.files import POSITION, check_folder, write_model
+from graticule.hub.files import POSITION, Card, check_folder, write_model
 from graticule.hub.kinds import HubModel, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
 from graticule.registry.fields import Count, read_typed

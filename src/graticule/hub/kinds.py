@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import nn
 
 from graticule.checkpoints.load import load_checkpoint
-from graticule.hub.card import Card
 from graticule.hub.config import Architecture, Preparation, build_backbone, prepare
 from graticule.hub.files import (
     POSITION,
     PREPROCESSOR,
+    Card,
     check_folder,
     check_repo_id,
     find_beside,

@@ -103,7 +103,7 @@ def test_a_share_of_the_images_and_a_broken_one_are_grouped(folder, tmp_path):
         (tmp_path / "kept.png").rename(folder / "train" / "a" / "0.png")
 
 
-def test_what_cannot_be_grouped_is_refused():
+def test_images_of_one_shape_cannot_be_grouped():
     with pytest.raises(ValueError, match=r"two aspect ratios or more if `group_by_aspect` is on.*got 16 24"):
         Recipe(train_sizes=("16", "24"), group_by_aspect=True)
     with pytest.raises(ValueError, match="`aug_repeats` must be 1"):

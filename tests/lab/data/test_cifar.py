@@ -83,7 +83,7 @@ def test_a_damaged_batch_is_refused_by_name(tmp_path, content):
         load_dataset("cifar10", "train", tmp_path)
 
 
-def test_a_batch_cut_short_is_refused_by_name(tmp_path):
+def test_a_truncated_batch_is_refused_by_name(tmp_path):
     path = write(tmp_path, "cifar10") / "data_batch_2"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="data_batch_2"):

@@ -74,7 +74,7 @@ def test_a_relative_data_folder_is_kept_as_an_absolute_path(tmp_path, monkeypatc
     assert run.recipe().data_root == tmp_path / "images"
 
 
-def test_other_examples_than_those_of_the_training_are_said(trained, tmp_path, capsys):
+def test_a_run_opened_with_other_examples_than_in_training_warns(trained, tmp_path, capsys):
     def said(root):
         Run.open(moved(trained, root, tmp_path / f"run of {root.name}")).data()
         return capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_other_examples_than_those_of_the_training_are_said(trained, tmp_path, c
     assert capsys.readouterr().err == ""  # an earlier version recorded nothing
 
 
-def test_a_resumed_run_says_that_its_examples_are_others(trained, tmp_path, capsys):
+def test_a_resumed_run_with_other_examples_warns(trained, tmp_path, capsys):
     root = write_folder(tmp_path / "other")
     picture(99).save(root / "val" / "cat" / "0.JPEG")
     folder = moved(trained, root, tmp_path / "run")

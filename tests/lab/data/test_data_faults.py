@@ -18,7 +18,7 @@ FOLDER = DatasetInfo("image_folder", ("a", "b"), 3, None, (0.5,) * 3, (0.25,) * 
 NATIVE = DatasetInfo("cifar10", ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
 
 
-def test_a_file_is_opened_as_the_image_formats_it_may_be_and_no_other(tmp_path):
+def test_only_the_accepted_image_formats_are_opened(tmp_path):
     root = write_folder(tmp_path)
     picture(0).save(root / "val" / "cat" / "0.JPEG", format="EPS")  # Pillow would call Ghostscript to read it
     images, _ = load_dataset("image_folder", "test", root)
@@ -42,7 +42,7 @@ def test_images_of_another_size_are_not_fashion_mnist(tmp_path):
         load_dataset("fashion_mnist", "train", tmp_path)
 
 
-def test_a_folder_without_augmentation_trains_on_what_it_is_evaluated_on(tmp_path):
+def test_without_augmentation_training_images_are_transformed_as_in_evaluation(tmp_path):
     data = DataModule("image_folder", root=write_folder(tmp_path), size=(24, 24), batch_size=6)
     data.setup()
     train = data.train_dataloader().dataset
@@ -75,7 +75,7 @@ def test_a_split_that_does_not_exist_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_what_a_worker_skipped_is_known_to_the_process_that_reports_it(tmp_path):
+def test_images_skipped_by_a_worker_are_known_to_the_main_process(tmp_path):
     path = write_folder(tmp_path) / "train" / "dog" / "0.JPEG"
     path.write_bytes(b"")
     data = DataModule("image_folder", root=tmp_path, size=(16, 24), batch_size=2, workers=2)

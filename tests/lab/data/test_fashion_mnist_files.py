@@ -48,7 +48,7 @@ def test_the_folder_that_the_environment_names_is_looked_at(tmp_path, monkeypatc
     assert len(load_dataset("fashion_mnist", "train")[0]) == 6
 
 
-def test_a_given_root_without_the_files_is_an_error_that_says_where_it_looked_and_what_to_do(tmp_path):
+def test_a_root_without_the_files_is_refused_with_the_folders_that_were_searched(tmp_path):
     with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist") as caught:
         load_dataset("fashion_mnist", "train", tmp_path)
     assert str(tmp_path / "FashionMNIST" / "raw") in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, content, packed):
         load_dataset("fashion_mnist", "train", tmp_path)
 
 
-def test_an_archive_cut_short_is_refused_by_name(tmp_path):
+def test_a_truncated_archive_is_refused_by_name(tmp_path):
     write(tmp_path, packed=True)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])

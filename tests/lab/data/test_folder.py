@@ -36,7 +36,7 @@ def test_training_passes_over_a_broken_image_and_names_it_once(tmp_path, kind, m
     assert [str(path) in warning for warning in warnings] == [True]
 
 
-def test_what_stands_in_for_a_broken_image_does_not_depend_on_what_was_read_before(tmp_path):
+def test_the_replacement_of_a_broken_image_does_not_depend_on_earlier_reads(tmp_path):
     root = write_folder(tmp_path, each=4)
     for n in (1, 3):
         (root / "train" / "dog" / f"{n}.JPEG").write_bytes(b"")
@@ -65,14 +65,14 @@ def test_a_class_of_which_nothing_can_be_read_is_an_error_and_not_an_endless_sea
         images[0]
 
 
-def test_a_root_that_is_not_there_is_an_error_that_names_it(tmp_path):
+def test_a_missing_root_is_named(tmp_path):
     for root in (None, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(root)):
             load_dataset("image_folder", "train", root)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_split_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path, split):
+def test_a_missing_or_empty_split_is_named(tmp_path, split):
     shutil.rmtree(write_folder(tmp_path) / split)
     with pytest.raises(FileNotFoundError, match=split):
         load_dataset("image_folder", "train", tmp_path)

@@ -74,7 +74,7 @@ def test_a_broken_image_is_passed_over_in_training_and_named_in_evaluation(tmp_p
         test[1]
 
 
-def test_an_image_that_is_only_a_path_is_not_read(tmp_path):
+def test_an_image_that_is_a_path_is_not_read(tmp_path):
     (tmp_path / "secret.png").write_bytes(numbered(9))
     images = [{"bytes": None, "path": str(tmp_path / "secret.png")}, *[{"bytes": numbered(n)} for n in range(3)]]
     rows = table(4, images=images)
@@ -124,7 +124,7 @@ def test_one_class_is_too_few(tmp_path):
         load_dataset("hugging_face", "train", tmp_path)
 
 
-def test_a_split_that_is_not_there_is_named(tmp_path):
+def test_a_missing_split_is_named(tmp_path):
     for missing in ("train", "validation"):
         parts = {"train": table(6), "validation": table(4)}
         del parts[missing]
@@ -133,7 +133,7 @@ def test_a_split_that_is_not_there_is_named(tmp_path):
             load_dataset("hugging_face", "train", tmp_path / missing)
 
 
-def test_a_single_table_or_another_folder_or_none_is_refused(tmp_path):
+def test_a_single_table_another_folder_or_a_missing_one_is_refused(tmp_path):
     table(4).save_to_disk(str(tmp_path / "one"))
     with pytest.raises(ValueError, match="one table"):
         load_dataset("hugging_face", "train", tmp_path / "one")
@@ -151,7 +151,7 @@ def saved(tmp_path_factory):
     return save(tmp_path_factory.mktemp("saved") / "root")
 
 
-def test_an_arrow_file_that_is_cut_anywhere_or_gone_is_refused_by_name(saved, tmp_path):
+def test_a_truncated_or_missing_arrow_file_is_refused_by_name(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "root")
     (arrow,) = (tmp_path / "root" / "train").glob("*.arrow")
     content = arrow.read_bytes()
@@ -164,7 +164,7 @@ def test_an_arrow_file_that_is_cut_anywhere_or_gone_is_refused_by_name(saved, tm
         load_dataset("hugging_face", "train", tmp_path / "root")
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_names_it_and_does_not_end_the_process(saved, tmp_path):
+def test_a_file_that_is_truncated_while_it_is_read_is_named_and_does_not_kill_the_process(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "root")
     images, _ = load_dataset("hugging_face", "train", tmp_path / "root")
     (arrow,) = (tmp_path / "root" / "train").glob("*.arrow")
@@ -223,7 +223,7 @@ def test_a_name_that_leads_out_is_refused_and_a_link_is_followed(tmp_path):
     assert len(load_dataset("hugging_face", "train", tmp_path / "root")[0]) == 6
 
 
-def test_no_code_beside_the_data_runs(tmp_path):
+def test_code_beside_the_data_does_not_run(tmp_path):
     root = save(tmp_path / "root")
     for name in ("root.py", "dataset.py", "__init__.py", "train/train.py"):
         (root / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -21,7 +21,7 @@ def labels_of(loader):
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=2)])
-def test_batches_have_the_stated_shapes_at_a_size_that_is_not_square(augmentation):
+def test_batches_have_the_documented_shapes_at_a_size_that_is_not_square(augmentation):
     data = module(size=(32, 24), augmentation=augmentation)
     for loader in (data.train_dataloader(), data.val_dataloader()):
         images, labels = next(iter(loader))
@@ -105,7 +105,7 @@ class Watcher(lightning.LightningModule):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, with this torch
 @pytest.mark.filterwarnings("ignore:.*no `validation_step`:UserWarning")
 @pytest.mark.parametrize("augmentation", [None, Augmentation(random_crop_padding=4)])
-def test_a_run_that_lightning_resumes_sees_what_the_uninterrupted_one_saw(tmp_path, augmentation):
+def test_a_run_that_lightning_resumes_has_the_batches_of_an_uninterrupted_one(tmp_path, augmentation):
     def fit(epochs, checkpoint=None):
         watcher = Watcher()
         trainer = lightning.Trainer(

@@ -72,7 +72,7 @@ def test_training_on_packed_images_has_the_batches_of_training_on_the_folder(tmp
         assert images.equal(others) and labels.equal(expected)
 
 
-def test_the_library_datasets_loads_what_is_packed_and_the_checksums_are_those_of_sha256sum(folder, tmp_path):
+def test_the_library_datasets_loads_a_packed_folder_and_sha256sum_accepts_the_checksums(folder, tmp_path):
     datasets = pytest.importorskip("datasets")
     quiet(folder, tmp_path)
     rows = datasets.load_from_disk(str(tmp_path))
@@ -96,7 +96,9 @@ def test_packing_again_gives_the_same_bytes_with_any_number_of_workers_and_at_an
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_packing_that_was_killed_does_not_load_and_is_resumed_writing_no_file_twice(folder, tmp_path, monkeypatch):
+def test_a_packing_that_was_killed_does_not_load_and_is_resumed_without_writing_a_file_twice(
+    folder, tmp_path, monkeypatch
+):
     quiet(folder, tmp_path / "whole")
     content, count = pack_module._content, 0
 
@@ -160,9 +162,7 @@ def test_until_the_last_file_is_written_a_packed_folder_does_not_load(folder, tm
     assert contents(output) == contents(tmp_path / "whole")
 
 
-def test_packing_what_is_packed_writes_nothing_and_a_file_that_is_cut_changed_or_gone_is_written_again(
-    folder, tmp_path
-):
+def test_packing_again_writes_only_files_that_are_truncated_changed_or_missing(folder, tmp_path):
     quiet(folder, tmp_path)
     before = contents(tmp_path)
     assert quiet(folder, tmp_path).written == 0
@@ -227,7 +227,7 @@ def test_empty_files_are_refused_by_name_or_left_out_and_counted(tmp_path):
         quiet(folder, tmp_path / "other", skip_broken=True)
 
 
-def test_what_cannot_be_packed_is_refused_before_anything_is_written(folder, tmp_path):
+def test_a_source_or_an_output_that_does_not_fit_is_refused_before_anything_is_written(folder, tmp_path):
     linked = write_numbered(tmp_path / "linked", train=1)
     (linked / "train" / "class 0" / "z.png").symlink_to("nowhere")
     huge = write_numbered(tmp_path / "huge", train=1)
@@ -249,7 +249,7 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(folder, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_names_that_are_no_line_or_no_unicode_are_packed(tmp_path):
+def test_names_with_line_breaks_or_invalid_unicode_are_packed(tmp_path):
     folder = write_numbered(tmp_path / "folder", train=2)
     for split in ("train", "val"):
         (folder / split / "class 1").rename(folder / split / "a\nb")

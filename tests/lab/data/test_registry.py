@@ -47,7 +47,7 @@ def test_a_registered_text_is_listed_loaded_and_makes_windows():
     assert data.num_bytes("test") == sum(len(document.text) + 1 for document in counting(None)["test"])
 
 
-def test_what_cannot_be_registered_or_is_no_data_set_is_refused():
+def test_invalid_registrations_and_data_sets_are_refused():
     register = graticule.register_dataset
     register("noise")(noise)
     cases = [

@@ -84,7 +84,7 @@ def test_workers_change_nothing_even_when_they_outlive_an_epoch():
     assert not torch.equal(alone[0], alone[1])
 
 
-def test_a_resumed_run_sees_what_the_uninterrupted_one_would_have_seen():
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one():
     uninterrupted, resumed = epochs(0, [0, 1, 2, 3]), epochs(0, [2, 3])
     assert torch.equal(uninterrupted[2], resumed[0])
     assert torch.equal(uninterrupted[3], resumed[1])
@@ -153,7 +153,7 @@ def test_the_weights_make_the_mean_of_the_shares_that_of_the_step(world_size, pa
     assert orders(72, 12, world_size, parts)[0].weight(0) == 1
 
 
-def test_what_is_skipped_is_skipped_once_and_the_rest_is_as_it_was():
+def test_batches_are_skipped_once_and_the_rest_is_unchanged():
     (order,) = orders(64, 12, 1, 1)
     whole = list(order)
     order.skip(2)
@@ -162,7 +162,7 @@ def test_what_is_skipped_is_skipped_once_and_the_rest_is_as_it_was():
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
-def test_repeated_augmentation_gives_every_image_so_many_times_in_turn(repeats):
+def test_repeated_augmentation_repeats_every_image_in_turn(repeats):
     (order,) = orders(60, 12, 1, 1, repeats=repeats)
     keys = [key for batch in order for key in batch]
     assert len(keys) == 60 and len(set(keys)) == 60

@@ -46,7 +46,7 @@ def test_a_class_gives_the_nearest_whole_number_and_at_least_one(each, share, ch
 
 @pytest.mark.parametrize("seed", [0, 1, 7, 2**32 - 1])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9])
-def test_the_choice_is_in_rising_order_and_takes_no_image_twice(seed, share):
+def test_the_choice_is_increasing_and_has_no_duplicates(seed, share):
     chosen = class_share(LABELS, share, seed)
     assert chosen == sorted(set(chosen)) and chosen[0] >= 0 and chosen[-1] < len(LABELS)
     assert all(type(index) is int for index in chosen)
@@ -103,7 +103,7 @@ def test_labels_may_be_a_list_or_an_array_of_any_integers():
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.01, 50, float("nan"), float("inf")])
-def test_a_share_that_is_none_is_refused(share):
+def test_shares_outside_of_zero_to_one_are_refused(share):
     with pytest.raises(ValueError, match=r"`train_share` must be in \(0, 1\], such as 0.5 for a half, got"):
         class_share(LABELS, share, 0)
 
@@ -138,7 +138,7 @@ def test_half_of_the_digits_are_half_of_every_class():
     assert len(contents(data.train_dataloader())) == 2000
 
 
-def test_what_is_trained_on_is_some_of_all_images_and_no_others():
+def test_a_share_is_a_subset_of_all_images():
     half, other, whole = (
         contents(module(train_share=share, share_seed=seed).train_dataloader())
         for share, seed in ((0.5, 0), (0.5, 1), (None, 0))
@@ -223,7 +223,7 @@ def test_a_share_and_a_limit_of_an_image_folder_name_the_broken_files(tmp_path):
     ("options", "said"),
     [({"train_share": 0.0}, "`train_share`"), ({"train_share": 0.5, "share_seed": -2}, "`share_seed`")],
 )
-def test_a_data_module_of_a_share_that_is_none_is_refused(options, said):
+def test_a_data_module_refuses_an_invalid_share_or_seed(options, said):
     with pytest.raises(ValueError, match=said):
         module(**options)
 
@@ -232,7 +232,7 @@ def test_a_data_module_of_a_share_that_is_none_is_refused(options, said):
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.5, 50, float("nan")])
-def test_a_recipe_of_a_share_that_is_none_is_refused_at_once(share):
+def test_a_recipe_refuses_an_invalid_share(share):
     with pytest.raises(ValueError, match=r"`train_share` must be (greater than 0|at most 1|a finite number), got"):
         Recipe(train_share=share)
 
@@ -243,7 +243,7 @@ def test_a_recipe_with_a_negative_share_seed_is_refused_at_once():
 
 
 @pytest.mark.parametrize("share", [None, 1e-6, 0.5, 1, 1.0])
-def test_a_recipe_keeps_its_share_and_comes_back_from_plain_values(share):
+def test_the_share_of_a_recipe_round_trips_through_plain_values(share):
     recipe = Recipe(train_share=share, share_seed=3)
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     assert recipe.quick().train_share == share and recipe.quick().share_seed == 3

@@ -49,7 +49,7 @@ def test_every_image_is_one_of_torchvisions_crops_and_all_of_them_come():
     assert 0.42 < np.mean([flip for _, _, flip in seen]) < 0.58
 
 
-def test_what_is_drawn_does_not_depend_on_the_batch():
+def test_the_draws_do_not_depend_on_the_batch():
     data = shifted()
     whole, labels = data.__getitems__([(4, i) for i in range(6)])
     assert whole.shape == (6, 3, 8, 12) and whole.is_contiguous() and labels.tolist() == [0, 1] * 3

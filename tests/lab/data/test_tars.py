@@ -28,7 +28,7 @@ def test_the_images_of_a_tar_are_where_it_says_and_other_members_are_ignored(tmp
     assert [content[image.offset : image.offset + image.size] for image in found] == [numbered(0), numbered(1)]
 
 
-def test_a_tar_that_is_cut_damaged_or_none_is_refused_by_name(tmp_path):
+def test_a_truncated_damaged_or_invalid_tar_is_refused_by_name(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples([0, 1] * 40))
     content = path.read_bytes()
     end = len(content.rstrip(b"\0"))  # the zeros after it mark the end of the tar
@@ -54,7 +54,7 @@ def test_a_tar_that_is_cut_damaged_or_none_is_refused_by_name(tmp_path):
             pytest.fail(case)
 
 
-def test_a_member_that_leads_out_or_is_no_file_is_refused_and_nothing_is_unpacked(tmp_path):
+def test_a_member_outside_of_the_tar_or_not_regular_is_refused_and_nothing_is_unpacked(tmp_path):
     members = {
         "../evil.png": ("../evil.png", numbered(0)),
         "a/../../evil.png": ("a/../../evil.png", numbered(0)),
@@ -73,7 +73,7 @@ def test_a_member_that_leads_out_or_is_no_file_is_refused_and_nothing_is_unpacke
     assert [path.name for path in tmp_path.rglob("*")] == ["root", "a.tar"]
 
 
-def test_a_sample_that_is_not_an_image_and_the_number_of_a_class_is_named(tmp_path):
+def test_a_sample_without_exactly_one_image_and_class_is_named(tmp_path):
     image = numbered(0)
     cases = {
         "no image": ([("7.cls", b"1")], "image"),

@@ -61,7 +61,7 @@ def test_every_topic_of_python_is_in_one_part_and_about_a_tenth_of_the_bytes_is_
     assert all(topics[document.name] == document.text for document in corpus["test"])
 
 
-def test_no_paragraph_that_is_held_out_is_trained_on():
+def test_held_out_paragraphs_are_not_in_the_training_text():
     corpus = load_text("pydoc")
     found = {
         split: {" ".join(paragraph.split()) for text in of_split for paragraph in text.split("\n\n")}
@@ -76,7 +76,7 @@ def test_the_hash_of_a_name_is_the_same_on_every_machine():
     assert hash_share("é.txt") == 0xD0720667BFC8 / 16**12
 
 
-def test_another_python_holds_the_same_topics_out_and_cuts_what_repeats_them(monkeypatch):
+def test_another_python_holds_out_the_same_topics_and_removes_repeated_paragraphs(monkeypatch):
     quoted = "The text of a statement that is held out, and is long enough to be a paragraph."
     compound = f"Compound statements\n\nThey have parts.\n\n   {quoted}\n\nSee also:"
     topics = {"new": "A topic of a later Python.", "import": f"Import\n\n{quoted}\n\nSee also:", "compound": compound}
@@ -88,7 +88,7 @@ def test_another_python_holds_the_same_topics_out_and_cuts_what_repeats_them(mon
         assert texts(corpus)["test"] == [topics["import"]]
 
 
-def test_a_python_without_its_topics_is_an_error_that_says_what_to_use(monkeypatch):
+def test_a_python_without_topics_is_refused_with_an_alternative(monkeypatch):
     for topics in ({}, {"import": "Held out."}, {"compound": "Trained on."}):
         give_python_topics(monkeypatch, topics)
         with pytest.raises(ValueError, match=r"topics held out, got . and .*text_folder"):
@@ -115,7 +115,7 @@ def test_a_folder_gives_its_text_files_at_any_depth_as_they_are(tmp_path):
     assert corpus["train"] and corpus["test"]
 
 
-def test_the_path_of_a_file_decides_which_part_it_is_in_whatever_else_is_there(tmp_path):
+def test_the_path_of_a_file_alone_decides_its_split(tmp_path):
     files = {f"{n}.txt": f"text {n}" for n in range(200)}
     first = names(load_text("text_folder", write(tmp_path / "a", files)))
     assert 8 <= len(first["test"]) <= 35 and not set(first["train"]) & set(first["test"])
@@ -135,7 +135,7 @@ def test_a_copy_of_a_file_is_not_in_the_other_part(tmp_path):
     assert sum(map(len, names(load_text("text_folder", tmp_path)).values())) == 2
 
 
-def test_a_folder_that_is_not_there_or_has_no_text_is_an_error_that_names_it(tmp_path):
+def test_a_missing_folder_or_one_without_text_is_named(tmp_path):
     for root in (None, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(root)):
             load_text("text_folder", root)
@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_there_or_has_no_text_is_an_error_that_names_it(tmp
         load_text("text_folder", tmp_path)
 
 
-def test_a_part_that_is_missing_or_empty_is_an_error_that_names_it(tmp_path):
+def test_a_missing_or_empty_split_of_a_text_is_named(tmp_path):
     write(tmp_path, {"train/a.txt": "text"})
     with pytest.raises(FileNotFoundError, match="val or validation or test"):
         load_text("text_folder", tmp_path)

@@ -32,7 +32,7 @@ def test_an_epoch_has_every_token_as_a_target_once_but_for_less_than_a_window(n,
         assert torch.equal(targets, (inputs + 1) % n)
 
 
-def test_what_an_epoch_leaves_out_is_another_part_each_time():
+def test_each_epoch_leaves_out_other_tokens():
     windows = TextWindows(counted(), 128, seed=0)
     left_out = torch.zeros(1000)
     for epoch in range(500):
@@ -159,7 +159,7 @@ def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_process
         assert torch.equal(found.sort().values, everything.sort().values)
 
 
-def test_a_limit_takes_so_many_windows_and_the_same_text_at_every_length():
+def test_a_limit_counts_windows_and_gives_the_same_text_at_every_length():
     data = module(limit_train=40, limit_test=10)
     assert sum(len(inputs) for inputs, _ in data.train_dataloader()) == 40
     assert len(next(iter(data.val_dataloader()))[0]) == 10
@@ -168,7 +168,7 @@ def test_a_limit_takes_so_many_windows_and_the_same_text_at_every_length():
     assert data.num_bytes("test") == 1280
 
 
-def test_a_folder_a_saved_tokenizer_and_one_that_is_there_give_the_same_batches(tmp_path):
+def test_a_saved_tokenizer_and_an_existing_one_give_the_same_batches(tmp_path):
     for split, name in (("train", "a.txt"), ("train", "short.md"), ("val", "b.txt")):
         (tmp_path / split).mkdir(exist_ok=True)
         (tmp_path / split / name).write_text("x" if name == "short.md" else f"Some {split} text, some text. " * 30)
@@ -181,7 +181,7 @@ def test_a_folder_a_saved_tokenizer_and_one_that_is_there_give_the_same_batches(
         assert torch.equal(epoch_batches(other, 1)[0][0], epoch_batches(trained, 1)[0][0])
 
 
-def test_a_setting_that_cannot_be_is_an_error_that_names_it():
+def test_invalid_settings_are_refused_by_name():
     for name in ("limit_train", "limit_test", "context", "eval_batch_size"):
         with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
             TextModule(**{name: 0})

@@ -67,7 +67,7 @@ def test_an_image_of_native_size_is_normalised_and_nothing_else():
     torch.testing.assert_close(tensor[0], (pixels - 0.1) / 0.3)
 
 
-def test_no_edge_of_a_small_image_is_cropped_away_in_evaluation():
+def test_small_images_are_not_cropped_in_evaluation():
     pixels = np.full((28, 28), 128, np.uint8)
     pixels[:4] = pixels[-4:] = 255
     image = Image.fromarray(pixels)
@@ -131,7 +131,7 @@ def test_random_interpolation_is_bilinear_or_bicubic():
 
 
 @pytest.mark.parametrize("options", [{"ratio": (1.0, 1.0)}, {"random_interpolation": True}])
-def test_what_is_for_crops_by_area_is_refused_beside_crops_with_padding(options):
+def test_options_of_crops_by_area_are_refused_with_padded_crops(options):
     with pytest.raises(ValueError, match=r"`augmentation\.random_crop_padding` must be 0"):
         Augmentation(random_crop_padding=4, **options)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -16,7 +15,7 @@ from graticule.lab.data.dense import DenseImages, DenseInfo, Target
 from graticule.lab.data.dense_transforms import DenseTransform, Evaluation, Training, plain
 from graticule.lab.data.images import UNREADABLE, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, loaded
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, GroupSampler, Key
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, GroupSampler, Key, Loading
 from graticule.lab.data.transforms import drawing, stated_sizes
 from graticule.registry.checks import known_name
 
@@ -36,7 +35,7 @@ def load_dense(name: str, split: Split, root: str | Path | None, truth: Sequence
     return images, info
 
 
-class DenseModule:
+class DenseModule(Loading):
     """The batches of a data set for detection or segmentation: lists of images (3, height, width) and of their targets.
 
     Args:
@@ -151,7 +150,7 @@ class DenseModule:
         """Return batches of images and targets, in another order each epoch."""
         transform = Training(self.size, self.augmentation, self._normalization)
         examples = Examples(self.images["train"], self.indices["train"], transform, self.truth, self.seed)
-        return self._loader(examples, batch_sampler=order or self.train_order())
+        return self.load(examples, _lists, batch_sampler=order or self.train_order())
 
     def eval_dataloader(self, size: tuple[int, int], rank: int = 0, world_size: int = 1) -> DataLoader[Any]:
         """Return batches of the test images fitted to `size`, each once over all processes, and of their targets.
@@ -159,8 +158,7 @@ class DenseModule:
         The targets are those of the original images. A padding image has the `image_id` `PADDING`.
         """
         examples = Examples(self.images["test"], self.indices["test"], self.evaluation(size), self.truth)
-        sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
-        return self._loader(examples, batch_size=self.eval_batch_size, sampler=sampler)
+        return self.load_test(examples, self.eval_batch_size, rank, world_size, _lists)
 
     def evaluation(self, size: tuple[int, int]) -> Evaluation:
         """Return the transform of evaluation at `size`."""
@@ -169,16 +167,6 @@ class DenseModule:
     @property
     def _normalization(self) -> DenseInfo | None:
         return self.info if self.normalize else None
-
-    def _loader(self, examples: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
-        return DataLoader(
-            examples,
-            num_workers=self.workers,
-            collate_fn=_lists,
-            persistent_workers=self.workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
-            **kwargs,
-        )
 
 
 class Examples(Dataset[tuple[Tensor, Target]]):

@@ -19,8 +19,8 @@ from graticule.lab.data.registry import list_datasets, load_dataset
 from graticule.lab.data.sampling import (
     BatchOrder,
     EpochSampler,
-    EvaluationOrder,
     GroupSampler,
+    Loading,
     balanced_subset,
     class_share,
 )
@@ -62,7 +62,7 @@ def build_mixup(
     )
 
 
-class DataModule(L.LightningDataModule):
+class DataModule(Loading, L.LightningDataModule):
     """The batches of a data set for training and for evaluation at any size.
 
     Args:
@@ -203,7 +203,7 @@ class DataModule(L.LightningDataModule):
         if self._train is None:
             each = [self._train_images(size) for size in self.train_sizes]
             self._train = each[0] if len(each) == 1 else SizedImages(each)
-        return self._loader(self._train, batch_sampler=order or self.train_order())
+        return self.load(self._train, whole=_gives_batches(self._train), batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, int]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
@@ -238,12 +238,11 @@ class DataModule(L.LightningDataModule):
         images = self._images["test"]
         if mode == "canvas" and size != self.size:
             at_scale = TransformedImages(images, evaluation_transform(self.info, self.size, self.augmentation))
-            order = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
-            return self._loader(CanvasImages(at_scale, size), batch_size=self.eval_batch_size, sampler=order)
-        transform = evaluation_transform(self.info, size, self.augmentation)
-        kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
-        sampler = EvaluationOrder(len(images), rank, world_size) if world_size > 1 else None
-        return self._loader(kind(images, transform), batch_size=self.eval_batch_size, sampler=sampler)
+            shown: Any = CanvasImages(at_scale, size)
+        else:
+            kind = TensorImages if self._fits_in_memory(images, size) else TransformedImages
+            shown = kind(images, evaluation_transform(self.info, size, self.augmentation))
+        return self.load_test(shown, self.eval_batch_size, rank, world_size, whole=_gives_batches(shown))
 
     @property
     def num_test(self) -> int:
@@ -284,18 +283,10 @@ class DataModule(L.LightningDataModule):
         pixels = sum(height * width for height, width in sizes)
         return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_PIXELS
 
-    def _loader(self, images: Any, **kwargs: Any) -> DataLoader[Any]:
-        kind = images.each[0] if isinstance(images, SizedImages) else images
-        whole = isinstance(kind, TensorImages | ShiftedImages)  # gives whole batches: no workers, no collation
-        workers = 0 if whole else self.workers
-        return DataLoader(
-            images,
-            num_workers=workers,
-            collate_fn=_as_it_is if whole else None,
-            persistent_workers=workers > 0,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
-            **kwargs,
-        )
+
+def _gives_batches(images: Any) -> bool:
+    """Return whether images are indexed by whole batches."""
+    return isinstance(images.each[0] if isinstance(images, SizedImages) else images, TensorImages | ShiftedImages)
 
 
 class _Chosen(Subset[Any]):
@@ -322,7 +313,3 @@ def _content(images: Any, index: int) -> bytes | np.ndarray:
     """Return the stored bytes of an image, or its pixels."""
     images, index = _source(images, index)
     return images.read(index) if isinstance(images, EncodedImages) else np.asarray(images[index][0])
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

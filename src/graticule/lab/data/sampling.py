@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 #: (epoch, index), or (epoch, index, repeat) if an image comes several times per epoch.
 Key = tuple[int, ...]
@@ -249,3 +251,47 @@ def class_share(labels: Sequence[int] | np.ndarray, share: float, seed: int) -> 
         count = max(int(len(of_class) * share + 0.5), 1)
         chosen += random.permutation(of_class)[:count].tolist()
     return sorted(chosen)
+
+
+class Loading:
+    """The loaders of a data module, whose batches are functions of its seed alone."""
+
+    seed: int
+    workers: int = 0
+
+    def load(
+        self,
+        examples: Dataset[Any],
+        collate: Callable[[Any], Any] | None = None,
+        *,
+        whole: bool = False,
+        **batches: Any,
+    ) -> DataLoader[Any]:
+        """Return the loader of `examples`.
+
+        Args:
+            examples: the examples by key.
+            collate: makes a batch from a list of examples; PyTorch's by default.
+            whole: whether `examples` gives whole batches, which need no collation and no workers.
+            batches: the batches, as arguments of `DataLoader`.
+        """
+        workers = 0 if whole else self.workers
+        return DataLoader(
+            examples,
+            num_workers=workers,
+            collate_fn=_unchanged if whole else collate,
+            persistent_workers=workers > 0,
+            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
+            **batches,
+        )
+
+    def load_test(
+        self, examples: Any, batch_size: int, rank: int, world_size: int, *how: Any, **options: Any
+    ) -> DataLoader[Any]:
+        """Return the loader of the test examples of one of `world_size` processes, each example once over all."""
+        sampler = EvaluationOrder(len(examples), rank, world_size) if world_size > 1 else None
+        return self.load(examples, *how, batch_size=batch_size, sampler=sampler, **options)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from graticule.lab.data.images import Split, fingerprint
 from graticule.lab.data.registry import list_texts, load_text
-from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, EvaluationOrder, Key
+from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading
 from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, Tokenizer
 from graticule.registry.checks import known_name
 
@@ -160,7 +160,7 @@ class TextInfo:
         return self.vocab_size
 
 
-class TextModule(L.LightningDataModule):
+class TextModule(Loading, L.LightningDataModule):
     """The batches of a text for training, and for evaluation at any length.
 
     Args:
@@ -196,12 +196,9 @@ class TextModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         known_name("dataset", dataset, list_texts())
-        limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
-        for split, limit in limits.items():
-            if limit is not None and limit < 1:
-                raise ValueError(f"`limit_{split}` must be at least 1, got {limit}.")
-        for name, value in (("context", context), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
+        given = {"context": context, "eval_batch_size": eval_batch_size}
+        for name, value in {**given, "limit_train": limit_train, "limit_test": limit_test}.items():
+            if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         if isinstance(tokenizer, Tokenizer) and vocab_size is not None:
             raise ValueError(f"`vocab_size` must be left out with an existing tokenizer, got {vocab_size}.")
@@ -211,7 +208,7 @@ class TextModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-        self.limits = limits
+        self.limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
         self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -259,7 +256,7 @@ class TextModule(L.LightningDataModule):
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
         """Return batches of inputs (B, context) and targets (B, context), different in each epoch."""
-        return self._loader(self._windows(), batch_sampler=order or self.train_order())
+        return self.load(self._windows(), whole=True, batch_sampler=order or self.train_order())
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return batches of the held-out text at the training length."""
@@ -271,24 +268,10 @@ class TextModule(L.LightningDataModule):
         Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
         """
         windows = EvaluationWindows(self._tokens["test"], length, self.tokenizer)
-        sampler = EvaluationOrder(len(windows), rank, world_size) if world_size > 1 else None
         batch_size = max(self.eval_batch_size * self.context // length, 1)
-        return self._loader(windows, batch_size=batch_size, sampler=sampler)
+        return self.load_test(windows, batch_size, rank, world_size, whole=True)
 
     def _windows(self) -> TextWindows:
-        if self._train is None:
-            self.setup()
+        self.setup()
         assert self._train is not None
         return self._train
-
-    def _loader(self, windows: TextWindows | EvaluationWindows, **kwargs: Any) -> DataLoader[Any]:
-        return DataLoader(
-            windows,
-            collate_fn=_as_it_is,  # indexing gives whole batches: no workers, no collation
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the global generator unchanged
-            **kwargs,
-        )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

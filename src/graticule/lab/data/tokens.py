@@ -8,14 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
 
+from graticule.registry.fields import check_value
 from graticule.system.files import read_json, write_text
 
-#: The format that a saved tokenizer states.
-_FORMAT = "graticule byte pairs, 1"
 #: Limits on the bytes of all tokens together and on the number of tokens; GPT-2's 50,257 have 0.3 million bytes.
 _LARGEST, _MOST = 1 << 26, 1 << 20
 
@@ -121,6 +122,17 @@ def vocabulary_hash(merges: Sequence[tuple[int, int]]) -> str:
     return hashlib.sha256(json.dumps([list(pair) for pair in merges]).encode()).hexdigest()[:12]
 
 
+_Token = Annotated[int, Field(strict=True)]
+
+
+class _Saved(TypedDict):
+    """The contents of a file of a tokenizer."""
+
+    format: Literal["graticule byte pairs, 1"]
+    fingerprint: str
+    merges: list[tuple[_Token, _Token]]
+
+
 class BytePairTokenizer(Tokenizer):
     """Byte-pair encoding: merges the pairs of tokens that were most frequent in training, within words, in their order.
 
@@ -214,26 +226,20 @@ class BytePairTokenizer(Tokenizer):
             ValueError: if it is another kind of file, or damaged.
             ImportError: if the library `tokenizers` is not installed.
         """
-        path = Path(path)
+        where = f"`tokenizer` must be a saved tokenizer, got {str(path)!r}"
         try:
-            values = read_json(path)
+            values: _Saved = check_value(_Saved, read_json(Path(path)), where)
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"`tokenizer` must be the file of a saved tokenizer, got {str(path)!r}, which does not exist."
             ) from None
-        except ValueError as error:
-            raise ValueError(f"`tokenizer` must be a saved tokenizer, got {str(path)!r}: {error}") from None
-        if not isinstance(values, dict) or values.get("format") != _FORMAT:
-            raise ValueError(
-                f"`tokenizer` must be a file with the format {_FORMAT!r}, got {str(path)!r}, which is of another kind."
-            )
-        found = cls(_pairs(values.get("merges"), path))
-        check_vocabulary(found, str(values.get("fingerprint")), str(path))
+        found = cls(values["merges"])
+        check_vocabulary(found, values["fingerprint"], str(path))
         return found
 
     def save(self, path: str | Path) -> Path:
         """Write the merges as JSON to `path`, whole or not at all; returns `path`."""
-        values = {"format": _FORMAT, "fingerprint": self.fingerprint, "merges": self.merges}
+        values = {"format": "graticule byte pairs, 1", "fingerprint": self.fingerprint, "merges": self.merges}
         return write_text(Path(path), json.dumps(values) + "\n")
 
     def encode(self, text: str) -> np.ndarray:
@@ -273,12 +279,3 @@ _ALPHABET = _alphabet()
 
 def _spell(token: bytes) -> str:
     return "".join(_ALPHABET[byte] for byte in token)
-
-
-def _pairs(values: object, path: Path) -> list[tuple[int, int]]:
-    """Check that `values` of a file are pairs of whole numbers."""
-    if not isinstance(values, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(type(token) is int for token in pair) for pair in values
-    ):
-        raise ValueError(f"`merges` must be pairs of whole numbers, got something else in {path}.")
-    return [(left, right) for left, right in values]

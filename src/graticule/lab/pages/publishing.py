@@ -12,7 +12,7 @@ from graticule.analysis.correlation import position_correlations
 from graticule.backbones.base import Backbone
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.hub import save_pretrained
-from graticule.hub.card import Card
+from graticule.hub.files import Card
 from graticule.lab.figures.bias_map_sheet import bias_map_sheet
 from graticule.lab.figures.plots import correlation_sheet
 from graticule.lab.figures.save import save_figure

@@ -94,13 +94,13 @@ def test_polygons_that_cannot_be_drawn_are_refused(polygon):
         decoded_mask([polygon], (64, 64), "x")
 
 
-def test_polygons_beyond_the_image_are_cut_off_at_its_edge():
+def test_polygons_beyond_the_image_are_clipped_at_its_edge():
     expected = np.triu(np.ones((64, 64)))
     assert (decoded_mask([[0, 0, 5000, 0, 5000, 5000]], (64, 64), "x") != expected).mean() < 0.02
 
 
 @pytest.mark.parametrize("wrong", [[[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, {}]], [7], [[10**400] * 6]])
-def test_polygons_that_are_no_numbers_are_refused(wrong):
+def test_polygons_without_numbers_are_refused(wrong):
     with pytest.raises(ValueError, match=r"the polygons of x: `\[0\]"):
         decoded_mask(wrong, (9, 13), "x")
 
@@ -166,7 +166,7 @@ def test_damaged_run_lengths_are_refused_before_they_are_decoded():
         ([], "must be annotations of COCO's format: it must be a valid dictionary"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_when_it_is_loaded(tmp_path, values, said):
+def test_an_invalid_file_is_refused_when_it_is_loaded(tmp_path, values, said):
     with pytest.raises(ValueError, match=said):
         coco("train", write_coco(tmp_path, values))
 
@@ -212,7 +212,7 @@ def test_links_to_images_and_folders_elsewhere_are_followed(tmp_path):
     assert torch.equal(coco("test", root)[0][2][0], expected)
 
 
-def test_a_data_set_without_what_is_wanted_is_refused_by_name(tmp_path):
+def test_a_data_set_without_the_needed_targets_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="`dataset` must have classes, got 'coco', which has boxes and masks"):
         load_dense("coco", "test", write_coco(tmp_path), ("classes",))
     with pytest.raises(ValueError, match="got 'digits', which has one class per image"):

@@ -92,7 +92,7 @@ def test_boxes_of_pascal_voc_count_from_zero_and_difficult_objects_are_evaluated
     assert target["boxes"].tolist()[1] == [0, 0, 40, 24] and target["iscrowd"].tolist() == [False, True]
 
 
-def test_images_whose_sizes_no_list_has_are_grouped_by_the_headers_of_their_files(tmp_path):
+def test_images_without_listed_sizes_are_grouped_by_the_headers_of_their_files(tmp_path):
     root = write_voc(tmp_path)
     for name, (height, width) in {"c": (40, 24), "d": (30, 30)}.items():
         picture(0, height, width).save(root / "JPEGImages" / f"{name}.jpg")

@@ -69,7 +69,7 @@ def test_a_flip_flips_image_boxes_masks_and_classes_alike_and_twice_is_nothing()
 
 
 @pytest.mark.parametrize("box", [(0, 0, 24, 40), (3, 5, 9, 21), (1, 18, 20, 22), (12, 0, 7, 40)])
-def test_a_crop_cuts_masks_and_boxes_as_it_cuts_the_image_and_drops_what_is_not_in_it(box):
+def test_a_crop_applies_to_masks_and_boxes_and_drops_objects_outside_of_it(box):
     image, target = painted()
     small, changed = cropped(image, target, box)
     assert small.shape[1:] == box[2:]
@@ -225,12 +225,12 @@ def test_evaluation_resizes_the_image_and_keeps_the_truth_of_the_original():
         ({"log_scale": True}, "`augmentation.log_scale` must be left out without"),
     ],
 )
-def test_an_augmentation_that_cannot_be_is_refused(options, said):
+def test_an_invalid_augmentation_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         DenseAugmentation(**options)
 
 
-def test_a_scene_is_a_function_of_its_index_and_its_truth_is_what_is_seen():
+def test_a_scene_is_a_function_of_its_index_and_its_target_has_the_visible_pixels():
     (train, _), (again, info), (test, _) = scenes("train"), scenes("train"), scenes("test")
     image, target = train[7]
     assert torch.equal(image, again[7][0]) and not torch.equal(image, test[7][0])
@@ -242,7 +242,7 @@ def test_a_scene_is_a_function_of_its_index_and_its_truth_is_what_is_seen():
     assert info.pixel_names[0] == "background" and len(info.class_names) == 10
 
 
-def test_what_is_drawn_for_an_image_is_a_function_of_seed_and_key_and_leaves_the_process_alone():
+def test_the_draws_for_an_image_are_a_function_of_seed_and_key_and_leave_the_global_state_unchanged():
     data = DenseModule("scenes", truth=("boxes",), size=SIZE, augmentation=DenseAugmentation(crop=(50, 50), hflip=0.5))
     examples = data.train_dataloader().dataset
     assert isinstance(examples, Examples)

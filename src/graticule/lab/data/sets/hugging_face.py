@@ -27,40 +27,31 @@ DICT, PLAN = "dataset_dict.json", "pack.json"
 _OPEN = 32
 
 
-class _Counts(TypedDict):
-    """Numbers of images."""
+# The fields of the JSON files of a data set that are needed.
 
+
+class _Counts(TypedDict):
     train: Whole
     test: Whole
 
 
 class _Plan(TypedDict):
-    """The fields of pack.json that are needed for reading."""
-
     images: _Counts
 
 
 class _Splits(TypedDict):
-    """The contents of dataset_dict.json."""
-
     splits: list[str]
 
 
 class _Info(TypedDict):
-    """The fields of dataset_info.json that are needed."""
-
     features: dict[str, Any]
 
 
 class _File(TypedDict):
-    """A file that state.json lists."""
-
     filename: str
 
 
 class _State(TypedDict):
-    """The fields of state.json that are needed."""
-
     _data_files: Annotated[list[_File], Field(min_length=1)]
     _indices_data_files: NotRequired[list[_File] | None]
 
