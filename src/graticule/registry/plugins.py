@@ -96,9 +96,8 @@ def call_file(path: Path, function: str) -> Any:
     build = getattr(load_plugin(path, function), function, None)
     if _registered == registered:
         _loaded[:] = loaded
-    with _described(
-        f"{function}() of {path} cannot be called", path, (KeyboardInterrupt, ValueError)
-    ):  # which says what to change
+    kept = (KeyboardInterrupt, ValueError)  # the latter says what to change
+    with _described(f"{function}() of {path} cannot be called", path, kept):
         return build() if callable(build) else None
 
 
