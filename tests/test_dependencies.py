@@ -33,7 +33,7 @@ def imported(rooms="**"):
     return {packages[module][0].lower().replace("_", "-") for module in modules}
 
 
-def test_what_the_library_imports_is_what_it_declares():
+def test_imported_packages_are_declared():
     extras = PROJECT["optional-dependencies"]
     used = [one for name in extras if name not in ("dev", "docs") for one in extras[name]]
     declared = bounds([*PROJECT["dependencies"], *used])

@@ -71,13 +71,13 @@ def test_every_message_is_a_sentence():
     assert not [one for one in whole() if re.search(r"\b(invalid|illegal|please|oops|bad)\b", one[1], re.IGNORECASE)]
 
 
-def test_every_message_says_what_came_or_what_to_do():
+def test_every_message_names_the_given_value_or_a_remedy():
     to_do = r"\bgot\b|left out|be given|call |use |pass |run |give |pip install|see |again|\{\.\.\.\}"
     found = [one for one in whole() if not re.search(to_do, one[1])]
     assert not found, "says neither what came nor what to do"
 
 
-def test_an_argument_stands_in_backticks_without_dashes():
+def test_an_argument_is_in_backticks_without_dashes():
     found = [one for one in whole() if re.search(r"`--(?!plugin|resume|output|auto-resume)[^`]*`", one[1])]
     assert not found, "names an option where Python has an argument of the same name"
 

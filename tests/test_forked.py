@@ -10,7 +10,7 @@ def backward():
     torch.ones((), requires_grad=True).backward()
 
 
-def test_a_forked_process_goes_backward_though_fake_tensors_were_made_before():
+def test_a_forked_process_computes_gradients_after_fake_tensors():
     with FakeTensorMode():
         torch.ones(2)
     backward()

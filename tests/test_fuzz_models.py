@@ -215,7 +215,7 @@ def test_a_file_with_edited_bytes_is_refused_or_gives_finite_weights(data, targe
 
 
 @fuzzed(16, data=st.data())
-def test_a_safetensors_header_that_says_anything_is_refused_or_gives_finite_weights(data, target, folder):
+def test_any_header_of_safetensors_is_refused_or_gives_finite_weights(data, target, folder):
     path = folder / "header.safetensors"
     save_file(target.state_dict(), path, metadata={"grids": "{}"})
     content = path.read_bytes()
@@ -279,7 +279,7 @@ OPERATIONS = {
 
 
 @fuzzed(12, name=st.sampled_from(list(OPERATIONS)), value=LIGHT)
-def test_an_operation_on_a_model_is_done_or_leaves_it_as_it_was(name, value):
+def test_an_operation_on_a_model_is_done_or_leaves_it_unchanged(name, value):
     model = tiny("learnable", "lape").train()
     before = {key: kept.clone() for key, kept in model.state_dict().items()}
     found = outcome(lambda: OPERATIONS[name](model, value), names="`", allowed=REFUSED)

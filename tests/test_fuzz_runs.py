@@ -48,7 +48,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @fuzzed(60, values=st.sampled_from(RECIPES).flatmap(changed))
-def test_a_changed_recipe_is_refused_or_is_one_that_keeps_what_it_was_given(values):
+def test_a_changed_recipe_is_refused_or_keeps_its_values(values):
     made = outcome(lambda: read_recipe(values), names="`")
     if isinstance(made, (Recipe, TextRecipe)):
         assert read_recipe(json.loads(json.dumps(made.to_dict()))) == made
@@ -78,7 +78,7 @@ def test_a_file_of_a_run_with_other_content_is_named_or_read(folder, name, data)
 
 
 @fuzzed(30, values=changed(REST))
-def test_what_a_checkpoint_says_beside_weights_is_of_its_types_or_named(tmp_path_factory, values):
+def test_changed_progress_in_a_checkpoint_is_refused_or_has_its_types(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "step-000000003.ckpt"
     torch.save(values, path)
     found = outcome(lambda: read_rest(path), names=path.name)

@@ -48,7 +48,7 @@ def test_the_class_token_attends_to_patches_and_to_itself():
         found.of_prefix(1)
 
 
-def test_maps_come_in_the_order_that_was_asked_for():
+def test_maps_are_in_the_order_of_the_given_layers():
     model = tiny("learnable")
     x = images()
     every = attention_maps(model, x)

@@ -44,7 +44,7 @@ def circular(model):
 
 
 @pytest.mark.parametrize("encoding", ["none", "peg"])
-def test_without_padding_no_layer_says_where_it_is(encoding):
+def test_without_padding_every_layer_is_equivariant(encoding):
     """On images without position, a token model without position, or with circular padding, has R2 0."""
     model = circular(tiny.draw(tiny.tiny(encoding, depth=2, class_token=False, global_pool="avg")))
     found = audited(model, tiny.images(batch=60))
@@ -52,7 +52,7 @@ def test_without_padding_no_layer_says_where_it_is(encoding):
         assert (np.abs(probe.mean) < 0.03).all() and (np.abs(probe.control_mean) < 0.03).all()
 
 
-def test_zero_padding_says_it():
+def test_zero_padding_breaks_equivariance():
     probe = audited(tiny.draw(tiny.tiny("peg", depth=2)), tiny.images(batch=60)).probes[-1]
     assert (probe.mean > 0.05).all() and (probe.mean > 3 * probe.error).all()
 
@@ -273,7 +273,7 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_the_other_looks_take_models_by_name(capsys, pictures, tmp_path):
+def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
     small = tmp_path / "small.py"
     small.write_text(
         "import timm\ndef model():\n    return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8,\n"

@@ -81,7 +81,7 @@ def test_a_table_that_a_joining_adds_to_queries_and_keys_is_compared_as_it_is():
 
 
 @pytest.mark.parametrize("encoding", ["peg(acts_on='queries_keys')", "convolutional_projection"])
-def test_what_depends_on_the_tokens_alone_has_no_correlations(encoding):
+def test_functions_of_the_tokens_have_no_correlations(encoding):
     model = nano(encoding=encoding)
     with pytest.raises(ValueError, match=r"`model` must have an absolute encoding .* no vector per token"):
         position_correlations(model)

@@ -166,7 +166,7 @@ def test_the_two_dimensionality_of_a_sequence_by_its_distances_along_it():
 
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ["sinusoidal_1d", "sinusoidal_2d"])
-def test_a_learnable_table_in_t2t_is_as_two_dimensional_as_what_it_holds(encoding):
+def test_a_learnable_table_in_t2t_has_the_two_dimensionality_of_its_values(encoding):
     fixed, learnable = t2t(encoding=encoding), t2t(encoding="learnable")
     table_of(learnable).copy_(fixed.position(fixed.grid)[0].pre)
     learned, formula = position_correlations(learnable), position_correlations(fixed)

@@ -149,7 +149,7 @@ def test_an_eraser_of_position_leaves_no_linear_trace_where_it_was_fitted():
     assert (rows - rows.mean(0)).norm() < 1e-4 * (before - before.mean(0)).norm()
 
 
-def test_audit_of_the_debiased_model_shows_what_the_certificate_says():
+def test_audit_of_the_debiased_model_equals_its_certificate():
     model, images = _learnable(), tiny.images(32, 40, batch=18)
     held = images[2::3]
     found = graticule.debias(model, images)
@@ -295,7 +295,7 @@ def test_labels_of_images_and_of_patches_are_scored_by_neighbors():
         ({"images": pictures(12), "method": "pca"}, "`method` must be"),
     ],
 )
-def test_what_cannot_be_debiased_is_refused(kwargs, text):
+def test_invalid_arguments_of_debias_are_refused(kwargs, text):
     with pytest.raises((ValueError, TypeError), match=text):
         graticule.debias(Planted(ROW_AND_COLUMN).eval(), **kwargs)
 

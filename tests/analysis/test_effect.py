@@ -63,7 +63,7 @@ def test_a_model_without_position_is_that_of_encoding_none(encoding, joining):
     torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=0)
 
 
-def test_zeroing_a_position_that_is_not_there_changes_nothing():
+def test_zeroing_no_position_changes_nothing():
     view, images = view_of(tiny.draw(tiny.tiny("none"))), tiny.images()
     before = view.run(images)
     for changed in (view.without_position(), view.shuffled(), view.placed_at((64, 64))):

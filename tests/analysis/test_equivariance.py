@@ -43,7 +43,7 @@ def test_with_circular_padding_a_peg_is_exactly_equivariant_and_with_zeros_it_is
     assert np.all(zeros.at_border > 1e-3) and zeros.logits > 1e-6
 
 
-def test_what_zero_padding_does_decays_from_the_border_inwards():
+def test_the_effect_of_zero_padding_decays_from_the_border_inwards():
     model = pooled("peg(places=(0,))", img_size=112)
     found = translation_error(model, doubles(112, 112, batch=3))
     first = found.profile(0)  # directly after the PEG, whose 3 x 3 kernel reaches one patch inward
@@ -158,7 +158,7 @@ def test_the_model_is_unchanged():
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_the_table_has_a_row_a_layer_and_the_file_all_numbers(tmp_path):
+def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
     found = translation_error(tiny("peg"), images())
     header, *rows = found.summary()
     assert header == COLUMNS and [row[0] for row in rows] == ["1", "2", "3"] and rows[0][1] == "4x4"
@@ -195,7 +195,7 @@ def test_unsupported_models_are_refused(change, said):
         translation_error(**given)
 
 
-def test_translation_of_no_token_inside_is_no_number():
+def test_without_tokens_inside_the_translation_error_is_nan():
     found = translation_error(tiny("peg"), images(), border=4)
     assert np.isnan(found.inside).all() and np.isfinite(found.at_border).all()
     assert isinstance(found, Translation) and found.summary()[1][2] == "-"

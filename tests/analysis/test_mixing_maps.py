@@ -273,7 +273,7 @@ def test_non_locality_is_of_the_matrix_in_the_quadratic_form(form, learned, expe
     assert one.non_locality() == (pytest.approx(expected), 2)
 
 
-def test_a_wider_quadratic_form_looks_further_and_has_a_smaller_g():
+def test_a_wider_quadratic_form_has_a_larger_distance_and_a_smaller_g():
     model = gated(groups=2, num_blocks=2, encoding="ggqpe(form='alpha', shift=False)")
     for encoding, alpha in zip(stages(model)[0].encodings, (4.0, 0.05), strict=True):
         encoding.matrix.data.fill_(alpha)
@@ -573,7 +573,7 @@ def test_invalid_drawings_are_refused(call, said):
 
 @names
 @pytest.mark.parametrize("folded", [False, True])
-def test_the_parts_of_lrpe_m_are_kept_apart_and_their_sum_is_what_mixes(name, folded):
+def test_the_parts_of_lrpe_m_add_up_to_the_mixing_weights(name, folded):
     model = gated(name, "lrpe_m")
     weights = full_weights(model)
     model = graticule.fold(model) if folded else model

@@ -63,7 +63,7 @@ def test_a_number_is_finite(value):
             check("argument", given, kind)
 
 
-def test_a_word_that_is_no_choice_is_a_value_error_with_the_choices():
+def test_an_unknown_choice_is_a_value_error_with_the_choices():
     with pytest.raises(ValueError, match="`mode` must be one of a, b; got 'c'"):
         check("mode", "c", Literal["a", "b"] | None)
 

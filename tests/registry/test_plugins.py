@@ -67,7 +67,7 @@ def test_its_backbone_passes_the_contract():
     check_backbone("convolutional_vit", encoding="random_fourier+distance", joining="decayed", compiled=False)
 
 
-def test_the_joining_does_what_its_formula_says():
+def test_the_joining_follows_its_formula():
     model = graticule.create_model(
         "convolutional_vit", encoding="random_fourier", joining="decayed(rate=0.5, layers=2)"
     )
@@ -135,7 +135,7 @@ def test_an_invalid_plugin_is_one_line(text, message, tmp_path, capsys):
     assert err.count("\n") == 1
 
 
-def test_a_plugin_that_is_not_there_is_refused(tmp_path, capsys):
+def test_a_missing_plugin_is_refused(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"`plugin` must be .*, got .*nowhere.py', which does not exist"):
         graticule.load_plugin(tmp_path / "nowhere.py")
     with pytest.raises(ValueError, match=r"`plugin` must be a Python file .*, which is a folder"):
@@ -185,7 +185,7 @@ def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path,
         ENCODINGS._classes.pop("corrected", None)
 
 
-def test_plugins_of_one_name_in_two_folders_are_told_apart(tmp_path, monkeypatch):
+def test_plugins_of_one_name_in_two_folders_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_registered", {})
     body = (
         "import graticule\nfrom graticule.position.position import NoEncoding\n"

@@ -79,7 +79,7 @@ def test_a_name_has_one_class(methods):
         methods.register("number")(int)
 
 
-def test_values_keep_their_type_and_containers_become_what_they_should():
+def test_values_keep_their_type_and_containers_are_converted():
     assert as_kind(tuple[int, ...], [1, 2], "x") == (1, 2)
     assert as_kind(float | None, None, "x") is None
     assert as_kind(dict[str, float], {"a": 1}, "x") == {"a": 1.0}

@@ -39,7 +39,7 @@ def folder(path):
         (circle, "link that leads back to itself"),
     ],
 )
-def test_what_is_no_plain_file_is_refused_and_not_opened(tmp_path, make, kind):
+def test_other_kinds_of_files_are_refused_and_not_opened(tmp_path, make, kind):
     make(tmp_path / "a")
     for read in (check_plain, read_json, lambda path: read_bytes(path, 10)):
         with pytest.raises(ValueError, match=f"a must be a plain file, got a {kind}"):
@@ -83,7 +83,7 @@ def test_a_file_above_the_limit_is_refused_before_it_is_read(tmp_path):
     ],
     ids=["empty", "cut", "no text", "long number", "deep"],
 )
-def test_what_is_no_json_is_refused_by_name(tmp_path, content, why):
+def test_a_file_without_json_is_refused_by_name(tmp_path, content, why):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=f"a must be JSON, and is {why}"):
         read_json(tmp_path / "a")

@@ -133,7 +133,7 @@ FAULTS = {
 
 
 @in_turn("fault", FAULTS)
-def test_a_fault_is_named(broken, fault):
+def test_each_fault_breaks_its_law(broken, fault):
     with pytest.raises(AssertionError, match=FAULTS[fault]):
         check_encoding(f"{broken}(fault={fault!r})", compiled=False, without_effect=["fault"])
 
@@ -144,7 +144,7 @@ def test_without_a_fault_it_passes_compiled_and_with_a_break_of_the_graph_it_doe
         check_encoding(f"{broken}(fault='graph')")
 
 
-def test_a_clear_refusal_of_other_grids_is_an_answer(broken):
+def test_a_clear_refusal_of_other_grids_passes(broken):
     check_encoding(f"{broken}(fault='refused grid')", compiled=False, without_effect=["fault"])
 
 
@@ -160,7 +160,7 @@ class OtherShapes(graticule.Joining):
         return [graticule.LayerPosition(pre=tables[0][None])] * self.depth, None
 
 
-def test_what_broadcasts_and_has_not_the_documented_shape_is_found(monkeypatch):
+def test_a_tensor_that_broadcasts_to_the_documented_shape_is_found(monkeypatch):
     monkeypatch.setitem(JOININGS._classes, "other_shapes", OtherShapes)
     with pytest.raises(AssertionError, match=r"`pre` must be \(16, 24\), got \(1, 16, 24\)"):
         check_joining("other_shapes", compiled=False)

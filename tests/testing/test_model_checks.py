@@ -367,7 +367,7 @@ def test_the_command_checks_a_model_of_timm_by_name(capsys):
     assert code == 0 and "1 passed, 0 failed" in out
 
 
-def test_what_the_command_cannot_check_is_one_line(file, capsys):
+def test_an_invalid_check_is_refused_in_one_line(file, capsys):
     for arguments, said in (
         (["no_such_model"], "`MODEL` must be one of"),
         ([f"{file}:clena"], "did you mean 'clean'"),
