@@ -144,7 +144,7 @@ class Subset(Tokens):
             raise ValueError(
                 f"`index` must be (n,) or (B, n), int64, got {self.index.dtype} {tuple(self.index.shape)}."
             )
-        if torch.compiler.is_compiling():  # values are not known
+        if torch.compiler.is_compiling() or self.index.is_meta:  # values are not known
             return
         if self.index.numel() and not (self.index.min() >= 0 and self.index.max() < self.count):
             least, most = self.index.min().item(), self.index.max().item()
