@@ -52,7 +52,7 @@ from .position.grid import Grid as Grid
 from .position.joining import Joining as Joining
 from .position.joining import register_joining as register_joining
 from .position.layer import LayerPosition as LayerPosition
-from .position.points import Points as Points
+from .position.places import Points as Points
 from .position.position import PositionBuilder as PositionBuilder
 from .position.position import register_encoding as register_encoding
 from .position.resampling import Resampler as Resampler

@@ -19,8 +19,8 @@ from graticule.analysis.attention import attention_maps
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.build import build_position
-from graticule.position.grid import Windows
 from graticule.position.layer import LayerPosition
+from graticule.position.windows import Windows
 from in_turn import in_turn
 from tiny import count, draw, full_size, images, without_memory
 

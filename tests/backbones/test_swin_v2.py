@@ -10,7 +10,7 @@ from timm.models.swin_transformer_v2 import WindowAttention
 import graticule
 from graticule import Grid, LayerPosition, published_state_dict
 from graticule.backbones.swin_v2 import CosineWindowAttention
-from graticule.position.grid import Windows
+from graticule.position.windows import Windows
 from tiny import draw, images
 
 SIZE = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "num_classes": 5}

@@ -27,7 +27,7 @@ def tokens(grid, channels=6, batch=2):
 
 
 def test_each_group_of_channels_has_its_own_matrix():
-    mixing, grid = draw(Gsgu(Grid(2, 3), num_heads=3)).double(), Grid(2, 3)
+    mixing, grid = draw(Gsgu(Grid(2, 3), groups=3)).double(), Grid(2, 3)
     x = tokens(grid)
     y = mix_tokens(x, mixing(grid))
     for group, part in enumerate(x.chunk(3, -1)):
@@ -36,7 +36,7 @@ def test_each_group_of_channels_has_its_own_matrix():
 
 
 def test_groups_of_equal_matrices_are_sgu():
-    one, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), num_heads=3).double(), Grid(2, 3)
+    one, several, grid = DenseMixing(Grid(2, 3)).double(), Gsgu(Grid(2, 3), groups=3).double(), Grid(2, 3)
     with torch.no_grad():
         several.weight.copy_(draw(one).weight.expand(3, -1, -1))
     x = tokens(grid)
@@ -82,7 +82,7 @@ def test_a_bias_per_group_is_added_to_the_channels_of_its_group(product):
 
 
 def test_a_bias_per_group_is_cut_with_the_windows():
-    from graticule.position.grid import Windows
+    from graticule.position.windows import Windows
 
     grid, window = Grid(5, 7), Grid(3, 4)
     x, bias = tokens(grid), torch.randn(2, window.patches, dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_permuted_tokens_of_permuted_weights_are_permuted():
 
 
 def test_in_part_of_a_window_the_missing_tokens_are_zeros():
-    from graticule.position.grid import Windows
+    from graticule.position.windows import Windows
 
     grid, window = Grid(4, 5), Grid(3, 3)
     made, x = draw(TokenMlpMixing(window, dim=8)).double()(window), tokens(grid)

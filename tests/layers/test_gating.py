@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from graticule.layers.gating import GatedBlock, GatingUnit, mix_tokens
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.windows import Windows
 from in_turn import in_turn
 
 

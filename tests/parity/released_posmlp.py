@@ -21,7 +21,8 @@ from graticule.encodings.forms.mixing import MixingPosition
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.layers.gating import GatingUnit, mix_tokens
 from graticule.position.displacement import Displacements
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
+from graticule.position.windows import Windows
 from graticule.registry.specs import Spec
 
 SOURCE = "Zhicaiwww/PosMLP"

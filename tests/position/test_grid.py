@@ -5,7 +5,7 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from graticule import Grid
-from graticule.position.grid import Windows
+from graticule.position.windows import Windows
 from in_turn import in_turn
 
 

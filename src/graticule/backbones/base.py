@@ -16,7 +16,8 @@ from graticule.backbones.token_model import Crops, Images, TokenModel, forward_e
 from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
-from graticule.position.grid import Crop, Grid, sides
+from graticule.position.grid import Crop, Grid
+from graticule.position.places import sides
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, shown

@@ -16,9 +16,10 @@ from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 
 
 class SingleStage(Pyramid):

@@ -16,8 +16,9 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.checkpoints import released_posmlp
 from graticule.layers.gating import Combine, GatedBlock
 from graticule.layers.parts import norm_layer_of
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 from graticule.registry.checks import checked
 
 #: The norm after a convolution: over the batch for each channel, or over the channels of each position.

@@ -17,9 +17,10 @@ from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 from graticule.registry.checks import checked
 
 

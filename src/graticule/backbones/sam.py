@@ -15,9 +15,10 @@ from graticule.backbones.window_attention import WindowAttention
 from graticule.checkpoints.load import renamed_state_dict
 from graticule.encodings.forms.pyramid import keep_layers, some_parts
 from graticule.layers.attention import Attention
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Position, PositionBuilder
+from graticule.position.windows import Windows
 
 
 class WindowedPosition(Position):

@@ -13,8 +13,9 @@ from graticule.backbones.pyramid import MergingPyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.checkpoints.load import renamed_state_dict
 from graticule.layers.parts import norm_layer_of
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 from graticule.registry.checks import checked
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from graticule.layers.attention import Attention
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.windows import Windows
 from graticule.system.symbolic import ceiling, holds
 
 

@@ -9,7 +9,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid, by, letters
+from graticule.position.grid import Grid
+from graticule.position.places import by, letters
 from graticule.position.position import register_encoding
 from graticule.system.memory import check_memory
 

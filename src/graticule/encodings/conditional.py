@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graticule.position.grid import Grid, by
+from graticule.position.grid import Grid
 from graticule.position.joining import Joining
 from graticule.position.layer import LayerPosition
+from graticule.position.places import by
 from graticule.position.position import Encoding, Position, Site, register_encoding
 
 #: Insert positions: the layers after which a module is inserted, one or several.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.absolute import ComputedEncoding
 from graticule.encodings.forms.coordinates import Coordinates, Factor, Noise, linear
 from graticule.position.grid import Grid
-from graticule.position.points import Points
+from graticule.position.places import Points
 from graticule.position.position import register_encoding
 from graticule.registry.fields import NotNegative
 from graticule.system.symbolic import as_tensor

@@ -13,8 +13,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.axis import Axis
-from graticule.position.grid import Grid, letters
+from graticule.position.grid import Grid
+from graticule.position.places import Axis, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.system.symbolic import ceiling

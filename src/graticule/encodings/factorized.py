@@ -7,8 +7,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.absolute import AbsoluteEncoding
-from graticule.position.grid import Grid, letters
-from graticule.position.points import Shape
+from graticule.position.grid import Grid
+from graticule.position.places import Shape, letters
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 from graticule.system.symbolic import holds

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
-from graticule.position.points import Points
+from graticule.position.places import Points
 from graticule.position.position import register_encoding
 from graticule.system.symbolic import as_tensor
 

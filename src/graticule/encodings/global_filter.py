@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
-from graticule.position.points import Shape
+from graticule.position.places import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import Bicubic
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.axis import lattice
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition, PositionalAttention
+from graticule.position.places import lattice
 from graticule.position.position import register_encoding
 
 

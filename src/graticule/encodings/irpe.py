@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid, letters, ravel
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.places import letters, ravel
 from graticule.position.position import register_encoding
 
 #: The ways to map a 2-D displacement to buckets.

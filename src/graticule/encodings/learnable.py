@@ -58,7 +58,7 @@ class Learnable(AbsoluteEncoding):
         """Return w for `grid`, (N, D)."""
         held = _with_rows(grid, self.prefix_rows)
         table = super().forward(held)
-        if held == grid:
+        if held.prefix == grid.prefix:
             return table
         first, patches = held.split(table)
         return torch.cat([first, replace(grid, prefix=grid.prefix - held.prefix).with_prefix_rows(patches)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import PatchBias
 from graticule.position.grid import Grid
-from graticule.position.points import Shape
+from graticule.position.places import Shape
 from graticule.position.position import register_encoding
 from graticule.position.resampling import build_resampler
 

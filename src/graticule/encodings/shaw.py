@@ -12,7 +12,8 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.position.grid import Grid, letters
+from graticule.position.grid import Grid
+from graticule.position.places import letters
 from graticule.position.position import register_encoding
 
 

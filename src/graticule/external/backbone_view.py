@@ -28,11 +28,12 @@ from graticule.external.view import (
     split_features,
 )
 from graticule.position.folded import Folded, FoldedPosition
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition, Position
 from graticule.position.rotation import Rotation
 from graticule.position.tokens import Axes, Function, Tokens
+from graticule.position.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)

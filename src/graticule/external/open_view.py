@@ -26,7 +26,8 @@ from graticule.external.flow import Change, Flow
 from graticule.external.images import Size, call, error_line, evaluating, image_size, set_input_size, window_of
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
+from graticule.position.windows import Windows
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")

@@ -158,19 +158,21 @@ class Attention(nn.Module):
             q = (q * position.query_scale[..., None]).type_as(v)
         longer, tables = (q, k), []
         of_tokens = None if position.token_bias is None else position.token_bias(of_q)
-        for each in (Bias.of(given) for given in (position.bias, of_tokens) if given is not None):
-            appended = each.append(*longer, self.scale)
-            if appended is None:
-                tables.append(each.table(q * self.scale).to(q.dtype))
-            longer = appended or longer
+        for given in (position.bias, of_tokens):
+            if given is not None:
+                bias = Bias.of(given)
+                appended = bias.append(*longer, self.scale)
+                if appended is None:
+                    tables.append(bias.table(q * self.scale).to(q.dtype))
+                longer = appended or longer
         if position.key_bias is not None:
             tables.append(position.key_bias(k * self.scale).to(q.dtype))
         q, k = longer
         if not tables:
             return q, k, v, None
-        bias: Tensor = sum(tables[1:], tables[0])
+        table: Tensor = sum(tables[1:], tables[0])
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
-        return q, k, v, bias[None] if bias.ndim == 3 else bias
+        return q, k, v, table[None] if table.ndim == 3 else table
 
 
 class CausalAttention(Attention):

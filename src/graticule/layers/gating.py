@@ -13,8 +13,9 @@ from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from graticule.position.displacement import Displacements, TokenMlp
-from graticule.position.grid import Grid, Tile, Windows
+from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition, Mixing
+from graticule.position.windows import Tile, Windows
 
 #: The ways to combine the two halves of the channels (PosMLP, Figure 3).
 Combine = Literal["gate", "add", "concat", "nonsplit"]

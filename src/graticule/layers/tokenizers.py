@@ -11,8 +11,8 @@ from timm.layers import PatchEmbed
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
-from graticule.position.grid import Grid, by
-from graticule.position.points import Shape
+from graticule.position.grid import Grid
+from graticule.position.places import Shape, by
 from graticule.registry.checks import Checked
 
 
@@ -131,8 +131,8 @@ def patch_grid(image: Shape, patch: Shape, prefix: int = 0, step: int = 1) -> Gr
     Raises:
         ValueError: if a side of the image is not a multiple of the patch's.
     """
-    coarse = Grid.of_image(image, patch)
-    return Grid(*(side * step for side in coarse.shape), prefix=prefix)
+    grid = Grid.of_image(image, patch, prefix)
+    return grid if step == 1 else Grid(*(side * step for side in grid.shape), prefix=prefix)
 
 
 torch.fx.wrap("patch_grid")  # it compares sizes, so torch.fx records the call as one node

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from graticule.position.grid import Grid, by
-from graticule.position.points import Shape
+from graticule.position.grid import Grid
+from graticule.position.places import Shape, by
 
 
 class TokenMlp(NamedTuple):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from graticule.position.axis import Axis, axis_of, lattice, sampled
-from graticule.position.points import Places, Shape
+from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled, sides
 from graticule.position.resampling import BICUBIC, Resampler
 from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
@@ -141,9 +139,8 @@ class Grid(Places):
         assign(self, "windows", tuple(windows))
         if not shape:
             raise ValueError("`shape` must have at least one axis, got none.")
-        for side in shape:
-            _check_count("shape", side, 1)
-        _check_count("prefix", prefix, 0)
+        _check_counts("shape", shape, 1)
+        _check_counts("prefix", (prefix,), 0)
         if prefix + math.prod(shape) > _MOST:
             raise ValueError(f"`shape` must be at most {_MOST:,} patches, got {by(shape)}.")
         if crop is not None and len(crop.whole) != len(shape):
@@ -262,14 +259,20 @@ class Grid(Places):
                 f"`grid` must have sides that are multiples of {step}, to be halved {stages - 1} times, "
                 f"got {by(self.shape)}."
             )
-        grids: list[Grid] = []
-        shape, crop, spacing = self.shape, self.crop, self.spacing
-        for stage in range(stages):
-            ahead = max(self.prefix, prefix if stage == stages - 1 else 0)
-            grids.append(Grid(*shape, prefix=ahead, crop=crop, spacing=spacing, windows=self.windows[stage:]))
-            shape = tuple(ceiling(side, 2) for side in shape)
-            crop = crop.halved() if crop is not None and stage < stages - 1 else None
-            spacing = spacing and tuple(2 * each for each in spacing)
+        grids = [self]
+        for stage in range(1, stages):
+            last = grids[-1]
+            grids.append(
+                Grid(
+                    *(ceiling(side, 2) for side in last.shape),
+                    prefix=self.prefix,
+                    crop=last.crop and last.crop.halved(),
+                    spacing=last.spacing and tuple(2 * each for each in last.spacing),
+                    windows=self.windows[stage:],
+                )
+            )
+        if prefix > self.prefix:
+            grids[-1] = replace(grids[-1], prefix=prefix)
         return grids
 
     @property
@@ -456,143 +459,9 @@ class Grid(Places):
         return sampled(image, axes, self.table)
 
 
-def _check_count(name: str, count: Any, least: int) -> None:
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
-    if count < least:
-        raise ValueError(f"`{name}` must be at least {least}, got {count}.")
-
-
-def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Return the flattened index, the last axis fastest, of an index on each axis of `shape`, numbers or tensors."""
-    flat = index[0]
-    for each, side in zip(index[1:], shape[1:], strict=True):
-        flat = flat * side + each
-    return flat
-
-
-def by(shape: Sequence[float]) -> str:
-    """Return a shape as text, such as '14 x 14'."""
-    return " x ".join(map(str, shape))
-
-
-def letters(axes: int) -> Sequence[str]:
-    """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a film or volume."""
-    return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
-
-
-def sides(axes: int) -> Sequence[str]:
-    """Return the names of the axes of a text, an image, or a film or volume."""
-    named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
-    return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
-
-
-class Tile(NamedTuple):
-    """A rectangle of a grid with windows of one kind: whole windows, or the same part of each window.
-
-    rows, columns: its slices of the grid.
-    window_rows, window_columns: the part of a whole window that its windows cover.
-    """
-
-    rows: slice
-    columns: slice
-    window_rows: slice
-    window_columns: slice
-
-    @property
-    def part(self) -> Grid:
-        """The grid of one of its windows."""
-        return Grid(*(cut.stop - cut.start for cut in (self.window_rows, self.window_columns)))
-
-    @property
-    def repeats(self) -> tuple[int, int]:
-        """Return the number of windows per axis."""
-        rows, columns = (cut.stop - cut.start for cut in (self.rows, self.columns))
-        return rows // self.part.height, columns // self.part.width
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Non-overlapping windows of a grid that never reach beyond its border.
-
-    If windows do not tile the grid, or are shifted, those at the border are parts of a window. So the map is neither
-    rolled nor padded, and tokens of opposite borders do not attend to each other. There are at most nine kinds of
-    windows, one per tile.
-
-    Args:
-        grid: the grid of the windows.
-        window: the grid of a whole window, no larger than `grid`.
-        shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
-            part of a window precedes it.
-        rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
-            and column contain tokens of opposite borders.
-    """
-
-    grid: Grid
-    window: Grid
-    shift: tuple[int, int] = (0, 0)
-    rolled: bool = False
-
-    def tiles(self) -> list[list[Tile]]:
-        """Return the tiles: one list per strip of rows, from the top, each from left to right."""
-        rows, columns = (
-            _cuts(side, step, shift)
-            for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True)
-        )
-        return [[Tile(at, across, part, part_across) for across, part_across in columns] for at, part in rows]
-
-    def rolled_map(self, x: Tensor) -> Tensor:
-        """Roll the map of tokens x: (B, N, D) by the shift, and pad it with zeros to whole windows, (B, H, W, D)."""
-        y = x.unflatten(1, self.grid.shape)
-        if any(self.shift):
-            y = y.roll([-by for by in self.shift], (1, 2))
-        below, beside = (-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True))
-        return F.pad(y, (0, 0, 0, beside, 0, below)) if below or beside else y
-
-    def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window each.
-
-        Each comes with its mask, (M, M), True for tokens of a window that were neighbors before the map was rolled; it
-        is None if all were. A map that windows do not tile is padded with zeros at the bottom and on the right.
-        """
-        y, window = self.rolled_map(x), self.window
-        lower, upper = (
-            [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
-            for side, step, shift in zip(y.shape[1:3], window.shape, self.shift, strict=True)
-        )
-        return [
-            [
-                (y[:, top:end, left:right], _near(window, down, across, x.device))
-                for left, right, across in upper
-                if right
-            ]
-            for top, end, down in lower
-            if end
-        ]
-
-
-def _near(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
-    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
-    if not down and not across:
-        return None
-    y = torch.arange(window.height, device=device) >= window.height - down
-    x = torch.arange(window.width, device=device) >= window.width - across
-    kind = (2 * y[:, None] + x).flatten()
-    return kind[:, None] == kind
-
-
-def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
-    """Cut an axis into the part before the first whole window, the whole windows, and the rest.
-
-    Each comes with the part of a window that it covers.
-    """
-    whole = (side - shift) // step * step
-    if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
-        whole = side - step if shift else side
-    end = shift + whole
-    cuts = [
-        (slice(0, shift), slice(step - shift, step)),
-        (slice(shift, end), slice(0, step)),
-        (slice(end, side), slice(0, side - end)),
-    ]
-    return [(at, part) for at, part in cuts if at.stop > at.start]
+def _check_counts(name: str, counts: Sequence[Any], least: int) -> None:
+    for count in counts:
+        if isinstance(count, bool) or not hasattr(count, "__index__"):
+            raise TypeError(f"`{name}` must be a whole number on each axis, got {count!r}.")
+        if count < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {count}.")

@@ -479,10 +479,10 @@ class Lape(LapeSharing):
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w_{l+1}: (N, D) to the normalized tokens of layer l."""
         positions, table = [], tables[0]
+        eps = _eps(self.norms)
         for norm in self.norms:
             joined = norm(table)  # progressive: layer l refines the embedding of layer l - 1
             positions.append(LayerPosition(inner=joined))
-            eps = _eps(norm)
             if eps is not None:
                 joined = torch.where(_variance(table.detach()) >= eps, joined, joined.detach())
             table = joined
@@ -494,6 +494,6 @@ def _variance(table: Tensor) -> Tensor:
     return (table - table.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
 
 
-def _eps(norm: nn.Module) -> float | None:
-    """Return the eps that a norm adds to the variance of a row; None for a module that does not normalize."""
-    return next((module.eps for module in norm.modules() if isinstance(module, nn.LayerNorm)), None)
+def _eps(norms: nn.Module) -> float | None:
+    """Return the eps that norms of one kind add to the variance of a row; None for modules that do not normalize."""
+    return next((module.eps for module in norms.modules() if isinstance(module, nn.LayerNorm)), None)

@@ -16,8 +16,8 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.mvit import MultiscaleVisionTransformer
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.hub.kinds import HubModel
-from graticule.position.grid import Windows
 from graticule.position.position import Position
+from graticule.position.windows import Windows
 from graticule.surgery.attached import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize

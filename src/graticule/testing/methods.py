@@ -20,7 +20,7 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
 from graticule.position.layer import KINDS
-from graticule.position.points import Points
+from graticule.position.places import Points
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
 from graticule.registry.registry import Registry

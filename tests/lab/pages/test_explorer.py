@@ -26,7 +26,8 @@ from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from graticule.position.grid import Grid, Windows
+from graticule.position.grid import Grid
+from graticule.position.windows import Windows
 from tiny import draw, images, tiny
 
 SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}

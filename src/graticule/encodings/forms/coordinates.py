@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.position.points import Points
+from graticule.position.places import Points
 from graticule.registry.fields import Finite, NotNegative, check_fields
 from graticule.system.symbolic import as_tensor
 

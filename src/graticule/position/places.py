@@ -1,16 +1,43 @@
-"""Places of tokens: the interface of grids, and points without a grid."""
+"""Places of tokens: shapes, coordinates along an axis, the interface of grids, and points without a grid."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graticule.position.resampling import BICUBIC
+
 Shape = tuple[int, ...]
+
+
+def ravel(index: Sequence[Any], shape: Sequence[int]) -> Any:
+    """Return the flattened index, the last axis fastest, of an index on each axis of `shape`, numbers or tensors."""
+    flat = index[0]
+    for each, side in zip(index[1:], shape[1:], strict=True):
+        flat = flat * side + each
+    return flat
+
+
+def by(shape: Sequence[float]) -> str:
+    """Return a shape as text, such as '14 x 14'."""
+    return " x ".join(map(str, shape))
+
+
+def letters(axes: int) -> Sequence[str]:
+    """Return the letters of the axes: x of a text, (y, x) of an image, (t, y, x) of a film or volume."""
+    return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
+
+
+def sides(axes: int) -> Sequence[str]:
+    """Return the names of the axes of a text, an image, or a film or volume."""
+    named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
+    return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
 
 
 class Places(ABC):
@@ -155,3 +182,67 @@ class Points(Places):
         return torch.tensor(self.shape)
 
     displacements = offset_index = order
+
+
+class Axis(NamedTuple):
+    """Equally spaced coordinates: first, first + step, ...; whole numbers are ints."""
+
+    first: float = 0
+    step: float = 1
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all coordinates are whole numbers."""
+        return isinstance(self.first, int | torch.SymInt) and isinstance(self.step, int)
+
+    def displacements(self, count: int) -> Axis:
+        """Return the displacements between `count` coordinates, from the lowest to the highest."""
+        return Axis((1 - count) * self.step, self.step)
+
+    def coordinates(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Return the first `count` coordinates, int64 if they are whole numbers, else float64."""
+        index = torch.arange(count, device=device)
+        return (index if self.whole else index.double()) * self.step + self.first
+
+    def sample(self, values: Tensor, count: int) -> Tensor:
+        """Return values (..., n) at `count` coordinates, (..., count), interpolated by cubic convolution.
+
+        Beyond the ends the values at the ends are repeated. Within them, quadratic functions are interpolated exactly.
+        """
+        if self.whole:
+            return values[..., self.first : self.first + self.step * (count - 1) + 1 : self.step]
+        last = values.shape[-1] - 1
+        center = self.coordinates(count, values.device)[:, None]  # (count, 1), float64
+        index = center.floor() + torch.arange(-1, 3, device=values.device)  # (count, 4)
+        entries = torch.arange(last + 1, device=values.device)
+        chosen = index.clamp(0, last)[..., None] == entries  # (count, 4, n)
+        weights = (BICUBIC.filter((center - index).abs(), antialias=True)[..., None] * chosen).sum(1)
+        wide = values.to(torch.promote_types(values.dtype, torch.float32))
+        return (wide @ weights.to(wide.dtype).T).to(values.dtype)
+
+
+def axis_of(start: float, size: float, count: int) -> Axis:
+    """Return the centers of `count` patches that cover `size` from `start` on."""
+    if size == count:
+        return Axis(_int_if_whole(start), 1)
+    step = size / count
+    return Axis(_int_if_whole(start + (step - 1) / 2), _int_if_whole(step))
+
+
+def _int_if_whole(number: float) -> float:
+    return number if isinstance(number, int) or not number.is_integer() else int(number)
+
+
+def lattice(*axes: Tensor) -> Tensor:
+    """Return all combinations of coordinates on each axis, the last axis fastest, (H * W, 2) for rows and columns."""
+    dtype = axes[0].dtype
+    for axis in axes[1:]:
+        dtype = torch.promote_types(dtype, axis.dtype)
+    return torch.stack(torch.meshgrid(*(axis.to(dtype) for axis in axes), indexing="ij"), -1).flatten(0, -2)
+
+
+def sampled(image: Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> Tensor:
+    """Return a map (..., H', W') at the coordinates of `axes`, (..., *shape)."""
+    for dim, (axis, side) in enumerate(zip(axes, shape, strict=True), -len(axes)):
+        image = axis.sample(image.movedim(dim, -1), side).movedim(-1, dim)
+    return image

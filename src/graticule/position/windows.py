@@ -1,0 +1,124 @@
+"""Windows of a grid, which never reach beyond its border, and those of a rolled map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graticule.position.grid import Grid
+from graticule.system.symbolic import holds
+
+
+class Tile(NamedTuple):
+    """A rectangle of a grid with windows of one kind: whole windows, or the same part of each window.
+
+    rows, columns: its slices of the grid.
+    window_rows, window_columns: the part of a whole window that its windows cover.
+    """
+
+    rows: slice
+    columns: slice
+    window_rows: slice
+    window_columns: slice
+
+    @property
+    def part(self) -> Grid:
+        """The grid of one of its windows."""
+        return Grid(*(cut.stop - cut.start for cut in (self.window_rows, self.window_columns)))
+
+    @property
+    def repeats(self) -> tuple[int, int]:
+        """Return the number of windows per axis."""
+        rows, columns = (cut.stop - cut.start for cut in (self.rows, self.columns))
+        return rows // self.part.height, columns // self.part.width
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Non-overlapping windows of a grid that never reach beyond its border.
+
+    If windows do not tile the grid, or are shifted, those at the border are parts of a window. So the map is neither
+    rolled nor padded, and tokens of opposite borders do not attend to each other. There are at most nine kinds of
+    windows, one per tile.
+
+    Args:
+        grid: the grid of the windows.
+        window: the grid of a whole window, no larger than `grid`.
+        shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
+            part of a window precedes it.
+        rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
+            and column contain tokens of opposite borders.
+    """
+
+    grid: Grid
+    window: Grid
+    shift: tuple[int, int] = (0, 0)
+    rolled: bool = False
+
+    def tiles(self) -> list[list[Tile]]:
+        """Return the tiles: one list per strip of rows, from the top, each from left to right."""
+        rows, columns = (
+            _cuts(side, step, shift)
+            for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True)
+        )
+        return [[Tile(at, across, part, part_across) for across, part_across in columns] for at, part in rows]
+
+    def rolled_map(self, x: Tensor) -> Tensor:
+        """Roll the map of tokens x: (B, N, D) by the shift, and pad it with zeros to whole windows, (B, H, W, D)."""
+        y = x.unflatten(1, self.grid.shape)
+        if any(self.shift):
+            y = y.roll([-by for by in self.shift], (1, 2))
+        below, beside = (-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True))
+        return F.pad(y, (0, 0, 0, beside, 0, below)) if below or beside else y
+
+    def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
+        """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window each.
+
+        Each comes with its mask, (M, M), True for tokens of a window that were neighbors before the map was rolled; it
+        is None if all were. A map that windows do not tile is padded with zeros at the bottom and on the right.
+        """
+        y, window = self.rolled_map(x), self.window
+        lower, upper = (
+            [(0, side, 0)] if not shift else [(0, side - step, 0), (side - step, side, shift)]
+            for side, step, shift in zip(y.shape[1:3], window.shape, self.shift, strict=True)
+        )
+        return [
+            [
+                (y[:, top:end, left:right], _near(window, down, across, x.device))
+                for left, right, across in upper
+                if right
+            ]
+            for top, end, down in lower
+            if end
+        ]
+
+
+def _near(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:
+    """Return the mask of a window whose last `down` rows and `across` columns come from the opposite edge."""
+    if not down and not across:
+        return None
+    y = torch.arange(window.height, device=device) >= window.height - down
+    x = torch.arange(window.width, device=device) >= window.width - across
+    kind = (2 * y[:, None] + x).flatten()
+    return kind[:, None] == kind
+
+
+def _cuts(side: int, step: int, shift: int) -> list[tuple[slice, slice]]:
+    """Cut an axis into the part before the first whole window, the whole windows, and the rest.
+
+    Each comes with the part of a window that it covers.
+    """
+    whole = (side - shift) // step * step
+    if holds(side % step == 0):  # the same cuts, from which the sizes of the parts can be inferred
+        whole = side - step if shift else side
+    end = shift + whole
+    cuts = [
+        (slice(0, shift), slice(step - shift, step)),
+        (slice(shift, end), slice(0, step)),
+        (slice(end, side), slice(0, side - end)),
+    ]
+    return [(at, part) for at, part in cuts if at.stop > at.start]
