@@ -120,7 +120,7 @@ WITHOUT_A_MODEL = {
     *("register_text", "score_plot"),
     *("register_names", "own_state", "read_state", "renamed_state_dict"),
     *("audit_page", "write_explorer", "attention_on_image", "pixels_of", "save_figures", "sheet_heads"),
-    *("convert", "to_timm"),  # tests/external/test_convert_names.py has all models of each family
+    *("convert", "to_timm"),  # tests/external/test_convert.py has all models of each family
     *("open_attached", "save_pretrained"),
     # of models of other libraries, or with labeled images: tests/external and tests/analysis
     *("open_attached_host", "to_transformers", "find_structure", "position_share", "debias", "certify"),

@@ -1,4 +1,4 @@
-"""MViTv2 of timm is converted to ours and back, with equal outputs and bits, also with tables of other sizes."""
+"""MViTv2 and CaiT of timm are converted to ours and back, with equal outputs and bits, also at other sizes."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.cait import Cait
 from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm_models import assert_same_bits, difference, in_float64, randomize
 
@@ -43,19 +44,37 @@ def timms(img_size=64, **form):
     return randomize(MultiScaleVit(config, img_size=(img_size, img_size), num_classes=5)).eval()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_it_computes_what_timms_does_and_goes_back_with_equal_bits(form):
+def caits(**form):
+    """Build a small CaiT of timm with random parameters."""
+    small = {"img_size": (32, 48), "patch_size": 8, "num_classes": 5, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    torch.manual_seed(0)
+    return randomize(Cait(**{**small, **form})).eval()
+
+
+#: Function that builds a model of timm, its options, and the size of its images.
+MODELS = [
+    *[(timms, form, (64, 64)) for form in FORMS.values()],
+    (caits, {}, (32, 48)),
+    (caits, {"global_pool": "avg", "qkv_bias": False}, (32, 48)),
+    (caits, {"depth_token_only": 3, "mlp_ratio_token_only": 2.0}, (32, 48)),
+]
+
+
+@pytest.mark.parametrize(("build", "form", "size"), MODELS)
+def test_outputs_and_bits_of_the_way_back_equal_timms(build, form, size):
     with in_float64():
-        theirs = timms(**FORMS[form])
+        theirs = build(**form)
         ours = graticule.convert(theirs)
-        assert difference(ours, theirs, 64, 64) < 1e-10
+        assert difference(ours, theirs, *size) < 1e-10
         assert_same_bits(graticule.to_timm(ours), theirs)
         assert graticule.published_state_dict(ours).keys() == theirs.state_dict().keys()
 
 
-def test_it_computes_what_timms_does_in_float32():
-    theirs = timms(use_cls_token=True)
+def test_outputs_equal_timms_in_float32():
+    theirs, cait = timms(use_cls_token=True), caits()
     assert difference(graticule.convert(theirs), theirs, 64, 64) < 1e-5
+    assert difference(graticule.convert(cait), cait, 32, 48) < 1e-5
+    assert graticule.convert(cait)(torch.randn(1, 3, 64, 24)).shape == (1, 5)
 
 
 @torch.no_grad()
@@ -132,3 +151,16 @@ def test_unsupported_models_are_named():
         with pytest.raises(ValueError, match="to be converted, got") as error:
             graticule.convert(model)
         assert message in str(error.value), str(error.value)
+
+
+def test_rates_of_dropout_are_kept_and_unsupported_caits_are_refused():
+    theirs = caits(drop_path_rate=0.1, proj_drop_rate=0.2, attn_drop_rate=0.3)
+    ours = graticule.convert(theirs)
+    assert [block.drop_path1.drop_prob for block in ours.blocks] == [0.1, 0.1]
+    assert ours.blocks[1].attn.attn_drop == 0.3 and ours.blocks_token_only[0].attn.proj_drop.p == 0.2
+    theirs.blocks[1].mlp.act = torch.nn.ReLU()
+    with pytest.raises(ValueError, match=r"`blocks \(act\)` of Cait must be the same to be converted"):
+        graticule.convert(theirs)
+    theirs.blocks_token_only = None
+    with pytest.raises(ValueError, match="`blocks_token_only` of Cait must have blocks to be converted"):
+        graticule.convert(theirs)

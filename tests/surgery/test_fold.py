@@ -57,13 +57,6 @@ def test_a_folded_model_computes_the_same_at_every_size_and_unfolds_exactly(enco
     assert_same(unfold(model)(wide), before_wide)
 
 
-def test_a_folded_distilled_model_computes_the_same():
-    model = draw(tiny("learnable", "lape", "deit_tiny_distilled_patch16_224")).double().eval()
-    x = images(dtype=torch.float64)
-    before = model(x)
-    assert_same(fold(model)(x), before)
-
-
 @each
 def test_a_folded_model_is_loaded_copied_and_moved_as_any_other(encoding, joining):
     trained = draw(tiny(encoding, joining)).eval()
@@ -106,36 +99,11 @@ def test_a_folded_model_refuses_to_be_trained_and_has_no_gradient_but_of_functio
     assert unfold(model).train()(x).requires_grad
 
 
-def test_folding_ends_training():
+def test_folding_ends_training_and_keeps_which_parameters_are_trained():
     model = tiny("learnable", "lape").train()
-    fold(model)
-    assert not any(module.training for module in model.modules())
-
-
-def test_a_folded_model_refuses_another_grid_and_names_both():
-    model = fold(tiny("learnable", "lape"))
-    with pytest.raises(ValueError, match=r"folded for a grid of \(4, 4\) patches with 1 prefix .*got one of \(3, 5\)"):
-        model(images(24, 40))
-
-
-def test_a_size_that_the_patch_does_not_divide_cannot_be_folded_for():
-    with pytest.raises(ValueError, match="`img_size` must be a positive multiple"):
-        fold(tiny("learnable", "lape"), img_size=30)
-
-
-def test_a_size_that_cannot_be_folded_for_leaves_the_model_unchanged():
-    model = tiny("learnable", "lape").eval()
-    x = images()
-    before = model(x)
-    with pytest.raises(ValueError, match="`img_size`"):
-        fold(model, img_size=30)
-    assert torch.equal(model(x), before)
-
-
-def test_folding_does_not_change_what_is_trained():
-    model = tiny("learnable", "lape")
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    unfold(fold(model))
+    assert not any(module.training for module in fold(model).modules())
+    unfold(model)
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
 
 
@@ -182,7 +150,7 @@ def capturing(how):
 
 
 @in_turn("how", CAPTURED)
-def test_what_a_joining_captures_follows_a_change_of_dtype(how):
+def test_a_captured_table_follows_a_change_of_dtype(how):
     model = capturing(how)
     x = images(dtype=torch.float64)
     expected = copy.deepcopy(model).double()(x)
@@ -192,7 +160,7 @@ def test_what_a_joining_captures_follows_a_change_of_dtype(how):
     assert half.dtype == torch.bfloat16
 
 
-def test_what_a_joining_captures_follows_a_copy_and_a_pickle():
+def test_a_captured_table_follows_a_copy_and_a_pickle():
     model = fold(capturing("closure").double())
     x = images(dtype=torch.float64)
     expected = model(x)
@@ -214,19 +182,20 @@ def test_a_folded_model_that_was_moved_is_one_graph_and_the_tracer_leaves_nothin
     assert_same(exported(x), model(x))
 
 
-def test_what_a_folded_position_keeps_for_later_moves_with_it():
+def test_the_original_of_a_folded_position_moves_with_it():
     model = fold(graticule.create_model("posmlp_nano_32", encoding="sgu")).to("meta")
     assert all(buffer.is_meta for buffer in unfold(model).buffers())
 
 
 @in_turn("size", [33, (0, 32), -32])
 @in_turn("folded", [False, True])
-def test_a_fold_that_is_refused_leaves_training_mode_and_constants(size, folded):
+def test_a_refused_fold_leaves_training_mode_constants_and_outputs(size, folded):
     model = fold(tiny("learnable", "lape")) if folded else tiny("learnable", "lape").train()
-    before = model.position
-    with pytest.raises(ValueError, match="must"):
+    before, x = model.position, images()
+    expected = model(x)
+    with pytest.raises(ValueError, match="`img_size` must be"):
         fold(model, img_size=size)
-    assert model.position is before
+    assert model.position is before and torch.equal(model(x), expected)
     assert all(module.training is not folded for module in model.modules())
 
 
@@ -290,12 +259,9 @@ def test_backbones_inside_another_module_fold_too():
     assert not any(isinstance(module, FoldedPosition) for module in pair.modules())
 
 
-def test_what_has_no_position_cannot_be_folded():
+def test_a_model_without_position_is_refused_and_one_that_is_not_folded_stays():
     with pytest.raises(ValueError, match="`model` must be or contain a backbone with a `position`, got Linear"):
         fold(nn.Linear(2, 2))
-
-
-def test_unfolding_what_is_not_folded_changes_nothing():
     model = tiny("learnable", "lape")
     position = model.position
     assert unfold(model).position is position
@@ -335,13 +301,11 @@ def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():
     assert unfold(model).position is position
 
 
-@in_turn(("encoding", "joining"), [("peg", "default"), ("convolutional_projection", "default")])
-def test_a_model_whose_layers_get_functions_alone_folds_into_no_constant_and_still_refuses_another_grid(
-    encoding, joining
-):
-    model = fold(tiny(encoding, joining))
-    assert not list(model.position.named_buffers(recurse=False))
-    with pytest.raises(ValueError, match=r"folded for a grid of \(4, 4\)"):
+@in_turn("encoding", ["peg", "convolutional_projection", "learnable"])
+def test_a_folded_model_refuses_another_grid_also_without_any_constant(encoding):
+    model = fold(tiny(encoding))
+    assert bool(list(model.position.named_buffers(recurse=False))) == (encoding == "learnable")
+    with pytest.raises(ValueError, match=r"folded for a grid of \(4, 4\) patches with 1 prefix .*got one of \(3, 5\)"):
         model(images(24, 40))
 
 
