@@ -37,8 +37,8 @@ from graticule.analysis.certificate import certify
 from graticule.analysis.debias import METHODS
 from graticule.external import Debiased, Eraser
 from graticule.lab.data.sets.cifar import cifar10
-from graticule.lab.figures.plots import line_style, new_axes
 from graticule.lab.figures.save import save_figure
+from graticule.lab.figures.style import line_style, new_axes
 from graticule.lab.studies.tables import markdown
 from graticule.system.files import write_json, write_text
 

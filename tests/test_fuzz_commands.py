@@ -14,7 +14,7 @@ from PIL import Image
 from fuzz import SCALARS, Traceback, altered, fuzzed
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS, main
-from graticule.lab.commands.completion import command_options
+from graticule.lab.commands.help import command_options
 
 pytestmark = [pytest.mark.usefixtures("quick_pictures"), pytest.mark.slow]
 
@@ -39,18 +39,18 @@ CALLS = {
     "evaluate": ["./image", "./published --data ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image", "./image ./pictures/val/a/0.png"],
     "generate": ["./text --tokens 3"],
-    "correlations": ["./image", "./published"],
-    "translation": ["./image --images 2", "./published --data ./pictures --images 2"],
-    "attention": ["./image", "./published --data ./pictures"],
+    "look": [
+        *("correlations ./image", "correlations ./published", "mixing ./mixer"),
+        *("translation ./image --images 2", "translation ./published --data ./pictures --images 2"),
+        *("attention ./image", "attention ./published --data ./pictures"),
+    ],
     "explore": ["./image --no-open"],
-    "mixing": ["./mixer"],
     "resamplers": ["./image --images ./pictures --count 2"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
     "study": ["lape_joinings --list"],
-    "consolidate": ["./image"],
     "pack": ["./pictures packed --workers 1"],
     "gym": ["--list --choices encoding=learnable encoding=rope"],
 }
@@ -171,7 +171,7 @@ READERS = [
     "report ./image --no-position",
     "evaluate ./image",
     "correlations ./image",
-    "consolidate ./image",
+    "export ./image --consolidate",
     "publish ./image again",
     "train --resume ./image",
     "evaluate ./published --data ./pictures",

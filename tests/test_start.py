@@ -40,7 +40,7 @@ LIGHT = {
     + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help plot", "--completion bash"],
     1: ["trian", "runs nowhere", "train digts", "models zzz*"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
-    + [f"{name} ./nowhere" for name in ("attention", "correlations", "evaluate", "mixing", "plot", "translation")],
+    + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "plot")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "plot a --metrik b"],
 }
 
@@ -147,7 +147,7 @@ def test_the_library_runs_without_the_packages_of_the_lab_and_a_command_says_wha
 
 
 def test_a_command_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "graticule.lab.commands.completion", raising=False)
+    monkeypatch.delitem(sys.modules, "graticule.lab.commands.help", raising=False)
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["--completion", "bash"]) == 1
     said = capsys.readouterr().err

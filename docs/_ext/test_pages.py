@@ -27,7 +27,7 @@ def block(name, word):
 def test_the_first_five_minutes_go_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    (graticule .*)$", page("start"), flags=re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["train", "evaluate", "correlations", "explore", "compare"]
+    assert [command.split()[1] for command in commands] == ["train", "evaluate", "look", "explore", "compare"]
     for command in commands:
         short = {"train": " --quick", "compare": " --quick", "explore": " --no-open"}.get(command.split()[1], "")
         assert main(shlex.split(command.replace("--epochs 3", "") + short)[1:]) == 0, capsys.readouterr().err

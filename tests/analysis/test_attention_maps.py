@@ -130,8 +130,8 @@ def test_prefix_tokens_are_left_out_of_the_patches():
 def test_the_arrays_are_saved_by_layer(tmp_path):
     maps = attention_maps(tiny("learnable"), images(), [0, 2])
     with np.load(save_attention(maps, tmp_path / "a.npz"), allow_pickle=False) as arrays:
-        assert set(arrays) == {"layer1", "layer3"}
-        np.testing.assert_array_equal(arrays["layer3"], maps[1].weights)
+        assert set(arrays) == {"layer0", "layer2"}
+        np.testing.assert_array_equal(arrays["layer2"], maps[1].weights)
 
 
 def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
@@ -142,7 +142,7 @@ def test_the_sheet_has_a_row_per_layer_and_a_column_per_model_and_head():
     assert len(panels) == 3 * 2 * 2
     np.testing.assert_array_equal(panels[0].images[0].get_array(), maps["learnable"][0].patches(0))
     np.testing.assert_array_equal(panels[-1].images[0].get_array(), maps["none"][1].patches(2))
-    assert panels[0].get_title() == "head 1" and panels[0].get_ylabel() == "layer 1"
+    assert panels[0].get_title() == "head 0" and panels[0].get_ylabel() == "layer 0"
     assert [text.get_text() for text in figure.texts] == ["learnable", "peg", "none", "title"]
     scales = [[panel.images[0].get_clim() for panel in panels[start : start + 6]] for start in (0, 6)]
     for row, layer in zip(scales, (0, 1), strict=True):  # one color scale per head, for all models

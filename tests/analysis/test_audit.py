@@ -260,7 +260,7 @@ def test_unsupported_models_are_named(capsys, pictures, tmp_path):
         ([tmp_path / "w.pth", "--images", pictures], "does not say what model it is for; name the model"),
         ([*nano, "--images", tmp_path / "none"], "`images` must be a folder"),
         ([f"{tmp_path}/slow.py:model", "--images", tmp_path / "broken"], "a link that leads nowhere"),
-        ([*nano, "--images", tmp_path / "few"], "`images` must have at least five images, got 1"),
+        ([*nano, "--images", tmp_path / "few"], "`images` must be at least 5, got 1"),
         ([*nano, "--images", pictures, "--count", 4], "`count` must be at least 5"),
         ([*nano, "--images", pictures, "--sizes", 30], "the nearest sizes are 28 and 32"),
         ([*nano, "--images", pictures, "--labels", tmp_path / "none.csv"], "none.csv"),
@@ -284,15 +284,15 @@ def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
     stock, data = f"{small}:model", ["--data", pictures, "--output", tmp_path / "out"]
     code, out, err = run_command(capsys, "evaluate", NANO[0], stock, *NANO[1:3], *data, "--sizes", 32, 40)
     assert code == 0 and out.count("40x40") == 2, err
-    code, out, err = run_command(capsys, "attention", *NANO, *data, "--layers", 1)
-    assert code == 0 and "head 4" in out, err
-    code, out, err = run_command(capsys, "attention", stock, *data, "--layers", 2, "--without-position")
+    code, out, err = run_command(capsys, "look", "attention", *NANO, *data, "--layers", 0)
+    assert code == 0 and "head 3" in out, err
+    code, out, err = run_command(capsys, "look", "attention", stock, *data, "--layers", 1, "--without-position")
     assert code == 0 and "without position" in out, err
-    code, out, err = run_command(capsys, "translation", stock, *data, "--images", 4)
+    code, out, err = run_command(capsys, "look", "translation", stock, *data, "--images", 4)
     assert code == 0 and re.search(r"^2 +4x4", out, re.MULTILINE), err
-    code, out, err = run_command(capsys, "correlations", stock, "--output", tmp_path / "out")
+    code, out, err = run_command(capsys, "look", "correlations", stock, "--output", tmp_path / "out")
     assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
-    code, out, err = run_command(capsys, "correlations", f"{small}:rope", "--output", tmp_path / "out")
+    code, out, err = run_command(capsys, "look", "correlations", f"{small}:rope", "--output", tmp_path / "out")
     assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
     code, _, err = run_command(capsys, "evaluate", *NANO)
     assert code == 1 and "`data` must be given for 'vit_nano_patch4_28'" in err

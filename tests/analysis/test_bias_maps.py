@@ -10,7 +10,7 @@ import graticule
 from graticule import Grid
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.encodings.forms.bias import BiasEncoding
-from graticule.lab.figures.bias_map_sheet import bias_map_sheet
+from graticule.lab.figures.position_sheets import bias_map_sheet
 from graticule.lab.figures.save import png
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn

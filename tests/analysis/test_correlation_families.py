@@ -13,7 +13,7 @@ from commands import run_command
 from graticule import Grid
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.similarity import Correlations, cosine_similarity, two_dimensionality
-from graticule.lab.figures.plots import correlation_sheet
+from graticule.lab.figures.position_sheets import correlation_sheet
 from in_turn import in_turn
 from tiny import draw, spec, tiny
 
@@ -391,15 +391,15 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     stages, options = RUNS[model]
     command = ("train", "digits_quick", "--model", model, *SIZE, *SMALL, *options, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
-    code, out, _ = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
+    code, out, _ = run_command(capsys, "look", "correlations", tmp_path / "run", "--output", tmp_path / "found")
     assert code == 0
     kinds = ["correlations", "bias"] if "learnable+relative_bias" in options else ["correlations"]
-    names = [kind + end for kind in kinds for end in ([""] if stages == 1 else ["-stage1", "-stage2"])]
+    names = [kind + end for kind in kinds for end in ([""] if stages == 1 else ["-stage0", "-stage1"])]
     written = {tmp_path / "found" / f"{name}{end}" for name in names for end in (".png", ".npz")}
     assert set((tmp_path / "found").iterdir()) == written
     (line,) = [line for line in out.splitlines() if line.startswith("wrote ")]
     assert set(re.split(", | and ", line.removeprefix("wrote "))) == {str(path) for path in written}
-    told = ["stage 1, 8 x 8 tokens", "stage 2, 4 x 4 tokens"] if stages == 2 else []
+    told = ["stage 0, 8 x 8 tokens", "stage 1, 4 x 4 tokens"] if stages == 2 else []
     assert [line for line in out.splitlines() if line.startswith("stage ")] == told
     assert out.count("locality over the layers: a range of") + out.count("nothing to compare") == stages
     for stage, name in enumerate(names[:stages]):
@@ -417,11 +417,11 @@ def test_a_pyramid_without_an_absolute_encoding_has_biases_and_rotations_drawn_o
     model = ("--encoding", encoding, "--model", "swin_tiny_patch4_window7_224", *SWIN_OPTIONS)
     command = ("train", "digits_quick", *model, *SIZE, *SMALL, "--output", tmp_path / "run")
     assert run_command(capsys, *command)[0] == 0
-    code, out, err = run_command(capsys, "correlations", tmp_path / "run", "--output", tmp_path / "found")
+    code, out, err = run_command(capsys, "look", "correlations", tmp_path / "run", "--output", tmp_path / "found")
     if drawn:
-        names = {f"{drawn}-stage{stage}.{end}" for stage in (1, 2) for end in ("png", "npz")}
+        names = {f"{drawn}-stage{stage}.{end}" for stage in (0, 1) for end in ("png", "npz")}
         assert code == 0 and {path.name for path in (tmp_path / "found").iterdir()} == names
-        assert drawn != "bias" or "bias, stage 2 on 4 x 4 patches" in out
+        assert drawn != "bias" or "bias, stage 1 on 4 x 4 patches" in out
     else:
         assert code == 1 and "`model` must have an absolute encoding" in err
         assert not (tmp_path / "found").exists()

@@ -7,7 +7,7 @@ from torch import nn
 
 import graticule
 from graticule.analysis.equivariance import COLUMNS, Translation, translation_error, whole_patches
-from graticule.lab.figures.plots import translation_plot
+from graticule.lab.figures.layers import translation_plot
 from graticule.position.grid import Grid
 from in_turn import in_turn
 from tiny import draw, images, tiny

@@ -12,7 +12,8 @@ from torch import nn
 import graticule
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
 from graticule.encodings.forms.mixing import MixingPosition
-from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet, sheet_layers
+from graticule.lab.figures.layers import non_locality_plot
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
 from graticule.lab.figures.save import save_figure
 from graticule.position.displacement import Displacements
 from graticule.position.grid import Grid
@@ -136,10 +137,10 @@ def test_logits_are_the_quadratic_form_around_the_center_seen_from_the_query_up_
 @in_turn("query", [(3, 0), (0, 4), (-1, 0), (0, -1)])
 def test_a_query_outside_is_refused_with_its_stage(query):
     model = gated(POSMLP)
-    stage, grid = (2, "3 x 4") if query == (3, 0) else (1, "4 x 4")  # the first stage has a fourth row
+    stage, grid = (1, "3 x 4") if query == (3, 0) else (0, "4 x 4")  # the first stage has a fourth row
     with pytest.raises(ValueError, match=rf"`query`.* inside the {grid} tokens that stage {stage} .*{query[0]}, "):
         mixing_maps(model, query=query)
-    if stage == 2:  # it can be asked of the layers that have it
+    if stage == 1:  # it can be asked of the layers that have it
         (one,) = mixing_maps(model, query=query, layers=[0])
         assert one.query == query
 
@@ -295,7 +296,7 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
         for one in maps:
             for part in parts:
                 np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_{part}"], getattr(one, part))
-        shapes = {part: arrays[f"layer3_{part}"].shape for part in parts}
+        shapes = {part: arrays[f"layer2_{part}"].shape for part in parts}
     assert shapes == {
         "weights": (4, 3, 4),
         "logits": (4, 3, 4),
@@ -401,7 +402,7 @@ def test_tables_have_a_circle_and_no_cross():
 def test_groups_are_chosen_and_in_the_order_of_the_choice():
     maps = mixing_maps(gated())
     lines, _ = panels(mixing_sheet(maps, groups=[3, 1]), 3, 2)
-    assert [[ax.get_title() for ax in line] for line in lines] == [["group 4 of 4", "group 2 of 4"]] * 3
+    assert [[ax.get_title() for ax in line] for line in lines] == [["group 3 of 4", "group 1 of 4"]] * 3
     np.testing.assert_array_equal(lines[2][0].images[0].get_array(), maps[2].weights[3])
     (limits,) = {ax.images[0].get_clim() for ax in lines[0]}
     assert limits[1] == maps[0].weights[[1, 3]].max()  # of the drawn maps
@@ -423,7 +424,7 @@ def test_a_layer_that_has_fewer_groups_leaves_panels_empty(groups):
     there = [[bool(ax.images) for ax in line] for line in lines]
     assert there == [[True] * (columns // 2) + [False] * (columns // 2), [True] * columns, [True] * columns]
     assert [[ax.axison for ax in line] for line in lines] == there
-    assert lines[0][0].get_ylabel() == "layer 1\n4 × 4" and lines[1][0].get_ylabel() == "layer 2\n3 × 4"
+    assert lines[0][0].get_ylabel() == "layer 0\n4 × 4" and lines[1][0].get_ylabel() == "layer 1\n3 × 4"
     assert len(bars) == 3
 
 
@@ -638,6 +639,6 @@ def test_the_arrays_of_both_parts_are_saved_beside_those_of_the_maps(tmp_path):
     model = gated(POSMLP, "lrpe_m")
     parts = mixing_parts(model, layers=[1])
     with np.load(save_mixing(mixing_maps(model), tmp_path / "mixing.npz", parts), allow_pickle=False) as arrays:
-        assert {key for key in arrays if "dense" in key or "relative" in key} == {"layer2_dense", "layer2_relative"}
-        np.testing.assert_array_equal(arrays["layer2_dense"], parts[0].dense)
-        np.testing.assert_array_equal(arrays["layer2_relative"], parts[0].relative)
+        assert {key for key in arrays if "dense" in key or "relative" in key} == {"layer1_dense", "layer1_relative"}
+        np.testing.assert_array_equal(arrays["layer1_dense"], parts[0].dense)
+        np.testing.assert_array_equal(arrays["layer1_relative"], parts[0].relative)

@@ -34,9 +34,9 @@ from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
 from graticule.lab import figures, pages
 from graticule.lab.figures.attention_sheet import attention_sheet
-from graticule.lab.figures.bias_map_sheet import bias_map_sheet
-from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, non_locality_plot, parts_sheet
-from graticule.lab.figures.plots import correlation_sheet, locality_plot, translation_plot
+from graticule.lab.figures.layers import locality_plot, non_locality_plot, translation_plot
+from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
+from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
 from graticule.lab.pages.explorer import explored
 from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
@@ -394,7 +394,7 @@ def test_attention_maps_are_shares_of_the_keys_in_every_layer(tmp_path, family, 
     same = [np.array_equal(a.weights, b.weights) for a, b in zip(found, without, strict=True)]
     assert all(same) if encoding == "none" else not any(same[1:])
     with np.load(save_attention(found, tmp_path / "attention.npz")) as saved:
-        np.testing.assert_array_equal(saved["layer1"], found[0].weights)
+        np.testing.assert_array_equal(saved["layer0"], found[0].weights)
 
 
 @every
@@ -431,7 +431,7 @@ def test_mixing_maps_are_rows_of_the_weights_that_mix(tmp_path, family, encoding
         taken = mix_tokens(torch.eye(one.grid.patches).double()[..., None].expand(-1, -1, one.groups), position.mixing)
         np.testing.assert_allclose(one.weights.reshape(one.groups, -1).T, taken[:, query].detach(), atol=1e-12)
     with np.load(save_mixing(found, tmp_path / "mixing.npz")) as saved:
-        np.testing.assert_array_equal(saved["layer1_weights"], found[0].weights)
+        np.testing.assert_array_equal(saved["layer0_weights"], found[0].weights)
 
 
 @every

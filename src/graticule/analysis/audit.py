@@ -117,7 +117,7 @@ _TURNS = {1: 15, 8: 7}
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Results of an audit. Layers are counted from 0, and named from 1 in tables.
+    """Results of an audit. Layers are counted from 0.
 
     img_size: (height, width) in pixels of the images.
     images: number of images.

@@ -67,8 +67,8 @@ class BiasMaps:
         return mean_distance(_softmax(0 * self.bias[0, 0]), self.grid.distances().double().numpy())
 
     def name(self, index: int) -> str:
-        """Name the layers of a map, from 1: 'layer 3', 'layers 1-6'."""
-        first, last = self.layers[index][0] + 1, self.layers[index][-1] + 1
+        """Name the layers of a map, counted from 0: 'layer 3', 'layers 0-5'."""
+        first, last = self.layers[index][0], self.layers[index][-1]
         return f"layer {first}" if first == last else f"layers {first}-{last}"
 
     def summary(self) -> list[tuple[str, ...]]:

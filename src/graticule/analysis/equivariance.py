@@ -90,7 +90,7 @@ class Translation:
         rows: list[tuple[str, ...]] = [COLUMNS]
         for layer, grid in enumerate(self.grids):
             numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
-            rows.append((str(layer + 1), f"{grid.height}x{grid.width}", *map(_format, numbers)))
+            rows.append((str(layer), f"{grid.height}x{grid.width}", *map(_format, numbers)))
         return rows
 
     def verdict(self) -> str:

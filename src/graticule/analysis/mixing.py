@@ -236,7 +236,7 @@ def _inside(query: tuple[int, int] | None, grid: Grid, stage: int) -> tuple[int,
     row, column = divmod(grid.center, grid.width) if query is None else query
     if not (0 <= row < grid.height and 0 <= column < grid.width):
         raise ValueError(
-            f"`query` must be a (row, column) inside the {grid.height} x {grid.width} tokens that stage {stage + 1} "
+            f"`query` must be a (row, column) inside the {grid.height} x {grid.width} tokens that stage {stage} "
             f"mixes, got ({row}, {column})."
         )
     return row, column
@@ -275,15 +275,15 @@ def _array(values: Tensor) -> Array:
 def save_mixing(maps: Sequence[MixingMap], path: str | Path, parts: Sequence[MixingParts] = ()) -> Path:
     """Write `maps` to `path` as .npz; returns the path.
 
-    `layer1_weights`, `layer1_logits` (groups, H, W), `layer1_bias` (H, W), `layer1_centers` (groups, 2) as (x, y) and
-    `layer1_matrices` (groups, 2, 2) are those of the first layer, if it has them, and `layer1_dense` and
-    `layer1_relative` (groups, N, N) those of `parts`.
+    `layer0_weights`, `layer0_logits` (groups, H, W), `layer0_bias` (H, W), `layer0_centers` (groups, 2) as (x, y) and
+    `layer0_matrices` (groups, 2, 2) are those of the first layer, if it has them, and `layer0_dense` and
+    `layer0_relative` (groups, N, N) those of `parts`.
     """
     arrays = {}
     for one in maps:
         for name in ("weights", "logits", "bias", "centers", "matrices"):
             if (value := getattr(one, name)) is not None:
-                arrays[f"layer{one.layer + 1}_{name}"] = value
+                arrays[f"layer{one.layer}_{name}"] = value
     for both in parts:
-        arrays |= {f"layer{both.layer + 1}_dense": both.dense, f"layer{both.layer + 1}_relative": both.relative}
+        arrays |= {f"layer{both.layer}_dense": both.dense, f"layer{both.layer}_relative": both.relative}
     return write_arrays(path, arrays)

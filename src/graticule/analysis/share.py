@@ -95,9 +95,9 @@ class PositionShare:
 
     @property
     def names(self) -> list[str]:
-        """The names of the entries: layers from 1, and 'features'."""
+        """The names of the entries: layers from 0, and 'features'."""
         layers = len(self.outliers) - self.features
-        return [*(str(layer + 1) for layer in range(layers)), *(["features"] if self.features else [])]
+        return [*map(str, range(layers)), *(["features"] if self.features else [])]
 
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: a header, then every entry; shares in percent with intervals."""

@@ -192,7 +192,7 @@ class Correlations:
             rows.append(self._row("w", "table", *numbers))
         for layer, source in enumerate(self.sources):
             numbers = self.locality[layer], self.two_dimensionality[layer]
-            rows.append(self._row(str(layer + 1), source or "nothing", *numbers))
+            rows.append(self._row(str(layer), source or "nothing", *numbers))
         return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
 
     def _row(self, name: str, source: str, local: float, planar: float) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class AttentionMap:
             ValueError: if the layer has no prefix token.
         """
         if not self.queries.prefix:
-            raise ValueError(f"`query` must be a patch in layer {self.layer + 1}, which has no class token, got 'cls'.")
+            raise ValueError(f"`query` must be a patch in layer {self.layer}, which has no class token, got 'cls'.")
         return self.weights[image, head, 0, self.keys.prefix :].reshape(self.keys.shape)
 
     def distance(self, head: int, image: int = 0) -> float:
@@ -130,5 +130,5 @@ class AttentionMap:
 
 
 def save_attention(maps: Sequence[AttentionMap], path: str | Path) -> Path:
-    """Write the weights of `maps` to `path` as .npz, one array per layer, named from `layer1`; returns the path."""
-    return write_arrays(path, {f"layer{one.layer + 1}": one.weights for one in maps})
+    """Write the weights of `maps` to `path` as .npz, one array per layer, named from `layer0`; returns the path."""
+    return write_arrays(path, {f"layer{one.layer}": one.weights for one in maps})

@@ -81,15 +81,18 @@ class Option:
 
 
 def options_of(kind: type, **defaults: Any) -> list[Option]:
-    """List the options of a dataclass, in its order; those of a field `recipe` are last, and have no prefix.
+    """List the options of a dataclass, its own before those of its bases.
+
+    Those of a field `recipe` are last, and have no prefix.
 
     Args:
         kind: the dataclass.
         defaults: defaults of its fields, instead of their own.
     """
     own = {field.name: _default_of(field) for field in dataclasses.fields(kind)}
-    found = list(_options(kind, own | defaults, (), ""))
-    return sorted(found, key=lambda option: option.path[0] == "recipe")
+    owners = {name: kind.__mro__.index(_owner(kind, name)) for name in own}  # options of bases are shared, and last
+    found = _options(kind, own | defaults, (), "")
+    return sorted(found, key=lambda option: (option.path[0] == "recipe", owners[option.path[0]]))
 
 
 def parse_arguments(options: Sequence[Option], arguments: Sequence[str], command: str) -> dict[FieldPath, Any]:
@@ -147,9 +150,13 @@ def _options(kind: type, values: Mapping[str, Any], path: FieldPath, prefix: str
             group = "" if place == ("recipe",) else f"{prefix}{field.name.replace('_', '-')}."
             found += _options(type(value), inner, place, group)
         else:
-            owner = next(one for one in kind.__mro__ if field.name in inspect.get_annotations(one))
-            found.append(_option(owner, hints[field.name], value, place, prefix))
+            found.append(_option(_owner(kind, field.name), hints[field.name], value, place, prefix))
     return found
+
+
+def _owner(kind: type, field: str) -> type:
+    """Return the class that declares a field."""
+    return next(one for one in kind.__mro__ if field in inspect.get_annotations(one))
 
 
 def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) -> Option:

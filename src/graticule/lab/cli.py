@@ -9,11 +9,12 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import FrameType
 
-from graticule.lab.commands.stopping import STOPPED, run_resumable
 from graticule.lab.terminal import red
+from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
 from graticule.registry.checks import known_name, printable
 from graticule.registry.plugins import load_named_plugins
 
@@ -33,16 +34,12 @@ _GROUPS = {
         "runs": "list runs with their progress and results",
         "plot": "draw learning curves of runs, or their mean with a band",
         "report": "write a page on runs: results, tests, curves, recipes, position",
-        "correlations": "draw position correlations in each layer, and biases of heads",
-        "translation": "measure how far each layer is from translation equivariance",
-        "attention": "draw attention maps, with and without position",
-        "mixing": "draw the token mixing of gated MLPs, and its non-locality",
+        "look": "draw position in each layer: correlations, attention, mixing",
         "explore": "write a page that shows position and attention of chosen tokens",
         "audit": "write a page on the cost of position and where it can be read",
     },
     "Models": {
-        "models": "list models, encodings, joinings and recipes",
-        "matrix": "list which models take which encodings and joinings",
+        "models": "list models, encodings, joinings and recipes, or their combinations",
         "resamplers": "find the resampler that preserves features at other image sizes",
         "check": "check the position code of a model, a module or a plugin",
     },
@@ -51,9 +48,8 @@ _GROUPS = {
     },
     "Files": {
         "new": "write a template of a plugin, and a test for it",
-        "export": "write a model for ONNX Runtime or torch.export, and test it",
+        "export": "write a model for ONNX Runtime or torch.export, or its weights",
         "publish": "write a run as a folder for the Hugging Face hub",
-        "consolidate": "write the weights of a checkpoint to one safetensors file",
     },
 }
 COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
@@ -131,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         return _run([*arguments[1:], "--help"])
     option, equals, value = arguments[0].partition("=")
     if option == "--completion":
-        from graticule.lab.commands.completion import completion
+        from graticule.lab.commands.help import completion
 
         print(completion(value if equals else " ".join(arguments[1:]), COMMANDS))
         return 0
@@ -140,9 +136,27 @@ def _run(arguments: list[str]) -> int:
     arguments = load_named_plugins(arguments)
     command = import_module(f"graticule.lab.commands.{known_name('COMMAND', arguments[0], COMMANDS)}")
     if arguments[0] in RESUMABLE:
-        return run_resumable(command.run, arguments[1:])
+        return _run_resumable(command.run, arguments[1:])
     code: int = command.run(arguments[1:])
     return code
+
+
+def _run_resumable(run: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run a command that resumes when called again; if it is stopped, also between two runs, print one line."""
+    requeue = requeue_code()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Preempted
+
+    try:
+        with handling_signals(stop):
+            return run(arguments)
+    except Preempted:
+        print("graticule: stopped on a signal; the same command resumes it.", file=sys.stderr)
+        return requeue
+    except (Interrupted, KeyboardInterrupt):
+        print("\ngraticule: stopped; the same command resumes it.", file=sys.stderr)
+        return STOPPED
 
 
 def _unread() -> bool:

@@ -93,7 +93,7 @@ def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(
 
 
 def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
-    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "look", "correlations", trained.folder, "--output", tmp_path)
     assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
     assert len([line for line in out.splitlines() if " inner " in line]) == 6
@@ -106,7 +106,7 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
 ):
     recipe = Recipe(encoding=encoding, limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
     run = train(recipe, tmp_path / "run", progress=False)
-    code, out, _ = run_command(capsys, "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
+    code, out, _ = run_command(capsys, "look", "correlations", run.folder, "--output", tmp_path, "--untrained", "0")
     assert code == 0 and "bias on 7 x 7 patches, from head to head" in out and "p = " not in out
     assert (tmp_path / "bias.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "bias.npz").is_file()
     assert (tmp_path / "correlations.png").is_file() is tables
@@ -116,9 +116,9 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
     ("arguments", "keys"),
     [
         (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
-        (["correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
-        (["attention", "RUN", "--layers", 2], {"trained"}),
-        (["translation", "RUN", "--images", 8], {"trained"}),
+        (["look", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
+        (["look", "attention", "RUN", "--layers", 1], {"trained"}),
+        (["look", "translation", "RUN", "--images", 8], {"trained"}),
         (["plot", "RUN"], {"run", "epochs", "val_top1"}),
         (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
     ],
@@ -155,6 +155,7 @@ def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_
 def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
     code, out, _ = run_command(
         capsys,
+        "look",
         "translation",
         trained.folder,
         pegged.folder,
@@ -168,43 +169,43 @@ def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_
     )
     assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
     assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
-    code, out, _ = run_command(capsys, "translation", pegged.folder, "--images", 8, "--img-size", "20x36")
+    code, out, _ = run_command(capsys, "look", "translation", pegged.folder, "--images", 8, "--img-size", "20x36")
     assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
 
 
 def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, trained, pegged):
-    chosen = ("--layers", 2, 3, "--heads", 1, "--image", 5, "--without-position", "--output", tmp_path)
-    code, out, _ = run_command(capsys, "attention", trained.folder, pegged.folder, *chosen)
+    chosen = ("--layers", 1, 2, "--heads", 0, "--image", 5, "--without-position", "--output", tmp_path)
+    code, out, _ = run_command(capsys, "look", "attention", trained.folder, pegged.folder, *chosen)
     assert code == 0 and out.count("without position") == 2 and "distance" in out
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"attention.png", "attention-image.png", *(f"attention-{n}.npz" for n in range(1, 5))}
     code, *_ = run_command(
-        *(capsys, "attention", trained.folder, "--query", "0x6", "--format", "pdf", "--scale", 0, 0.1),
+        *(capsys, "look", "attention", trained.folder, "--query", "0x6", "--format", "pdf", "--scale", 0, 0.1),
         *("--output", tmp_path),
     )
     assert code == 0 and (tmp_path / "attention-image.pdf").read_bytes().startswith(b"%PDF")
-    code, *_ = run_command(capsys, "attention", trained.folder, "--query", "cls", "--output", tmp_path)
+    code, *_ = run_command(capsys, "look", "attention", trained.folder, "--query", "cls", "--output", tmp_path)
     assert code == 0 and (tmp_path / "attention-image.png").is_file()
 
 
 @in_turn(
     ("arguments", "said"),
     [
-        (["translation", "RUN", "--shifts", "down"], "`shifts`"),
-        (["translation", "RUN", "--shifts", "7x0"], "must move the image"),
-        (["translation", "RUN", "--images", 1], "`images`"),
-        (["translation", "RUN", "--images", 41], "number of test images, 40"),
-        (["translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
-        (["translation", "RUN", "RUN"], "`models` must differ"),
-        (["attention", "RUN", "--layers", 7], "from 1 to 6, got 7"),
-        (["attention", "RUN", "--layers", 0], "count from 1"),
-        (["attention", "RUN", "--heads", 5], "`heads`"),
-        (["attention", "RUN", "--image", 40], "`image`"),
-        (["attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
-        (["attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
-        (["attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
-        (["correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
-        (["attention", "./nowhere"], "does not exist"),
+        (["look", "translation", "RUN", "--shifts", "down"], "`shifts`"),
+        (["look", "translation", "RUN", "--shifts", "7x0"], "must move the image"),
+        (["look", "translation", "RUN", "--images", 1], "`images`"),
+        (["look", "translation", "RUN", "--images", 41], "number of test images, 40"),
+        (["look", "translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
+        (["look", "translation", "RUN", "RUN"], "`models` must differ"),
+        (["look", "attention", "RUN", "--layers", 6], "`layers` must be from 0 to 5, got 6"),
+        (["look", "attention", "RUN", "--layers", -1], "`layers` must be from 0 to 5, got -1"),
+        (["look", "attention", "RUN", "--heads", 4], "`heads`"),
+        (["look", "attention", "RUN", "--image", 40], "`image`"),
+        (["look", "attention", "RUN", "--query", "7x0"], "`query` must be inside the 7 x 7 patches"),
+        (["look", "attention", "RUN", "--query", "middle"], "`query` must be ROWxCOLUMN"),
+        (["look", "attention", "RUN", "--scale", 1, 0], "`scale` must be two numbers"),
+        (["look", "correlations", "RUN", "--scale", 1], "`scale` must be two numbers"),
+        (["look", "attention", "./nowhere"], "does not exist"),
         (["evaluate", "RUN", "--sizes", "28", "large"], "`sizes`"),
         (["compare", "digits_quick", "--choices", "encoding=peg", "--sizes", "30"], "`img_size`"),
         (["compare", "digits_quick", "--choices", "encoding=peg(places=[0, 6])"], "`places`"),
@@ -313,7 +314,7 @@ def test_a_pattern_that_no_model_has_is_answered_with_the_nearest(capsys, patter
 
 @pytest.mark.parametrize(
     "command",
-    ["train digits_quick", "train pydoc_quick", "train", "evaluate", "correlations", "compare", "models", "demo"],
+    ["train digits_quick", "train pydoc_quick", "train", "evaluate", "look", "compare", "models", "demo"],
 )
 def test_every_command_explains_itself(capsys, command):
     code, out, _ = run_command(capsys, *command.split(), "--help")

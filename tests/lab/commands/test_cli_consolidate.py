@@ -1,4 +1,4 @@
-"""`graticule consolidate`: one file of weights from a checkpoint, in one file or sharded."""
+"""`graticule export --consolidate`: one file of weights from a checkpoint, in one file or sharded."""
 
 import functools
 import os
@@ -16,6 +16,8 @@ from graticule.lab.training.devices import load_weights
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
+
+EXPORT = ("export", "--consolidate")
 
 
 @pytest.fixture(scope="module", params=["one file", "sharded"])
@@ -41,7 +43,7 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("checkpoint", ["last", "best"])
 def test_one_file_has_what_an_evaluation_of_the_checkpoint_reads(capsys, trained, checkpoint):
-    code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint)
+    code, out, _ = run_command(capsys, *EXPORT, trained.folder, "--checkpoint", checkpoint)
     path = trained.folder / f"weights-{checkpoint}.safetensors"
     assert code == 0 and str(path) in out and "tensors" in out
     ours, theirs = load_file(path), trained.model(checkpoint=checkpoint).state_dict()
@@ -57,24 +59,24 @@ def test_one_file_has_what_an_evaluation_of_the_checkpoint_reads(capsys, trained
     assert torch.equal(loaded(images), trained.model(checkpoint=checkpoint)(images))
 
 
-def test_the_last_is_what_is_meant_and_the_file_can_lie_elsewhere(capsys, tmp_path, trained):
+def test_the_file_is_written_to_the_output(capsys, tmp_path, trained):
     path = tmp_path / "new" / "weights.safetensors"
-    code, out, _ = run_command(capsys, "consolidate", trained.folder, "--output", path)
-    assert code == 0 and f"of {trained.last}" in out
-    theirs = trained.model(checkpoint="last").state_dict()
+    code, out, _ = run_command(capsys, *EXPORT, trained.folder, "--output", path)
+    assert code == 0 and f"of {trained.best}" in out
+    theirs = trained.model(checkpoint="best").state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in load_file(path).items())
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_invalid_arguments_are_named(capsys, tmp_path, trained):
-    code, _, err = run_command(capsys, "consolidate", trained.folder, "--checkpoint", "newest")
-    assert code == 1 and "`checkpoint` must be best or last" in err
-    code, _, err = run_command(capsys, "consolidate", trained.folder, "--output", tmp_path / "weights.pth")
+    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--checkpoint", "newest")
+    assert code == 2 and "`checkpoint` must be one of best, last" in err
+    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--int8")
+    assert code == 1 and "`consolidate` must be given with --checkpoint and --output only" in err
+    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--output", tmp_path / "weights.pth")
     assert code == 1 and "`output` must be a file that ends in .safetensors" in err
-    code, _, err = run_command(capsys, "consolidate", tmp_path)
+    code, _, err = run_command(capsys, *EXPORT, tmp_path)
     assert code == 1 and "recipe.json" in err
-    code, _, err = run_command(capsys, "consolidate")
-    assert code == 2 and "run" in err.lower()
 
 
 def test_a_run_without_a_checkpoint_or_with_a_damaged_one_is_named(capsys, tmp_path, trained):
@@ -83,10 +85,10 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_one_is_named(capsys, tmp_p
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     shutil.copy(trained.recipe_file, run.recipe_file)
-    code, _, err = run_command(capsys, "consolidate", run.folder)
+    code, _, err = run_command(capsys, *EXPORT, run.folder, "--checkpoint", "last")
     assert code == 1 and "has no last checkpoint yet" in err
     shutil.copytree(trained.checkpoints, run.checkpoints)
     for file in [run.last] if run.last.is_file() else run.last.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:1000])
-    code, _, err = run_command(capsys, "consolidate", run.folder)
+    code, _, err = run_command(capsys, *EXPORT, run.folder, "--checkpoint", "last")
     assert code == 1 and run.last.name in err and not list(run.folder.glob("*.safetensors"))

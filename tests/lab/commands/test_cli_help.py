@@ -9,8 +9,7 @@ import pytest
 from commands import run_command
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS
-from graticule.lab.commands.completion import command_options
-from graticule.lab.commands.help import help_page
+from graticule.lab.commands.help import command_options, help_page
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
 
@@ -94,7 +93,7 @@ def complete(script: str, *words: str) -> list[str]:
 def test_a_shell_completes_commands_options_recipes_and_choices(capsys):
     code, script, err = run_command(capsys, "--completion", "bash")
     assert code == 0 and err == ""
-    assert sorted(complete(script, "graticule", "co")) == ["compare", "consolidate", "correlations"]
+    assert sorted(complete(script, "graticule", "co")) == ["compare"]
     assert complete(script, "graticule", "plot", "--gr") == ["--group"]
     assert complete(script, "graticule", "train", "digits_qu") == ["digits_quick"]
     assert complete(script, "graticule", "runs", "--sort", "b") == ["best"]

@@ -65,7 +65,7 @@ def looked(runs, tmp_path_factory) -> tuple[Path, str]:
     """Return the folder of `mixing` on the PosMLP with default options, and its output."""
     folder, out = tmp_path_factory.mktemp("looks") / "new", io.StringIO()
     with contextlib.redirect_stdout(out):
-        main(["mixing", str(runs["posmlp"].folder), "--output", str(folder)])
+        main(["look", "mixing", str(runs["posmlp"].folder), "--output", str(folder)])
     return folder, out.getvalue()
 
 
@@ -99,11 +99,13 @@ def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looke
 def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_pictures):
     run = trained(tmp_path / "run", "digits_posmlp", "--encoding", "lrpe_m")
     capsys.readouterr()
-    code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 2, 5, "--query", "1x2", "--output", tmp_path)
+    code, out, _ = run_command(
+        capsys, "look", "mixing", run.folder, "--layers", 1, 4, "--query", "1x2", "--output", tmp_path
+    )
     assert code == 0 and str(tmp_path / "mixing-parts.png") in out
     parts = mixing_parts(run.model(), layers=[1, 4])
     with np.load(tmp_path / "mixing.npz", allow_pickle=False) as arrays:
-        assert {name for name in arrays if "dense" in name} == {"layer2_dense", "layer5_dense"}
+        assert {name for name in arrays if "dense" in name} == {"layer1_dense", "layer4_dense"}
         for one in parts:
             np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
 
@@ -111,7 +113,7 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
 def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quick_pictures):
     run = runs["gmlp"]
     before = set(files(run.folder))
-    code, out, _ = run_command(capsys, "mixing", run.folder)
+    code, out, _ = run_command(capsys, "look", "mixing", run.folder)
     written = set(files(run.folder)) - before
     for name in written:
         (run.folder / name).unlink()
@@ -122,44 +124,44 @@ def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quic
 
 def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs, quick_pictures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
-    code, out, _ = run_command(capsys, "mixing", *folders, "--layers", 1, "--groups", 1, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "look", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path)
     assert code == 0
     each = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
     assert files(tmp_path) == sorted([*each, "mixing-1.npz", "mixing-2.npz", "mixing-locality.png"])
     lines = out.splitlines()
     assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
     with np.load(tmp_path / "mixing-2.npz") as arrays:
-        assert arrays["layer1_weights"].shape == (1, 7, 7)
+        assert arrays["layer0_weights"].shape == (1, 7, 7)
 
 
 def test_a_token_that_one_stage_alone_has_is_drawn_for_its_layers(capsys, tmp_path, runs, quick_pictures):
-    chosen = ("--layers", 1, 2, "--query", "7x7", "--groups", 1, 4, "--values", "logits")
-    code, _, err = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
+    chosen = ("--layers", 0, 1, "--query", "7x7", "--groups", 0, 3, "--values", "logits")
+    code, _, err = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
     assert code == 0 and err == "" and "mixing.png" in files(tmp_path)
 
 
 def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(capsys, tmp_path, runs, quick_pictures):
     said = {}
     for query in ("0x0", "2x2"):
-        chosen = ("--query", query, "--layers", 3, "--output", tmp_path / query)
-        code, out, _ = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen)
+        chosen = ("--query", query, "--layers", 2, "--output", tmp_path / query)
+        code, out, _ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen)
         assert code == 0 and f"of token {query}" in out
         said[query] = rows(out)
         with np.load(tmp_path / query / "mixing.npz") as arrays:
-            top = arrays["layer3_weights"][0]
+            top = arrays["layer2_weights"][0]
         expected = mixing_maps(runs["posmlp"].model(), query=tuple(int(side) for side in query.split("x")))[2]
         np.testing.assert_array_equal(top, expected.weights[0])
     assert said["0x0"] != said["2x2"]
 
 
 def test_a_layer_without_the_chosen_groups_leaves_its_panels_empty(capsys, tmp_path, runs, quick_pictures):
-    code, *_ = run_command(capsys, "mixing", runs["posmlp"].folder, "--groups", 7, 8, "--output", tmp_path)
+    code, *_ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, "--groups", 6, 7, "--output", tmp_path)
     assert code == 0 and "mixing.png" in files(tmp_path)
 
 
 def test_choosing_layers_and_groups_makes_the_sheet_smaller(capsys, tmp_path, runs, looked):
-    chosen = ("--layers", 3, "--groups", 8)
-    code, *_ = run_command(capsys, "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
+    chosen = ("--layers", 2, "--groups", 7)
+    code, *_ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
     assert code == 0
     with Image.open(looked[0] / "mixing.png") as every, Image.open(tmp_path / "mixing.png") as one:
         assert all(small < large / 2 for small, large in zip(one.size, every.size, strict=True))
@@ -167,31 +169,31 @@ def test_choosing_layers_and_groups_makes_the_sheet_smaller(capsys, tmp_path, ru
 
 def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures):
     code, out, _ = run_command(
-        capsys, "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
+        capsys, "look", "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
     )
     assert code == 0 and [row[1] for row in rows(out)] == ["5x9"] * 6
     with np.load(tmp_path / "mixing.npz") as arrays:
-        assert arrays["layer6_weights"].shape == (1, 5, 9) and arrays["layer6_bias"].shape == (5, 9)
+        assert arrays["layer5_weights"].shape == (1, 5, 9) and arrays["layer5_bias"].shape == (5, 9)
 
 
 @in_turn(
     ("arguments", "said"),
     [
-        ("mixing POSMLP --layers 9", "`layers` must be from 1 to 6"),
-        ("mixing POSMLP --layers 0", "must count from 1"),
-        ("mixing POSMLP --groups 99", "`groups` must be from 1 to 8"),
-        ("mixing POSMLP --groups 0", "must count from 1"),
-        ("mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
-        ("mixing POSMLP --query 3", "`query` must be ROWxCOLUMN"),
-        ("mixing POSMLP --query -1x0", "`query` must be ROWxCOLUMN"),
-        ("mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 2 mixes, got (7, 7)"),
-        ("mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
-        ("mixing POSMLP --img-size large", "or HEIGHTxWIDTH, such as 224 or 320x224, got 'large'"),
-        ("mixing POSMLP POSMLP", "`runs` must differ"),
-        ("mixing POSMLP nowhere", "'nowhere', which does not exist"),
-        ("mixing POSMLP GMLP --groups 2", "`groups` must be from 1 to 1 in"),
-        ("mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
-        ("mixing POSMLP VIT", "must mix its tokens by position"),
+        ("look mixing POSMLP --layers 6", "`layers` must be from 0 to 5"),
+        ("look mixing POSMLP --layers -1", "`layers` must be from 0 to 5"),
+        ("look mixing POSMLP --groups 8", "`groups` must be from 0 to 7"),
+        ("look mixing POSMLP --groups -1", "`groups` must be from 0 to 7"),
+        ("look mixing POSMLP --query abc", "`query` must be ROWxCOLUMN, such as 0x3, got 'abc'"),
+        ("look mixing POSMLP --query 3", "`query` must be ROWxCOLUMN"),
+        ("look mixing POSMLP --query -1x0", "`query` must be a (row, column) inside the"),
+        ("look mixing POSMLP --query 7x7", "inside the 4 x 4 tokens that stage 1 mixes, got (7, 7)"),
+        ("look mixing POSMLP --img-size 30", "nearest sizes are 24 and 32"),
+        ("look mixing POSMLP --img-size large", "or HEIGHTxWIDTH, such as 224 or 320x224, got 'large'"),
+        ("look mixing POSMLP POSMLP", "`models` must differ"),
+        ("look mixing POSMLP ./nowhere", "'./nowhere', which does not exist"),
+        ("look mixing POSMLP GMLP --groups 1", "`groups` must be from 0 to 0"),
+        ("look mixing VIT", "must mix its tokens by position, as gMLP and PosMLP do, got VisionTransformer"),
+        ("look mixing POSMLP VIT", "must mix its tokens by position"),
     ],
 )
 def test_a_mistake_in_mixing_is_named_and_nothing_is_written(capsys, tmp_path, runs, monkeypatch, arguments, said):
@@ -201,25 +203,27 @@ def test_a_mistake_in_mixing_is_named_and_nothing_is_written(capsys, tmp_path, r
 
 def test_values_that_mixing_does_not_know_are_answered_with_those_it_knows(capsys, tmp_path, runs):
     for option, value, known in (("--values", "logit", "weights, logits"), ("--checkpoint", "first", "best, last")):
-        code, _, err = run_command(capsys, "mixing", runs["posmlp"].folder, option, value, "--output", tmp_path / "o")
+        code, _, err = run_command(
+            capsys, "look", "mixing", runs["posmlp"].folder, option, value, "--output", tmp_path / "o"
+        )
         assert code == 2 and f"must be one of {known}; got {value!r}" in err and not (tmp_path / "o").exists()
 
 
 def test_mixing_explains_itself(capsys):
-    code, _, err = run_command(capsys, "mixing", "nowhere", "--layer", 1)
+    code, _, err = run_command(capsys, "look", "mixing", "nowhere", "--layer", 1)
     assert code == 2 and "did you mean --layers" in err
-    code, _, err = run_command(capsys, "mixing")
-    assert code == 2 and "`RUN ...` (run folders) must be given; see graticule mixing --help." in err
-    code, out, _ = run_command(capsys, "mixing", "--help")
+    code, _, err = run_command(capsys, "look", "mixing")
+    assert code == 2 and "must be given; see graticule look mixing --help." in err
+    code, out, _ = run_command(capsys, "look", "mixing", "--help")
     assert code == 0 and all(option in out for option in ("--layers", "--groups", "--query", "--values", "--img-size"))
     code, out, _ = run_command(capsys)
-    assert code == 2 and "\n  mixing " in out
+    assert code == 2 and "\n  look " in out
 
 
 def test_where_a_mistake_came_from_can_be_asked_for(runs, monkeypatch):
     monkeypatch.setenv("GRATICULE_DEBUG", "1")
     with pytest.raises(ValueError, match="`query`"):
-        main(["mixing", str(runs["posmlp"].folder), "--query", "abc"])
+        main(["look", "mixing", str(runs["posmlp"].folder), "--query", "abc"])
 
 
 # evaluate --windows
@@ -305,7 +309,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
     assert recipe.backbone_arguments() == {"windows": [4, 2], "combine": "add"}
     model = run.model()
     assert model.windows == (4, 2) and model.block(0, 0).mlp_channels.gate.combine == "add"
-    code, out, _ = run_command(capsys, "mixing", run.folder, "--groups", 1)
+    code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--groups", 0)
     assert code == 0 and [row[1] for row in rows(out)] == ["4x4"] * 2 + ["2x2"] * 4
     code, *_ = run_command(capsys, "evaluate", run.folder, "--windows", 8, 4)
     assert code == 0
@@ -372,7 +376,7 @@ def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick
         np.testing.assert_array_equal(one.matrices[:, 0, 0], one.matrices[:, 1, 1])
         assert not one.matrices[:, 0, 1].any()
     capsys.readouterr()
-    code, out, _ = run_command(capsys, "mixing", run.folder, "--layers", 1, "--output", tmp_path / "looks")
+    code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--layers", 0, "--output", tmp_path / "looks")
     assert code == 0 and "mixing-bias" not in out  # there is no bias to draw
     assert files(tmp_path / "looks") == ["mixing-locality.png", "mixing.npz", "mixing.png"]
 

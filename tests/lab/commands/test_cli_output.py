@@ -57,9 +57,9 @@ def test_another_pipe_that_breaks_is_an_error(capsys, monkeypatch):
         ),
         ("evaluate --device cpu --lengths 128 RUN", "must be given before --lengths"),
         ("evaluate --sizes RUN", "must be given before --sizes"),
-        ("attention --without-position --layers 2 RUN", "must be given before --layers"),
-        ("translation --shifts 1x0 RUN", "must be given before --shifts"),
-        ("mixing --layers 1 2 RUN", "must be given before --layers"),
+        ("look attention --without-position --layers 1 RUN", "must be given before --layers"),
+        ("look translation --shifts 1x0 RUN", "must be given before --shifts"),
+        ("look mixing --layers 0 1 RUN", "must be given before --layers"),
         ("compare --choices joining=lape digits_quick", "`RECIPE` (name of a recipe, or a Python file) must be given"),
         ("compare --choices joining=lape --seeds 0 1 digits_quick", "must be given before --choices and --seeds"),
         (
@@ -85,7 +85,7 @@ def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(caps
         "evaluate --device cpu RUN --sizes 28",
         "evaluate --sizes 28 --device cpu RUN",
         "evaluate --device=cpu RUN --sizes 28",
-        "attention --layers 2 --without-position RUN",
+        "look attention --layers 1 --without-position RUN",
     ],
 )
 def test_any_other_order_finds_the_run(capsys, arguments):

@@ -66,7 +66,7 @@ def test_a_folder_or_file_named_as_a_model_does_not_replace_it(capsys, tmp_path,
     for path in ("./vit_micro_patch4_28", str(tmp_path / "vit_micro_patch4_28")):
         assert Run(open_model(path).folder).finished and open_source(path, "export", NamedModels()).run is not None
     (tmp_path / "vit_micro_patch4_28").rename(tmp_path / "mine")
-    for command in (["correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
+    for command in (["look", "correlations", "mine"], ["export", "mine", "--output", "a.pt2"]):
         code, _, err = run_command(capsys, *command)
         assert code == 1 and "there is no such model; did you mean './mine'?" in err
 
@@ -155,7 +155,7 @@ def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_no
     for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is not a folder")):
         code, _, err = run_command(capsys, "plot", run.folder, "--output", output)
         assert code == 1 and said in err and "[Errno" not in err
-    code, _, err = run_command(capsys, "correlations", run.folder, "--output", run.log_file)
+    code, _, err = run_command(capsys, "look", "correlations", run.folder, "--output", run.log_file)
     assert code == 1 and "`output` must be a folder" in err
 
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("graticule.checkpoints.read.save_file", full)
-    code, _, err = run_command(capsys, "consolidate", run.folder, "--output", tmp_path / "a.safetensors")
+    code, _, err = run_command(capsys, "export", run.folder, "--consolidate", "--output", tmp_path / "a.safetensors")
     assert code == 1 and "a.safetensors could not be written" in err and "is the disk full?" in err
     assert not list(tmp_path.glob("*safetensors*"))
     with pytest.raises(OSError, match=r"weights\.safetensors could not be written.*is the disk full\?"):
@@ -180,7 +180,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
 
 def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run):
     red = run.folder.rename(tmp_path / "\x1b[31mred\n")
-    for arguments in (["runs", tmp_path], ["plot", red], ["evaluate", red], ["correlations", red]):
+    for arguments in (["runs", tmp_path], ["plot", red], ["evaluate", red], ["look", "correlations", red]):
         code, out, err = run_command(capsys, *arguments)
         assert code == 0 and "\x1b" not in out + err and "\\x1b[31mred\\n" in out
     described = json.loads((red / "recipe.json").read_text())

@@ -39,7 +39,8 @@ def trained(tmp_path_factory) -> Run:
 @pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
 def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, trained, checkpoint, epoch):
     path = tmp_path / "weights.safetensors"
-    code, out, _ = run_command(capsys, "consolidate", trained.folder, "--checkpoint", checkpoint, "--output", path)
+    given = ("--consolidate", "--checkpoint", checkpoint, "--output", path)
+    code, out, _ = run_command(capsys, "export", trained.folder, *given)
     tokens = torch.randint(257, (2, 9))
     saved = saved_checkpoints(trained.checkpoints)  # one per epoch
     models = [load_weights(build_model(trained.recipe(), num_classes=257), one).eval() for one in saved]
@@ -54,25 +55,25 @@ def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, tr
 
 
 def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, trained):
-    code, out, _ = run_command(capsys, "correlations", trained.folder, "--output", tmp_path)
+    code, out, _ = run_command(capsys, "look", "correlations", trained.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
     found = Correlations.load(tmp_path / "correlations.npz")
     assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, trained.recipe().context)
-    code, _, err = run_command(capsys, "correlations", trained.folder, "--img-size", "28")
+    code, _, err = run_command(capsys, "look", "correlations", trained.folder, "--img-size", "28")
     assert code == 1 and "`img_size` must be left out with a language model" in err
 
 
-@pytest.mark.parametrize("command", ["translation", "attention", "mixing"])
-def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, command):
+@pytest.mark.parametrize("kind", ["translation", "attention", "mixing"])
+def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, kind):
     before = sorted(trained.folder.iterdir())
-    code, out, err = run_command(capsys, command, trained.folder)
+    code, out, err = run_command(capsys, "look", kind, trained.folder)
     assert code == 1 and out == "" and err.count("\n") == 1 and sorted(trained.folder.iterdir()) == before
     for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
         assert said in err
     (tmp_path / "images").mkdir()  # also after one on images
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
-    code, out, err = run_command(capsys, command, tmp_path / "images", trained.folder)
+    code, out, err = run_command(capsys, "look", kind, tmp_path / "images", trained.folder)
     assert code == 1 and "must be on images" in err and str(trained.folder) in err
 
 

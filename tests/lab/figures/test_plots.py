@@ -5,9 +5,11 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.plots import correlation_sheet, curves, line_style, locality_plot
+from graticule.lab.figures.layers import locality_plot
+from graticule.lab.figures.position_sheets import correlation_sheet
 from graticule.lab.figures.save import save_figure
-from graticule.lab.figures.scores import resolution_plot, score_plot
+from graticule.lab.figures.scores import curves, resolution_plot, score_plot
+from graticule.lab.figures.style import line_style
 from graticule.position.grid import Grid
 
 

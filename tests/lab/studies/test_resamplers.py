@@ -100,7 +100,7 @@ def test_what_cannot_be_tried_is_named(capsys, run, digits, tmp_path):
         ([*model, "--sizes", 41], "the nearest sizes are 40 and 44"),
         ([*model, "--sizes", 40, "--count", 1], "`count` must be at least 2"),
         ([model[0], "--images", tmp_path / "none", "--sizes", 40], "`images` must be a folder"),
-        ([model[0], "--images", tmp_path / "one", "--sizes", 40], "`images` must have at least two images, got 1"),
+        ([model[0], "--images", tmp_path / "one", "--sizes", 40], "`images` must be at least 2, got 1"),
         ([run.folder, "--images", digits, "--sizes", 40, "--encoding", "learnable"], "`encoding` must be left out"),
         (["vit_nano", "--images", digits, "--sizes", 40], "vit_nano_patch4_28"),
     ]

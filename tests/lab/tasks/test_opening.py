@@ -31,7 +31,7 @@ def test_a_run_is_opened_by_its_folder_with_its_best_or_last_weights_in_evaluati
 
 
 def test_each_file_of_weights_that_a_run_writes_is_opened_with_the_model_of_its_run(run):
-    assert main(["consolidate", str(run.folder)]) == 0
+    assert main(["export", str(run.folder), "--consolidate", "--checkpoint", "last"]) == 0
     for file, checkpoint in (
         (run.weights, "best"),
         (run.best, "best"),

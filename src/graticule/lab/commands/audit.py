@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import NamedModels, Opened, open_models, size_of, with_images
+from graticule.lab.commands.opening import Opened, open_models, pictures_of, with_images
 from graticule.lab.commands.options import (
+    JsonOutput,
+    OnDevice,
     Output,
     choose_device,
     command_line,
@@ -17,6 +19,7 @@ from graticule.lab.commands.options import (
     parse,
     parse_size,
 )
+from graticule.lab.commands.targets import NamedModels
 from graticule.registry.checks import parse_sizes, printable
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ _OTHER = 1.5
 
 
 @dataclass
-class Audit(NamedModels):
+class Audit(NamedModels, JsonOutput, OnDevice):
     """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
 
         graticule audit deit_tiny_patch16_224 --images FOLDER
@@ -52,12 +55,8 @@ class Audit(NamedModels):
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     batch_size: Rare[int] = 16
     """images per forward pass"""
-    device: Rare[str] = "auto"
-    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for audit.html and audit.json (default: the run's, or this one)"""
-    json: bool = False
-    """print the numbers of audit.json as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -69,7 +68,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
     if options.batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
-    from graticule.lab.data.pictures import Pictures, find_pictures
+    from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built
     opened = with_images(*open_models([options.model], options, "audit"))
@@ -77,11 +76,11 @@ def run(arguments: list[str]) -> int:
 
     from graticule.analysis.audit import audit, audit_json
     from graticule.external.open_view import view_of
-    from graticule.lab.pages.audit import audit_page
+    from graticule.lab.pages.audit import audit_page, findings
     from graticule.lab.terminal import bar
     from graticule.system.files import write_json
 
-    size = parse_size(options.img_size) or size_of(opened)
+    size = parse_size(options.img_size) or opened.size
     view = view_of(opened.model).sized(size)
     if others:
         for other in others:
@@ -90,22 +89,11 @@ def run(arguments: list[str]) -> int:
         others = _other_sizes(view)
     others = [other for other in dict.fromkeys(others) if other != size]
     device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
-    assert opened.info is not None
-    pictures = Pictures(
-        options.images,
-        opened.info,
-        size,
-        int(getattr(opened.model, "num_classes", 0)),
-        labels=options.labels,
-        count=options.count,
-        augmentation=opened.augmentation,
-    )
-    if pictures.num_test < 5:
-        raise ValueError(f"`images` must have at least five images, got {pictures.num_test} in {options.images}.")
+    given = dataclasses.replace(opened, img_size=size)
+    pictures = pictures_of(given, options.images, 5, labels=options.labels, count=options.count)
     chosen = range(pictures.num_test)
     images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
-    headless = not getattr(opened.model, "num_classes", 0)
-    known = pictures.groups if headless and pictures.labels is None else pictures.labels
+    known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
     labels = None if known is None else torch.from_numpy(known)
     found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size, progress=bar)
     about = _about(opened, options, device, command_line("audit", arguments))
@@ -113,8 +101,6 @@ def run(arguments: list[str]) -> int:
     page = audit_page(found, opened.title, list(about.items()))
     record = audit_json(found, about)
     written = [page.write(folder / "audit.html"), write_json(folder / "audit.json", record)]
-    from graticule.lab.pages.audit import findings
-
     output.say(*findings(found))
     if labels is None:
         output.say(f"no accuracy: the folders in {printable(str(options.images))} are not the classes of the model")

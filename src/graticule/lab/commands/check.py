@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import TIMM, is_published, module_of_file
-from graticule.lab.commands.options import Output, parse
+from graticule.lab.commands.opening import module_of_file
+from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.targets import TIMM, is_published
 from graticule.registry.checks import known_name, parse_sizes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Check:
+class Check(JsonOutput):
     """Check the position code of a model: axes, pairs of channels, prefix tokens, autocast, sizes, caches, export.
 
         graticule check vit_small_patch16_rope_224 --skip export
@@ -45,8 +46,6 @@ class Check:
     """side in pixels, or HEIGHTxWIDTH, of a patch (default: that of the model)"""
     skip: list[str] = dataclasses.field(default_factory=list)
     """names of checks to leave out"""
-    json: bool = False
-    """print the findings as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import Output, overridden, parse_part
+from graticule.lab.commands.options import JsonOutput, Output, overridden, parse_part
 from graticule.lab.studies.execution import parse_on, slurm_script
 from graticule.registry.specs import split_outside
 
@@ -51,7 +51,7 @@ def flags_of(key: str, value: str) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class RunOptions:
+class RunOptions(JsonOutput):
     """The options of a comparison or a study: values of all runs, and how the runs are trained."""
 
     epochs: int | None = None
@@ -69,8 +69,6 @@ class RunOptions:
     on: Rare[str] = "here"
     """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
     workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
-    json: bool = False
-    """print the tables as JSON, and nothing else, on stdout"""
 
     def parsed(self) -> tuple[Output, tuple[int, int] | None]:
         """Return the output and the part; the options of this class are checked.

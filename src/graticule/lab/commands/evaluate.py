@@ -8,23 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.figures import Figures
-from graticule.lab.commands.opening import (
-    NamedData,
-    Opened,
-    check_labels,
-    check_task_options,
-    labels_of,
-    open_models,
-    test_data,
-    test_task,
-)
-from graticule.lab.commands.options import Output, choose_device, output_folder, parse
+from graticule.lab.commands.opening import Opened, check_labels, labels_of, open_models, test_data, test_task
+from graticule.lab.commands.options import Figures, JsonOutput, OnDevice, Output, choose_device, output_folder, parse
+from graticule.lab.commands.targets import NamedData, check_task_options
 from graticule.registry.checks import printable
 
 
 @dataclass
-class Evaluate(Figures, NamedData):
+class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
     """Score models on held-out data: image classifiers at several sizes, language models at several lengths.
 
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
@@ -36,14 +27,10 @@ class Evaluate(Figures, NamedData):
 
     models: Positional[list[str]]
     """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task; names are of classifiers"""
-    device: Rare[str] = "auto"
-    """cpu, cuda, ...; auto is a GPU if there is one"""
     precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
     """precision of the computation (default: that of the run)"""
     output: Path | None = None
     """folder for the table and the plot (default: the first run's, or this one)"""
-    json: bool = False
-    """print the scores as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.opening import (
-    NamedModels,
-    Opened,
-    check_name,
-    is_named,
-    labels_of,
-    open_models,
-    size_of,
-    with_images,
-)
+from graticule.lab.commands.opening import Opened, labels_of, open_models, with_images
 from graticule.lab.commands.options import command_line, parse, print_written, read_picture
+from graticule.lab.commands.targets import NamedModels, check_name, is_named
 from graticule.registry.checks import parse_sizes
 
 if TYPE_CHECKING:
@@ -71,7 +63,7 @@ def run(arguments: list[str]) -> int:
         known = with_images(one)
         assert known.info is not None
         data = one.run.data() if one.run is not None and any(isinstance(image, int) for image in given) else None
-        images = [_read(known, given, size, data) for size in sizes or [size_of(one)]]
+        images = [_read(known, given, size, data) for size in sizes or [one.size]]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
     page = options.output or opened[0].folder / "explorer.html"
     written = write_explorer(found, page, _made(command_line("explore", arguments)))

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import choose_device, parse
+from graticule.lab.commands.options import OfCheckpoint, OnDevice, choose_device, parse
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MOST, _LARGEST_PROMPT = 10_000_000, 1 << 24
 
 
 @dataclass
-class Generate:
+class Generate(OnDevice, OfCheckpoint):
     """Continue a text with a language model. The text is printed as it is generated, up to the end of the document.
 
     graticule generate RUN --prompt "def "
@@ -50,10 +50,6 @@ class Generate:
     """seed of the text"""
     context: Rare[int | None] = None
     """resample a learned table to this number of tokens; the run is unchanged"""
-    checkpoint: Rare[Literal["best", "last"]] = "best"
-    """checkpoint of the run"""
-    device: Rare[str] = "auto"
-    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """file to which the text is also written"""
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import Output, command_line, output_folder, parse
+from graticule.lab.commands.options import JsonOutput, Output, command_line, output_folder, parse
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import executor_of, parse_on
 
 
 @dataclass
-class Gym:
+class Gym(JsonOutput):
     """Train tiny models on pictures whose answer needs one kind of position information, and print their profiles.
 
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
@@ -38,8 +38,6 @@ class Gym:
     """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
-    json: bool = False
-    """print the scores, or with --list the tasks, as JSON, and nothing else, on stdout"""
     recipe: GymRecipe = dataclasses.field(default_factory=GymRecipe)
 
 

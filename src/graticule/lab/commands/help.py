@@ -1,22 +1,30 @@
-"""The help of a command as a page: examples, arguments and the usual options; `--help-all` adds the rare ones."""
+"""The options of a command for its user: the help as a page, and the completion of a shell."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from graticule.lab.arguments import Option, options_of
 from graticule.lab.terminal import bold
+from graticule.registry.checks import known_name
 
 _COLUMN = 24
+SHELLS = ("bash", "zsh", "fish")
 
 
 def help_page(kind: type, name: str, *, every: bool = False, **defaults: Any) -> str:
-    """Return the help of the command `name`, whose options are the fields of the dataclass `kind`."""
+    """Return the help of the command `name`, whose options are the fields of the dataclass `kind`.
+
+    A page has examples, the arguments and the usual options; with `every`, which is `--help-all`, the rare ones, too.
+    """
     width = min(shutil.get_terminal_size().columns, 100) if sys.stdout.isatty() else 80
     options = options_of(kind, **defaults)
     examples, text = _described(kind)
@@ -67,3 +75,46 @@ def _described(kind: type) -> tuple[list[str], list[str]]:
         else:
             text.append(" ".join(lines))
     return examples, text
+
+
+def completion(shell: str, commands: Mapping[str, str]) -> str:
+    """Return the script that completes `graticule` in a shell.
+
+    Args:
+        shell: bash, zsh or fish.
+        commands: command -> its purpose.
+    """
+    import shtab
+
+    from graticule.lab.recipes.load import list_recipes
+
+    known_name("completion", shell, SHELLS)
+    files = {"FILE": shtab.FILE, **dict.fromkeys(("FOLDER", "RUN", "MODEL"), shtab.DIRECTORY)}
+    parser = argparse.ArgumentParser(prog="graticule")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--completion", choices=SHELLS)
+    parsers = parser.add_subparsers()
+    for name, about in commands.items():
+        command = parsers.add_parser(name, help=about, description=about)
+        command.add_argument("--help-all", action="store_true", help="list every option")
+        plugin: Any = command.add_argument("--plugin", nargs="+", help="Python files that register your classes")
+        plugin.complete = shtab.FILE
+        for option in options_of(command_options(name)):
+            action: Any = option.add_to(command)
+            action.choices = option.choices or None
+            if option.word in files:
+                action.complete = files[option.word]
+        if name == "train":
+            command.add_argument("recipe", choices=list(list_recipes()))
+    script: str = shtab.complete(parser, shell)
+    return script
+
+
+def command_options(name: str) -> type:
+    """Return the dataclass of a command's options."""
+    module = import_module(f"graticule.lab.commands.{name}")
+    if hasattr(module, "options_class"):
+        found: type = module.options_class()
+        return found
+    own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    return next(one for one in own if dataclasses.is_dataclass(one) and isinstance(one, type))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import Output, parse
+from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
 
 if TYPE_CHECKING:
@@ -17,35 +17,42 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Models:
-    """List the models with their sizes, and the valid names of a recipe's options.
+class Models(JsonOutput):
+    """List the models with their sizes and the names of a recipe's options, or which models take which encodings.
 
-    graticule models
-    graticule models "deit_*"
+        graticule models
+        graticule models "deit_*"
+        graticule models --matrix
+        graticule models swin_tiny_patch4_window7_224 --matrix --encodings rope "shaw(clip=4)" --reasons
+
+    A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
+    Methods and models that --plugin FILE.py registers are included.
     """
 
-    pattern: Positional[str] = "*"
-    """pattern of names, as in a shell: deit_* or lm_*"""
-    json: bool = False
-    """print all their properties as JSON, and nothing else, on stdout"""
+    patterns: Positional[list[str]] = field(default_factory=list)
+    """names or patterns of names, as in a shell: "deit_*" or "lm_*" (default: all; for a matrix, one of each family)"""
+    matrix: bool = False
+    """print the supported combinations of models, encodings and joinings"""
+    encodings: list[str] = field(default_factory=list)
+    """for a matrix: encodings, with options (default: every one)"""
+    reasons: bool = False
+    """for a matrix: also print the reason why a combination is refused"""
 
 
 def run(arguments: list[str]) -> int:
-    """List the models with their sizes, and the valid names of options."""
+    """List the models with their sizes, and the valid names of options, or print the matrix."""
     options = parse(Models, "models", arguments)
+    if options.matrix:
+        return _matrix(options)
+    if options.encodings or options.reasons:
+        raise ValueError("`encodings` and `reasons` must be left out without --matrix, got one of them.")
     from graticule.lab.recipes.load import list_recipes
     from graticule.lab.studies.catalog import catalog
 
     known = catalog()
-    backbones = fnmatch.filter(known["models"], options.pattern)
-    language_models = fnmatch.filter(known["language_models"], options.pattern)
-    if not backbones and not language_models:
-        names = [*known["models"], *known["language_models"]]
-        wanted = options.pattern.strip("*")
-        begins = {name[: len(wanted) + 1]: f"{name[: len(wanted) + 1]}*" for name in names}  # names end in sizes
-        near = [begins[begin] for begin in difflib.get_close_matches(wanted, begins, n=3)]
-        hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
-        raise ValueError(f"`pattern` must match a model, got {options.pattern!r}; {hint}")
+    chosen = _matching(options.patterns or ["*"], [*known["models"], *known["language_models"]])
+    backbones = [name for name in known["models"] if name in chosen]
+    language_models = [name for name in known["language_models"] if name in chosen]
     recipes = list_recipes()
     output = Output(options.json)
     output.give(
@@ -78,6 +85,46 @@ def run(arguments: list[str]) -> int:
         f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)",
         "recipes",
         *(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()),
+    )
+    return 0
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the names that match one of the patterns at least; each pattern must match one."""
+    found: list[str] = []
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            wanted = pattern.strip("*")
+            begins = {name[: len(wanted) + 1]: f"{name[: len(wanted) + 1]}*" for name in names}  # names end in sizes
+            near = [begins[begin] for begin in difflib.get_close_matches(wanted, begins, n=3)]
+            hint = f"did you mean {' or '.join(near)}?" if near else "graticule models lists all."
+            raise ValueError(f"`patterns` must match a model, got {pattern!r}; {hint}")
+        found += matching
+    return list(dict.fromkeys(found))
+
+
+def _matrix(options: Models) -> int:
+    """Print the supported combinations of models, encodings and joinings."""
+    from graticule.backbones.registry import create_model, list_models
+    from graticule.lab.studies.matrix import combinations, families, initials, rows
+    from graticule.position.position import ENCODINGS
+
+    for encoding in options.encodings:
+        ENCODINGS.specs(encoding)
+    models = {name: create_model(name) for name in _matching(options.patterns, list_models())} or families()
+    found = combinations(models, options.encodings or None)
+    output = Output(options.json)
+    output.table(("encoding", *models), rows(found))
+    output.say("", ", ".join(f"{letters} = {joining}" for joining, letters in initials().items()))
+    if options.reasons:
+        refused = {case: reason for case, reason in found.items() if reason}
+        output.say("", *(f"{', '.join(case)}: {reason}" for case, reason in refused.items()))
+    output.give(
+        [
+            {"model": model, "encoding": encoding, "joining": joining, "refused": reason or None}
+            for (model, encoding, joining), reason in found.items()
+        ]
     )
     return 0
 

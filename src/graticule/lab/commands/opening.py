@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from graticule.lab.arguments import Rare
-from graticule.lab.training.run_folder import RunFolder, runs_in
+from graticule.lab.commands.targets import (
+    RANDOM,
+    TIMM,
+    NamedData,
+    NamedModels,
+    check_name,
+    check_on_images,
+    check_targets,
+    is_named,
+    is_published,
+    module_name,
+    run_labels,
+)
 from graticule.registry.checks import is_path, known_name, printable
 
 if TYPE_CHECKING:
@@ -21,77 +30,8 @@ if TYPE_CHECKING:
     from graticule.lab.data.augmentation import Augmentation
     from graticule.lab.data.images import DatasetInfo
     from graticule.lab.data.module import DataModule
+    from graticule.lab.data.pictures import Pictures
     from graticule.lab.training.run import Run
-
-
-def check_task_options(task: str, **given: Any) -> None:
-    """Check that no option of the evaluation of another task is given.
-
-    Raises:
-        ValueError: naming the option, and the options of the task.
-    """
-    from graticule.lab.training.task import list_tasks
-
-    tasks = list_tasks()
-    options = {name: [field.name for field in dataclasses.fields(tasks[name].evaluation)] for name in tasks}
-    known = options[task]
-    for name, values in given.items():
-        if values and name not in known:
-            others = [other for other, names in options.items() if name in names]
-            has = f"has {' and '.join(f'--{option}' for option in known)}" if known else "has no such options"
-            shown = " ".join(map(str, values)) if isinstance(values, list) else values
-            raise ValueError(
-                f"`{name}` must be left out with the task {task}, which {has}, got {shown}; --{name} is for "
-                f"{' and '.join(others)}."
-            )
-
-
-def check_on_images(runs: Sequence[Any], command: str) -> None:
-    """Check that all runs are on images.
-
-    Raises:
-        ValueError: for the first that is not, naming the commands that accept it.
-    """
-    for run in runs:
-        if run.task().inputs != "images":
-            raise ValueError(
-                f"`runs` must be on images, which graticule {command} draws, got {str(run.folder)!r}, which is on "
-                f"{run.task().inputs}; for text there are graticule evaluate RUN --lengths 128 512, graticule "
-                "correlations RUN and graticule generate RUN; for detection and segmentation, graticule evaluate RUN "
-                "and graticule predict RUN."
-            )
-
-
-#: The prefixes of names on the hub, and of timm's models; those of `graticule.hub.kinds`, which imports PyTorch.
-HUB, TIMM = "hf:", "timm:"
-#: The value of `weights` for those of the initialization.
-RANDOM = "random"
-#: The ends of the names of files of weights.
-WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
-
-
-@dataclass(kw_only=True)
-class NamedModels:
-    """The options of models that are given by name."""
-
-    weights: str | None = None
-    """for a model given by name: checkpoint file, or random (default: its published weights, if any)"""
-    encoding: str | None = None
-    """for a model of graticule given by name: encoding (default: its own)"""
-    joining: str | None = None
-    """for a model of graticule given by name: joining (default: its own)"""
-    checkpoint: Rare[Literal["best", "last"]] = "best"
-    """checkpoint of a run"""
-
-
-@dataclass(kw_only=True)
-class NamedData(NamedModels):
-    """The options of models that are given by name, and of the images for them."""
-
-    data: str | None = None
-    """for models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
-    data_root: Rare[Path | None] = None
-    """folder of the data set, if `data` is a name"""
 
 
 @dataclass(frozen=True)
@@ -119,102 +59,17 @@ class Opened:
     run: Run | None = None
     states_info: bool = True
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The (height, width) in pixels of its images, which must be known."""
+        if self.img_size is None:
+            raise ValueError(f"`model` must have a known image size, got {self.target!r}, which has none.")
+        return self.img_size
 
-def check_targets(targets: Sequence[str], options: NamedModels, command: str) -> None:
-    """Check the sources of models, before PyTorch is imported.
-
-    Raises:
-        ValueError, FileNotFoundError: if there are none or duplicates, a path is not a run, or options are for names.
-    """
-    if not targets:
-        raise ValueError(f"`models` must be one model or more, got none; see graticule {command} --help.")
-    if len(set(targets)) < len(targets):
-        raise ValueError(f"`models` must differ, got {', '.join(targets)}.")
-    for target in targets:
-        if _is_file(target):
-            if not Path(target).is_file():
-                raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
-        elif is_folder(target) and not is_published(target):
-            RunFolder.open(target)
-    if not any(_is_plain(target) for target in targets):
-        for name in ("weights", "encoding", "joining"):
-            if (given := getattr(options, name)) is not None:
-                raise ValueError(
-                    f"`{name}` must be left out with {targets[0]!r}, which has its own, got {str(given)!r}."
-                )
-    if not isinstance(options, NamedData):
-        return
-    if not any(is_named(target) for target in targets):
-        for name in ("data", "data_root"):
-            if (given := getattr(options, name)) is not None:
-                raise ValueError(f"`{name}` must be left out with a run, which has its own, got {str(given)!r}.")
-    elif options.data is None:
-        named = next(target for target in targets if is_named(target))
-        check_name(named)
-        raise ValueError(
-            f"`data` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name of "
-            "a data set."
-        )
-
-
-def check_inputs(targets: Sequence[str], command: str) -> None:
-    """Check that all runs among the sources of models are on images.
-
-    Raises:
-        ValueError: for the first that is not, naming the commands that accept it.
-    """
-    from graticule.lab.training.run import run_of
-
-    runs = [run_of(Path(target)) for target in targets if not is_named(target)]
-    check_on_images([run for run in runs if run is not None], command)
-
-
-def is_named(target: str) -> bool:
-    """Return whether a model is no run and no file of its weights, so that it has no data of its own."""
-    return is_published(target) or not (is_folder(target) or _is_file(target))
-
-
-def is_folder(target: str) -> bool:
-    """Return whether a model is given by a folder, or by a name on the hub; a bare name is a model."""
-    return is_path(target) and not target.rpartition(":")[0].endswith(".py")
-
-
-def is_published(target: str) -> bool:
-    """Return whether a model is given by a folder that was published or saved, or by a name on the hub."""
-    return target.startswith(HUB) or (is_folder(target) and (Path(target) / "config.json").is_file())
-
-
-def check_name(target: str) -> None:
-    """Check that there is a model of this name, the file of FILE.py:NAME, or the published folder.
-
-    Raises:
-        ValueError, FileNotFoundError: if there is none, with the nearest names and runs.
-    """
-    from graticule.lab.studies.catalog import catalog
-
-    file, colon, _ = target.rpartition(":")
-    if colon and file.endswith(".py"):
-        if not Path(file).is_file():
-            raise FileNotFoundError(f"`model` must be FILE.py:NAME, got {target!r}, whose file does not exist.")
-        return
-    if target in catalog()["models"] or is_published(target):  # without PyTorch
-        return
-    import timm
-
-    from graticule.backbones.registry import list_models
-
-    name = target.removeprefix(TIMM)
-    if timm.is_model(name) or (name == target and name in list_models()):
-        return
-    runs = {folder.name: str(folder) for place in (Path("runs"), Path()) for folder in runs_in(place)}
-    names = {**dict.fromkeys([*list_models(), *timm.list_models()]), **runs}
-    near = [names[found] or found for found in difflib.get_close_matches(name, names, n=3)]
-    near = [f"./{target}"] if Path(target).exists() else near
-    raise ValueError(
-        f"`model` must be the folder of a run or of a published model, a file of weights in a run, the name of a model "
-        f"of graticule or timm, or FILE.py:NAME, got {target!r}: there is no such model; "
-        + (f"did you mean {' or '.join(map(repr, near))}?" if near else "graticule models lists the names.")
-    )
+    @property
+    def classes(self) -> int:
+        """The number of its classes; 0 if it is not a classifier."""
+        return int(getattr(self.model, "num_classes", 0))
 
 
 def open_models(targets: Sequence[str], options: NamedModels, command: str, images: bool = True) -> list[Opened]:
@@ -225,13 +80,10 @@ def open_models(targets: Sequence[str], options: NamedModels, command: str, imag
         options: options of the command.
         command: its name, for messages.
         images: whether runs must be on images.
-
-    Raises:
-        ValueError, FileNotFoundError: if one cannot be opened.
     """
     check_targets(targets, options, command)
     if images:
-        check_inputs(targets, command)
+        check_on_images(targets, command)
     return [open_model(target, options) for target in targets]
 
 
@@ -242,15 +94,11 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
         target: folder of a run or of a published model, `hf:OWNER/NAME`, file of weights in a run, name of a model of
             graticule or timm, `timm:NAME`, or FILE.py:NAME.
         options: checkpoint of a run, and options of models that are given by name.
-
-    Raises:
-        ValueError, FileNotFoundError: if it cannot be opened.
     """
     options = options or NamedModels()
     if is_named(target):
-        file, colon, name = target.rpartition(":")
-        if colon and file.endswith(".py"):
-            return describe_model(target, module_of_file(file, name), target)
+        if (module := module_name(target)) is not None:
+            return describe_model(target, module_of_file(*module), target)
         if is_published(target):
             from graticule.hub.kinds import from_pretrained
 
@@ -276,15 +124,10 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
 
 
 def open_source(target: str, command: str, options: NamedModels) -> Opened:
-    """Open a model that is exported or published: one of timm is converted, and a new one needs no weights.
-
-    Raises:
-        ValueError, FileNotFoundError: if it cannot be opened, or is on text.
-    """
+    """Open a model that is exported or published: one of timm is converted, and a new one needs no weights."""
     check_targets([target], options, command)
-    file, _, name = target.rpartition(":")
-    if file.endswith(".py"):
-        return Opened(target, target, module_of_file(file, name).eval(), None, None, None)
+    if (module := module_name(target)) is not None:
+        return Opened(target, target, module_of_file(*module).eval(), None, None, None)
     if is_published(target):
         from graticule.hub.kinds import from_pretrained
 
@@ -316,11 +159,7 @@ def with_images(opened: Opened) -> Opened:
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:
-    """Return the test images for a model: those of its run, or those of `options.data`.
-
-    Raises:
-        ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
-    """
+    """Return the test images for a model: those of its run, or those of `options.data`."""
     if opened.run is not None:
         data: DataModule = opened.run.data()
         return data
@@ -329,23 +168,16 @@ def test_data(opened: Opened, options: NamedData) -> DataModule:
 
 
 def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModule:
-    """Return the test images of a folder or a data set, resized and normalized for a model.
-
-    Raises:
-        ValueError, FileNotFoundError: if they do not exist, or have another number of channels.
-    """
+    """Return the test images of a folder or a data set, resized and normalized for a model."""
     assert opened.info is not None
     from graticule.lab.data.module import DataModule
     from graticule.lab.data.registry import list_datasets
 
-    size = size_of(opened)
     if name not in list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
             known_name("data", name, list_datasets())
-        from graticule.lab.data.pictures import Pictures
-
-        return Pictures(Path(name), opened.info, size, _classes(opened.model), augmentation=opened.augmentation)
-    data = DataModule(name, root=root, size=size, augmentation=opened.augmentation)
+        return pictures_of(opened, Path(name))
+    data = DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     data.setup()
     if data.info.channels != opened.info.channels:
         raise ValueError(
@@ -357,16 +189,23 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
     return data
 
 
-def check_labels(opened: Opened, data: Any, given: str) -> None:
-    """Check that the labels of data from `named_data` are outputs of a model; say so if only their number tells.
+def pictures_of(opened: Opened, folder: Path, least: int = 1, **options: Any) -> Pictures:
+    """Return the images of a folder, at least `least`, resized and normalized for a model; see `Pictures`."""
+    from graticule.lab.data.pictures import Pictures
 
-    Raises:
-        ValueError: if they are not.
-    """
+    assert opened.info is not None
+    found = Pictures(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
+    if found.num_test < least:
+        raise ValueError(f"`images` must be at least {least}, got {found.num_test} in {folder}.")
+    return found
+
+
+def check_labels(opened: Opened, data: Any, given: str) -> None:
+    """Check that the labels of data from `named_data` are outputs of a model; say so if only their number tells."""
     assert opened.info is not None
     from graticule.lab.data.images import check_class_names, class_labels
 
-    names, count = opened.info.class_names, _classes(opened.model)
+    names, count = opened.info.class_names, opened.classes
     found = getattr(data, "folders", data.info.class_names)
     labels = class_labels(found, names, count)
     if labels is None or (not hasattr(data, "folders") and labels != list(range(len(found)))):
@@ -380,47 +219,26 @@ def check_labels(opened: Opened, data: Any, given: str) -> None:
 
 
 def test_task(opened: Opened) -> Any:
-    """Return the task that scores a model: that of its run, or classification for a model by name.
-
-    Raises:
-        ValueError: if a model by name has no classes.
-    """
+    """Return the task that scores a model: that of its run, or classification for a model by name."""
     if opened.run is not None:
         return opened.run.task()
-    if not _classes(opened.model):
+    if not opened.classes:
         raise ValueError(f"`models` must have classes to be scored, got {opened.target!r}, which has none.")
     from graticule.lab.tasks.classification import Recipe
     from graticule.lab.training.task import task_of
 
-    return task_of(Recipe(model=opened.target, img_size=size_of(opened)))
-
-
-def size_of(opened: Opened) -> tuple[int, int]:
-    """Return the (height, width) in pixels of a model's images.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
-    if opened.img_size is None:
-        raise ValueError(f"`model` must have a known image size, got {opened.target!r}, which has none.")
-    return opened.img_size
+    return task_of(Recipe(model=opened.target, img_size=opened.size))
 
 
 def labels_of(opened: Sequence[Opened]) -> list[str]:
     """Return distinct labels of models."""
-    from graticule.lab.commands.options import run_labels
-
     runs = [one.run for one in opened if one.run is not None and Path(one.target) == one.run.folder]
     names = dict(zip([id(run) for run in runs], run_labels(runs), strict=True)) if runs else {}
     return [names.get(id(one.run), printable(one.target)) for one in opened]
 
 
 def module_of_file(file: str, name: str) -> nn.Module:
-    """Return the module `name` of a Python file, or the module that its function `name` builds.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """Return the module `name` of a Python file, or the module that its function `name` builds."""
     from torch import nn
 
     from graticule.registry.plugins import load_plugin
@@ -528,18 +346,7 @@ def describe_model(target: str, model: nn.Module, title: str) -> Opened:
     given = {"interpolation": interpolation, "crop_pct": crop}
     augmentation = Augmentation(**{name: value for name, value in given.items() if value})
     names = tuple(configured.get("label_names") or ())
-    info = DatasetInfo("images", names if len(names) == _classes(model) else (), channels, None, mean, std)
+    info = DatasetInfo(
+        "images", names if len(names) == int(getattr(model, "num_classes", 0)) else (), channels, None, mean, std
+    )
     return Opened(target, title, model, size, info, augmentation, states_info="mean" in configured)
-
-
-def _classes(model: nn.Module) -> int:
-    return int(getattr(model, "num_classes", 0))
-
-
-def _is_plain(target: str) -> bool:
-    """Return whether a target is the name of a model, which can have other weights and another position."""
-    return is_named(target) and not is_published(target) and not target.rpartition(":")[0].endswith(".py")
-
-
-def _is_file(target: str) -> bool:
-    return target.endswith(WEIGHTS) or (is_path(target) and Path(target).is_file() and ".py" not in target)

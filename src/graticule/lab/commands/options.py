@@ -6,24 +6,76 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 
-from graticule.lab.arguments import FieldPath, change, options_of, parse_arguments
+from graticule.lab.arguments import FieldPath, Rare, change, options_of, parse_arguments
 from graticule.lab.commands.help import help_page
-from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import known_name, parse_sizes, printable
 from graticule.registry.plugins import named_plugins, registered_plugins
 from graticule.registry.specs import parse_sum
 
 if TYPE_CHECKING:
-    from graticule.lab.training.run import Run
+    pass
 
 T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class JsonOutput:
+    """The option of commands that print results."""
+
+    json: bool = False
+    """print the results as JSON, and nothing else, on stdout"""
+
+
+@dataclass(kw_only=True)
+class OnDevice:
+    """The device of commands that run a model."""
+
+    device: Rare[str] = "auto"
+    """cpu, cuda, ...; auto is a GPU if there is one"""
+
+
+@dataclass(kw_only=True)
+class OfCheckpoint:
+    """The checkpoint of commands that open a run."""
+
+    checkpoint: Rare[Literal["best", "last"]] = "best"
+    """checkpoint of a run"""
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """The format of the figures of a command."""
+
+    format: Literal["png", "pdf", "svg"] = "png"
+    """format of the figures: png, or pdf or svg, which scale to any size"""
+
+
+@dataclass(kw_only=True)
+class ScaledFigures(Figures):
+    """The format of figures, and the limits of their color scale."""
+
+    scale: list[float] = field(default_factory=list)
+    """limits of the color scale, LOW HIGH, so that sheets can be compared (default: those of the values)"""
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The limits of the color scale; None for those of the values.
+
+        Raises:
+            ValueError: if they are not two numbers, the lower one first.
+        """
+        if not self.scale:
+            return None
+        if len(self.scale) != 2 or not self.scale[0] < self.scale[1]:
+            raise ValueError(f"`scale` must be two numbers, the lower one first, got {' '.join(map(str, self.scale))}.")
+        return self.scale[0], self.scale[1]
 
 
 def parse(kind: type[T], name: str, arguments: Sequence[str], **defaults: Any) -> T:
@@ -57,7 +109,7 @@ def _build(kind: type[T], given: Mapping[FieldPath, Any], defaults: Mapping[str,
     return built
 
 
-@dataclasses.dataclass
+@dataclass
 class _Overrides:
     recipe: Any
 
@@ -132,13 +184,6 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return shlex.join(["graticule", command, *arguments, *plugins])
 
 
-def parse_checkpoint(given: str) -> Any:
-    """Check that it is best or last."""
-    if given not in ("best", "last"):
-        raise ValueError(f"`checkpoint` must be best or last, got {given!r}.")
-    return given
-
-
 def parse_part(given: str | None) -> tuple[int, int] | None:
     """Parse K/N, a part of the runs of a comparison or study."""
     if given is None:
@@ -154,16 +199,13 @@ def parse_size(given: str | None) -> tuple[int, int] | None:
     return parse_sizes([given], "img_size")[0] if given else None
 
 
-def parse_query(text: str) -> tuple[int, int]:
-    """Parse ROWxCOLUMN, the position of a token.
-
-    Raises:
-        ValueError: for another format.
-    """
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdecimal() for side in sides):
-        raise ValueError(f"`query` must be ROWxCOLUMN, such as 0x3, got {text!r}.")
-    return int(sides[0]), int(sides[1])
+def parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
+    """Parse two whole numbers with an x between them; `form` describes them in errors."""
+    try:
+        first, second = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise ValueError(f"`{name}` must be {form}, got {text!r}.") from None
+    return first, second
 
 
 def read_picture(path: Path, read: Any) -> Any:
@@ -197,28 +239,6 @@ def choose_device(given: str) -> str:
     return given
 
 
-def open_runs(folders: Sequence[Path]) -> list[Run]:
-    """Open different runs; a folder without a run is an error before PyTorch is imported."""
-    if len(set(folders)) < len(folders):
-        raise ValueError(f"`runs` must differ, got {', '.join(map(str, folders))}.")
-    found = [RunFolder.open(folder) for folder in folders]
-    from graticule.lab.training.run import Run
-
-    return [Run(one.folder) for one in found]
-
-
-def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Return distinct labels of runs from their folders."""
-    folders = [run.folder.resolve() for run in runs]
-    if len(folders) == 1:
-        return [printable(folders[0].name)]
-    common = Path(os.path.commonpath(folders))
-    names = [folder.relative_to(common).parts for folder in folders]
-    while len({parts[-1:] for parts in names}) == 1 and all(len(parts) > 1 for parts in names):
-        names = [parts[:-1] for parts in names]
-    return [printable("/".join(parts) or common.name) for parts in names]
-
-
 def output_folder(given: Path | None, default: Path) -> Path:
     """Return the output folder of a command.
 
@@ -247,7 +267,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Output:
     """Output of a command: text for people, or with --json only one value for programs on stdout."""
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import Output, open_runs, parse, run_labels
+from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.targets import open_runs, run_labels
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Plot:
+class Plot(JsonOutput):
     """Draw the training of runs, finished or not, in one figure, and write its numbers to a CSV file.
 
     graticule plot runs/a runs/b
@@ -39,8 +40,6 @@ class Plot:
     """draw runs whose recipes differ only in `seed` as one line, their mean, with a band of one standard deviation"""
     output: Path | None = None
     """PNG, PDF or SVG file; the CSV has the same name (default: convergence.png in the first folder)"""
-    json: bool = False
-    """print the ends and the best points of the lines as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -88,7 +87,7 @@ def run(arguments: list[str]) -> int:
     if empty := next((label for label, points in lines.items() if not points), None):
         raise ValueError(f"`runs` must have an epoch in common to be grouped, got {', '.join(groups[empty])}.")
     figure = convergence_plot(
-        {label: [_drawn(point, options.against) for point in points] for label, points in lines.items()},
+        {label: [point.on(options.against) for point in points] for label, points in lines.items()},
         judge or metric,
         options.against,
     )
@@ -165,10 +164,6 @@ def _read(path: Path, metric: str, against: str) -> Metrics:
     if against == "seconds" and not all(map(math.isfinite, found.get("seconds", [math.nan]))):
         raise ValueError(f"`against` must be epoch, as {path.parent} lacks the seconds of some epochs, got 'seconds'.")
     return found
-
-
-def _drawn(point: Point, against: str) -> tuple[float, float, float | None]:
-    return point.seconds if against == "seconds" else point.epoch, point.mean, point.deviation
 
 
 def _show_ends(

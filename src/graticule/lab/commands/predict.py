@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.figures import Figures
-from graticule.lab.commands.options import Output, choose_device, open_runs, output_folder, parse, read_picture
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.options import (
+    Figures,
+    JsonOutput,
+    OfCheckpoint,
+    OnDevice,
+    Output,
+    choose_device,
+    output_folder,
+    parse,
+    read_picture,
+)
+from graticule.lab.commands.targets import open_runs
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Predict(Figures):
+class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
     """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
 
         graticule predict RUN a.jpg b.jpg
@@ -36,14 +46,8 @@ class Predict(Figures):
     """detections with a lower score are not drawn; JSON has all"""
     count: int = 8
     """without images: number of held-out images that are drawn"""
-    checkpoint: Rare[Literal["best", "last"]] = "best"
-    """checkpoint of the run"""
-    device: Rare[str] = "auto"
-    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for pictures, JSON or the report (default: predictions in the run folder)"""
-    json: bool = False
-    """print the predictions of each image as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -106,7 +110,7 @@ def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
 
 def _report(run: Run, options: Predict, device: str, folder: Path) -> int:
     """Write report.html on held-out images."""
-    from graticule.lab.pages.dense_report import dense_report
+    from graticule.lab.pages.run_report import dense_report
 
     task = run.task()
     if not hasattr(task, "truth_of"):

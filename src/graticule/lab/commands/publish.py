@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import NamedModels, open_source
+from graticule.lab.commands.opening import open_source
 from graticule.lab.commands.options import parse, print_written
+from graticule.lab.commands.targets import NamedModels
 
 
 @dataclass

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import open_runs, parse, print_written, run_labels
+from graticule.lab.commands.options import parse, print_written
+from graticule.lab.commands.targets import open_runs, run_labels
 
 
 @dataclass

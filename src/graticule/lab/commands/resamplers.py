@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import NamedModels, open_models, size_of, with_images
-from graticule.lab.commands.options import Output, choose_device, output_folder, parse
+from graticule.lab.arguments import Positional
+from graticule.lab.commands.opening import open_models, pictures_of, with_images
+from graticule.lab.commands.options import JsonOutput, OnDevice, Output, choose_device, output_folder, parse
+from graticule.lab.commands.targets import NamedModels
 from graticule.registry.checks import parse_sizes, printable
 
 
 @dataclass
-class Resamplers(NamedModels):
+class Resamplers(NamedModels, JsonOutput, OnDevice):
     """Compare all resamplers on a model at other image sizes, by its features and its scores.
 
         graticule resamplers RUN --images FOLDER --sizes 160 288
@@ -27,16 +27,12 @@ class Resamplers(NamedModels):
     """run or published folder, file of weights, or name of a model"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
-    sizes: list[str] = dataclasses.field(default_factory=list)
+    sizes: list[str] = field(default_factory=list)
     """sides in pixels, or HEIGHTxWIDTH"""
     count: int = 256
     """largest number of images, evenly spaced"""
-    device: Rare[str] = "auto"
-    """cpu, cuda, ...; auto is a GPU if there is one"""
     output: Path | None = None
     """folder for the values of every image as JSON (default: the run's, or this one)"""
-    json: bool = False
-    """print the values of every image as JSON, and nothing else, on stdout"""
 
 
 def run(arguments: list[str]) -> int:
@@ -48,11 +44,10 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
     if options.count < 2:
         raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
-    from graticule.lab.data.pictures import Pictures, find_pictures
+    from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built
     opened = with_images(*open_models([options.model], options, "resamplers"))
-    assert opened.info is not None
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.conversion import convert
     from graticule.lab.studies.resamplers import try_resamplers
@@ -61,19 +56,10 @@ def run(arguments: list[str]) -> int:
 
     model: Any = opened.model if isinstance(opened.model, TokenModel) else convert(opened.model)
     resampled_modules(model)  # raises if there are none
-    trained_at = size_of(opened)
+    trained_at = opened.size
     check_sizes(model, sizes)
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
-    pictures = Pictures(
-        options.images,
-        opened.info,
-        trained_at,
-        model.num_classes,
-        count=options.count,
-        augmentation=opened.augmentation,
-    )
-    if pictures.num_test < 2:
-        raise ValueError(f"`images` must have at least two images, got {pictures.num_test} in {options.images}.")
+    pictures = pictures_of(replace(opened, model=model), options.images, 2, count=options.count)
     every = range(pictures.num_test)
     images = {size: list(pictures.test_images(size, every)[0]) for size in dict.fromkeys([trained_at, *sizes])}
     labels = None if pictures.labels is None else pictures.labels.tolist()
@@ -81,7 +67,7 @@ def run(arguments: list[str]) -> int:
     header, *rows = study.rows()
     shown.table(header, rows)
     shown.say(*study.notes())
-    if labels is None and opened.info.class_names:
+    if labels is None and opened.info is not None and opened.info.class_names:
         shown.say(f"no scores: the folders in {printable(str(options.images))} are not the classes of the run")
     output.mkdir(parents=True, exist_ok=True)
     shown.give(study.record())

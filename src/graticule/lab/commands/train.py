@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.commands.options import command_line, output_folder, parse_recipe
-from graticule.lab.commands.stopping import STOPPED, requeue_code
+from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, requeue_code
 from graticule.lab.training.run_folder import RunFolder
 from graticule.registry.checks import printable
 
@@ -80,7 +80,6 @@ def run(arguments: list[str]) -> int:
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from graticule.lab.training.interruption import Interrupted, Preempted
     from graticule.lab.training.loop import train
     from graticule.lab.training.run import Run
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from graticule.external.attention_map import AttentionMap
-from graticule.lab.figures.plots import SIMILARITY, axes_at
+from graticule.lab.figures.style import SIMILARITY, add_title, axes_at
 
 #: Weights above this quantile of a head are drawn in the last color: a few peaks would darken the rest.
 _TOP = 0.995
@@ -169,9 +169,9 @@ def _sheet(
                 if not limits:
                     ax.set_xlabel(f"{ax.get_xlabel()}\n0 to {scales[index].vmax:.2g}", fontsize=8)
                 if row == 0:
-                    ax.set_title(f"head {head + 1}", fontsize=8, pad=4)
+                    ax.set_title(f"head {head}", fontsize=8, pad=4)
                 if index == 0 and number == 0:
-                    ax.set_ylabel(f"layer {column[row].layer + 1}", fontsize=9)
+                    ax.set_ylabel(f"layer {column[row].layer}", fontsize=9)
             if row == 0:
                 figure.text(
                     (start + wide / 2) / inches[0], 1 - (top - 0.28) / inches[1], names[number], ha="center", fontsize=9
@@ -183,7 +183,7 @@ def _sheet(
             bar.set_yticks([0, 1], ["0", "end"])
         if row == 0:
             bar.set_title("weight", fontsize=8, pad=5)
-    figure.text(0.5, 1 - 0.25 / inches[1], title, ha="center", va="center", fontsize=12)
+    add_title(figure, title)
     return figure
 
 

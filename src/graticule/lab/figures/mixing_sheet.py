@@ -1,9 +1,9 @@
-"""Sheets of the token mixing of gated MLPs: weights around a query, bias maps, non-locality of the layers."""
+"""Sheets of the token mixing of gated MLPs: weights around a query, bias maps, and the parts of a sum."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from graticule.analysis.mixing import MixingMap, MixingParts
-from graticule.lab.figures.plots import DASHES, MARKERS, PALETTE, SIMILARITY
+from graticule.lab.figures.style import DASHES, PALETTE, SIMILARITY, mark
 
 _SIGNED = "PuOr"  # two-sided, and distinguishable with any color vision
 
@@ -64,13 +64,13 @@ def mixing_sheet(
         drawn = None
         for index, ax in enumerate(line):
             if index == 0:
-                ax.set_ylabel(f"layer {one.layer + 1}\n{one.grid.height} × {one.grid.width}", fontsize=9)
+                ax.set_ylabel(f"layer {one.layer}\n{one.grid.height} × {one.grid.width}", fontsize=9)
             ax.set(xticks=[], yticks=[])
             if index >= len(chosen) or chosen[index] >= one.groups:
                 ax.set_axis_off()
                 continue
             drawn = ax.imshow(images[chosen[index]], norm=norm, cmap=cmap, interpolation="nearest")
-            ax.set_title(f"group {chosen[index] + 1} of {one.groups}", fontsize=8, pad=3)
+            ax.set_title(f"group {chosen[index]} of {one.groups}", fontsize=8, pad=3)
             _mark(ax, one, chosen[index])
         if drawn is not None:
             bar = figure.colorbar(
@@ -104,13 +104,11 @@ def _scale(images: np.ndarray, softmax: bool, values: str) -> tuple[Normalize, s
 
 def _mark(ax: Axes, one: MixingMap, group: int) -> None:
     row, column = one.query
-    for color, edge in (("white", 2.4), ("black", 1.1)):  # visible on dark and on light
-        ax.plot(column, row, "o", markersize=5, mfc="none", mec=color, mew=edge)
+    mark(ax, column, row)
     if one.centers is not None:
         x, y = one.centers[group] + (column, row)
         if -0.5 <= x <= one.grid.width - 0.5 and -0.5 <= y <= one.grid.height - 0.5:
-            for color, edge in (("white", 2.4), ("#D55E00", 1.2)):
-                ax.plot(x, y, "+", markersize=6, mec=color, mew=edge)
+            mark(ax, x, y, 6, "+", PALETTE[1])
 
 
 def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
@@ -138,7 +136,7 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
         assert one.bias is not None
         drawn = ax.imshow(one.bias, norm=norm, cmap=SIMILARITY, interpolation="nearest")
         ax.set(xticks=[], yticks=[])
-        ax.set_title(f"layer {one.layer + 1}", fontsize=9, pad=3)
+        ax.set_title(f"layer {one.layer}", fontsize=9, pad=3)
         ax.set_xlabel(f"{one.grid.height} × {one.grid.width}, mean {one.bias.mean():.2f}", fontsize=8)
     for ax in panels[len(held) :]:
         ax.set_axis_off()
@@ -184,7 +182,7 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
             if index == 0:
                 ax.set_title(name, fontsize=10, pad=4)
         tokens = one.grid.patches
-        line[0].set_ylabel(f"layer {one.layer + 1}\n{tokens} × {tokens}", fontsize=9)
+        line[0].set_ylabel(f"layer {one.layer}\n{tokens} × {tokens}", fontsize=9)
         line[1].set_xlabel(f"{100 * one.relative_share():.0f} % of the squares", fontsize=8)
         if drawn is not None:
             figure.colorbar(drawn, ax=list(line[:3])).ax.tick_params(labelsize=7)
@@ -196,44 +194,4 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
             line[3].legend(fontsize=7)
     figure.suptitle(title, fontsize=12)
     figure.supxlabel("token that is read; dashed: the row of the query", fontsize=9)
-    return figure
-
-
-def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") -> Figure:
-    """Draw the non-locality of every layer, one line per model: g of the paper, and the mean distance of the weights.
-
-    A model without a quadratic encoding has no g, and is in the second panel alone.
-
-    Reference: PosMLP (Wang et al., 2022), Eq. 16 and Figure 8.
-
-    Raises:
-        ValueError: if there is nothing to draw.
-    """
-    if not maps:
-        raise ValueError("`maps` must have the layers of at least one model, got none.")
-    figure = Figure(figsize=(9.5, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for index, (label, layers) in enumerate(maps.items()):
-        style = {
-            "color": PALETTE[index % len(PALETTE)],
-            "marker": MARKERS[index % len(MARKERS)],
-            "linestyle": DASHES[index % len(DASHES)],
-            "markersize": 4,
-            "label": label,
-        }
-        at = [one.layer + 1 for one in layers]
-        g = [one.non_locality()[0] for one in layers]
-        if np.isfinite(g).any():
-            left.plot(at, g, **style)
-        right.plot(at, [one.distance() for one in layers], **style)
-    if not left.lines:
-        left.text(0.5, 0.5, "no quadratic encoding", ha="center", va="center", transform=left.transAxes)
-    left.set(xlabel="layer", ylabel="g, smaller is less local (1 / patches²)", title="non-locality g")
-    right.set(xlabel="layer", ylabel="mean distance from the query (patches)", title="distance of the weights")
-    for ax in (left, right):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_ylim(bottom=0)
-        ax.grid(alpha=0.3)
-    right.legend(fontsize=8)
-    figure.suptitle(title, fontsize=12)
     return figure

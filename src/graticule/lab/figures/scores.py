@@ -1,4 +1,4 @@
-"""Plot of accuracy against the size of the images."""
+"""Plots of scores: against the epoch, the size of images, the length of texts; and of all seeds of each choice."""
 
 from __future__ import annotations
 
@@ -6,22 +6,41 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from graticule.lab.figures.plots import PALETTE, add_legend, check_lines, curves, decorate, line_style, new_axes
+from graticule.lab.figures.style import DOTTED, PALETTE, add_legend, check_lines, decorate, draw_line, new_axes
 from graticule.lab.training.results import Metric
 from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
 
 Size = tuple[int, int]
+#: Label -> size of an image, length or position of tokens -> values over seeds.
+Scores = Mapping[str, Mapping[Any, Sequence[float]]]
+
+
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float, float | None]]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+) -> Figure:
+    """Draw lines of (x, mean, standard deviation or None), with a band of one standard deviation on either side."""
+    check_lines(lines, "lines")
+    figure, ax = new_axes(xlabel, ylabel, title)
+    for index, (label, points) in enumerate(lines.items()):
+        x, mean, deviation = zip(*((x, mean, deviation or 0.0) for x, mean, deviation in points), strict=True)
+        style = {"marker": None} if len(points) > 30 else {}  # a chain of markers hides the line
+        draw_line(ax, index, label, x, mean, deviation, band=True, **style)
+    return add_legend(figure, ax)
 
 
 def resolution_plot(
-    scores: Mapping[str, Mapping[Size, Sequence[float]]],
+    scores: Scores,
     trained_at: int | Size,
     ylabel: str = "top-1 accuracy (%)",
     title: str = "",
@@ -55,36 +74,22 @@ def resolution_plot(
             decorate(panel)
         ax.set_ylabel(ylabel)
         figure.suptitle(title, fontsize=12)
-        _draw(beside, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+        _draw_sizes(beside, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
         beside.set_xlim(-0.6, len(others) - 0.4)
     if squares:
-        _draw(ax, scores, {size: float(size[0]) for size in squares}, trained)
+        _draw_sizes(ax, scores, {size: float(size[0]) for size in squares}, trained)
     else:
-        _draw(ax, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
+        _draw_sizes(ax, scores, {size: float(place) for place, size in enumerate(others)}, trained, joined=False)
     return add_legend(figure, ax)
 
 
-def _draw(
-    ax: Axes,
-    scores: Mapping[str, Mapping[Size, Sequence[float]]],
-    places: Mapping[Size, float],
-    trained: Size,
-    joined: bool = True,
-) -> None:
+def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size, joined: bool = True) -> None:
     """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
-    for index, (label, by_size) in enumerate(scores.items()):
-        shown = [size for size in places if size in by_size]
-        style = line_style(index) if joined else {**line_style(index), "linestyle": "none"}
-        x, means = [places[size] for size in shown], [fmean(by_size[size]) for size in shown]
-        bars = [stdev(by_size[size]) if len(by_size[size]) > 1 else 0.0 for size in shown]
-        if any(bars):
-            ax.errorbar(x, means, bars, capsize=3, label=label, **style)
-        else:  # the legend would show bars
-            ax.plot(x, means, label=label, **style)
+    _draw(ax, scores, places, **({} if joined else {"linestyle": "none"}))
     names = [str(height) if height == width else f"{height} × {width}" for height, width in places]
     _ticks(ax, list(places.values()), names, any(height != width for height, width in places))
     if trained in places:
-        ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
         ax.annotate(
             "trained at",
             (places[trained], 0),
@@ -101,11 +106,15 @@ def _side(size: Size) -> float:
     return math.sqrt(size[0] * size[1])
 
 
-#: Label -> length, or position, in tokens -> values over seeds.
-Values = Mapping[str, Mapping[int, Sequence[float]]]
+def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -> None:
+    """Draw one line per label: means over seeds at `places` on the axis, with bars of one standard deviation."""
+    for index, (label, by) in enumerate(scores.items()):
+        shown = [one for one in places if one in by]
+        bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in shown]
+        draw_line(ax, index, label, [places[one] for one in shown], [fmean(by[one]) for one in shown], bars, **style)
 
 
-def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int], title: str = "") -> Figure:
+def length_plot(scores: Scores, places: Scores, trained_at: int | Sequence[int], title: str = "") -> Figure:
     """Draw bits per byte against the length of the windows, and against the position in the longest windows.
 
     Means over seeds, with bars of one standard deviation. If a model has learned to use its context, the line in the
@@ -140,19 +149,14 @@ def length_plot(scores: Values, places: Values, trained_at: int | Sequence[int],
     return add_legend(figure, left)
 
 
-def _draw_length_plots(ax: Axes, values: Values, trained: set[int]) -> None:
+def _draw_length_plots(ax: Axes, values: Scores, trained: set[int]) -> None:
     """Draw one line per label on a logarithmic axis (base 2), and the training lengths."""
     ax.set_xscale("log", base=2)
     decorate(ax)
-    for index, (label, by) in enumerate(values.items()):
-        x = sorted(by)
-        bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in x]
-        ax.errorbar(
-            x, [fmean(by[one]) for one in x], bars if any(bars) else None, capsize=3, label=label, **line_style(index)
-        )
+    _draw(ax, values, {place: float(place) for place in sorted({one for by in values.values() for one in by})})
     for index, length in enumerate(sorted(trained)):
         name = "length of training" if index == 0 else None  # once in the legend
-        ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        ax.axvline(length, label=name, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
 
 
 def _length_ticks(ax: Axes, lengths: Sequence[int]) -> None:
@@ -211,7 +215,7 @@ def score_plot(
     for number in groups:
         mean = fmean(list(scores.values())[first])
         ends = (first - 0.5, first + number - 0.5)
-        ax.plot([mean, mean], ends, color="#666666", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
+        ax.plot([mean, mean], ends, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
         if first:
             ax.axhline(first - 0.5, color="#bbbbbb", linewidth=0.6)
         first += number

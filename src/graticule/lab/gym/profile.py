@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from graticule.lab.figures.plots import PALETTE, SIMILARITY
+from graticule.lab.figures.style import PALETTE, SIMILARITY
 from graticule.lab.gym.base import CELL, LEAST, TASKS, A, B, Cell, Classes, GymTask, Mask, build_task, generators
 from graticule.lab.studies.tables import csv_of_records, markdown, read_records
 from graticule.registry.checks import printable

@@ -2,126 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from graticule.analysis.attention import AttentionSummary
 from graticule.analysis.audit import Audit
 from graticule.analysis.effect import Effect
-from graticule.analysis.probe import Probe
 from graticule.analysis.share import PositionShare
-from graticule.lab.figures.plots import PALETTE, decorate, line_style, new_axes, translation_plot
-from graticule.lab.pages.report import Report, position_sheets
-
-
-def share_plot(share: PositionShare) -> Figure:
-    """Draw the share of the variance that position explains by layer, its linear part, and the share at other sizes.
-
-    Bars are intervals of 95 %; the last point is of the features.
-    """
-    figure, ax = _axes("layer", "share of the variance of the tokens (%)")
-    names, layers = share.names, np.arange(1, len(share.names) + 1)
-    side = _size(share.img_size) if share.others else ""
-    lines = [(f"position{side}", share.total), (f"linear in row and column{side}", share.linear)]
-    lines += [(f"position{_size(size)}", one.total) for size, one in share.others.items()]
-    for index, (label, one) in enumerate(lines):
-        _errorbar(ax, layers, 100 * one.value, 100 * (one.high - one.value), label, index)
-    ax.axhline(0, color="#555555", linewidth=1)
-    step = -(-len(names) // 14)
-    shown = [*range(0, len(names) - 1, step), len(names) - 1]
-    ax.set_xticks(layers[shown], [names[index] for index in shown])
-    return _legend(figure, len(lines))
-
-
-def _size(size: tuple[int, int]) -> str:
-    return f" at {size[0]} x {size[1]}"
-
-
-def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
-    """Draw R2 of row and column by layer, with standard errors over folds, and R2 of the shuffled labels.
-
-    Layer 0 stands for the embedded patches before any position information.
-    """
-    figure, ax = _axes("layer", "R² on images that were not fitted")
-    first = 0 if content is not None else 1
-    whole = [*([] if content is None else [content]), *probes]
-    layers = np.arange(first, first + len(whole))
-    lines = [
-        ("row", [one.mean[0] for one in whole], [one.error[0] for one in whole]),
-        ("column", [one.mean[1] for one in whole], [one.error[1] for one in whole]),
-        (
-            "control: shuffled labels",
-            [np.nanmean(one.control_mean) for one in whole],
-            [np.nanmax(one.control_error) for one in whole],
-        ),
-    ]
-    for index, (label, mean, error) in enumerate(lines):
-        _errorbar(ax, layers, mean, error, label, index)
-    ax.axhline(0, color="#555555", linewidth=1)
-    if content is not None:
-        ax.annotate("patches alone", (0, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color="#444444")
-    ax.set_ylim(min(-0.05, *(float(np.nanmin(mean)) for _, mean, _ in lines)) - 0.02, 1.05)
-    return _legend(figure, len(lines))
-
-
-def effect_plot(effects: Sequence[Effect]) -> Figure:
-    """Draw the relative change of the features by layer, one line per change, with standard errors over images."""
-    figure, ax = _axes("layer", "change of the features\n(share of their spread)")
-    for index, one in enumerate(effects):
-        layers = np.arange(1, len(one.mean_change) + 1)
-        _errorbar(ax, layers, one.mean_change, one.change_error, one.name, index)
-    if max(one.mean_change.max() for one in effects) > 0.7:
-        ax.axhline(math.sqrt(2), color="#555555", linewidth=1, linestyle=(0, (1, 2)))
-        ax.annotate("unrelated", (0.01, math.sqrt(2) + 0.02), xycoords=("axes fraction", "data"), fontsize=8)
-    ax.set_ylim(bottom=0)
-    return _legend(figure, len(effects))
-
-
-def attention_plot(summary: AttentionSummary) -> Figure:
-    """Draw distance, entropy and the share on prefix tokens by layer, one dot per head, and the mean over heads."""
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
-    panels = figure.subplots(1, 3)
-    layers = np.array(summary.layers) + 1
-    kinds = (
-        ("mean distance (patches)", summary.distance, summary.uniform),
-        ("entropy (nats)", summary.entropy, summary.uniform_entropy),
-        ("share on prefix tokens", summary.prefix, None),
-    )
-    for ax, (name, values, uniform) in zip(panels, kinds, strict=True):
-        ax.set(xlabel="layer", ylabel=name)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        decorate(ax)
-        for head in range(values.shape[1]):
-            ax.plot(layers, values[:, head], "o", markersize=3.5, color=PALETTE[0], alpha=0.55)
-        ax.plot(layers, np.nanmean(values, 1), color=PALETTE[1], linewidth=1.6)
-        if uniform is not None:
-            ax.plot(layers, uniform, color="#555555", linewidth=1, linestyle=(0, (1, 2)))
-        ax.set_ylim(bottom=0)
-    return figure
-
-
-def _errorbar(
-    ax: Axes, layers: np.ndarray, mean: Sequence[float] | np.ndarray, error: Sequence[float] | np.ndarray, label: str,
-    index: int,
-) -> None:  # fmt: skip
-    style = {**line_style(index), "linewidth": 1.5, "markersize": 4.5}
-    ax.errorbar(layers, mean, error, label=label, capsize=2.5, **style)
-
-
-def _axes(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    figure, ax = new_axes(xlabel, ylabel, figsize=(7.2, 4.0))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure, ax
-
-
-def _legend(figure: Figure, lines: int) -> Figure:
-    figure.legend(loc="outside lower center", ncols=min(lines, 3), fontsize=9, frameon=False, handlelength=2.8)
-    return figure
+from graticule.lab.figures.layers import attention_plot, effect_plot, probe_plot, share_plot, translation_plot
+from graticule.lab.pages.report import Report, add_position
 
 
 def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
@@ -157,7 +47,7 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         _attention(report, found.attention)
     if found.maps:
         report.heading("Position maps")
-        position_sheets(report, found.maps, title)
+        add_position(report, found.maps, title)
     if found.unavailable:
         report.heading("Not measured")
         report.table(("analysis", "reason"), sorted(found.unavailable.items()))
@@ -174,7 +64,7 @@ def findings(found: Audit) -> list[str]:
         f"linearly in row and column; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
     ]
     row, column = np.nanmax([one.mean for one in found.probes], axis=0)
-    best = 1 + int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
+    best = int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
     sentence = f"Row and column can be read with R² up to {_number(row)} and {_number(column)}, best in layer {best}"
     if found.probe_content is not None:
         content = found.probe_content.mean
@@ -219,7 +109,9 @@ def _share(report: Report, share: PositionShare) -> None:
     for one in (share, *share.others.values()):
         columns, *rows = one.summary()
         norms = "outliers: percent of tokens with a norm above 3 times the median"
-        report.table(columns, rows, f"Shares in percent{_size(one.img_size)}, with intervals of 95 %; {norms}")
+        report.table(
+            columns, rows, f"Shares in percent{' at {} x {}'.format(*one.img_size)}, with intervals of 95 %; {norms}"
+        )
 
 
 def _cost(report: Report, found: Audit) -> None:
@@ -264,7 +156,7 @@ def _probe(report: Report, found: Audit) -> None:
     report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of row and column by layer")
     whole = [("patches alone", found.probe_content)] if found.probe_content is not None else []
     rows = []
-    for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes, start=1))]:
+    for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes))]:
         assert one is not None
         cells = [_with_error(one.mean[axis], one.error[axis]) for axis in (0, 1)]
         controls = [_with_error(one.control_mean[axis], one.control_error[axis]) for axis in (0, 1)]
@@ -342,7 +234,7 @@ def _attention(report: Report, summary: AttentionSummary) -> None:
     for index, layer in enumerate(summary.layers):
         values = (summary.distance[index], summary.entropy[index], summary.prefix[index])
         spans = [f"{np.nanmin(one):.2f} to {np.nanmax(one):.2f}" for one in values]
-        rows.append((str(layer + 1), *spans, f"{summary.uniform[index]:.2f}"))
+        rows.append((str(layer), *spans, f"{summary.uniform[index]:.2f}"))
     columns = ("layer", "distance (patches)", "entropy (nats)", "share on prefix tokens", "distance if uniform")
     report.table(columns, rows, "Range over the heads, mean over images")
 

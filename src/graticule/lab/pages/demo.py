@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 
 import torch
 
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.plots import correlation_sheet, locality_plot
+from graticule.lab.figures.layers import locality_plot
+from graticule.lab.figures.position_sheets import correlation_sheet
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import convergence_plot
 from graticule.lab.pages.explorer import explored, write_explorer
 from graticule.lab.pages.report import Report
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.comparison import Comparison, compare
+from graticule.lab.studies.runs import curve, read_metrics
 from graticule.lab.studies.sizes import Resolutions, resolutions
-from graticule.lab.training.run import Run
 
 JOININGS = ("default", "lape")
 #: Fewer than in the recipe, so that six runs take about four minutes on 2 cores.
@@ -75,23 +74,6 @@ def _write_explorer(comparison: Comparison, folder: Path) -> None:
     write_explorer(models, folder / "explorer.html")
 
 
-def _history(run: Run) -> list[dict[str, float]]:
-    with run.metrics_file.open(encoding="utf-8", newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-
-
-def _curves(comparison: Comparison, column: str) -> dict[str, list[tuple[float, float, float | None]]]:
-    lines = {}
-    for joining, runs in comparison.runs.items():
-        epochs = zip(*[_history(run) for run in runs], strict=True)
-        lines[joining] = [(rows[0]["epoch"], *_mean_and_deviation([row[column] for row in rows])) for rows in epochs]
-    return lines
-
-
-def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    return fmean(values), stdev(values) if len(values) > 1 else None
-
-
 def _report(
     comparison: Comparison,
     scores: Resolutions,
@@ -121,16 +103,11 @@ def _report(
         "The amplitude of the table is not controlled for: it starts with a standard deviation of 0.02, and LaPE's "
         "norm changes it to 1. evidence/studies/amplitude.py compares LaPE with tables that start at other amplitudes."
     )
-    report.figure(
-        convergence_plot(_curves(comparison, "val_top1"), "val_top1"),
-        "Mean over seeds; the band is one standard deviation.",
-        "Top-1 accuracy against epochs for both joinings",
-    )
-    report.figure(
-        convergence_plot(_curves(comparison, "train_loss"), "train_loss"),
-        "Mean over seeds; the band is one standard deviation.",
-        "Training loss against epochs for both joinings",
-    )
+    history = {joining: [read_metrics(run.metrics_file) for run in runs] for joining, runs in comparison.runs.items()}
+    for column, about in (("val_top1", "Top-1 accuracy"), ("train_loss", "Training loss")):
+        lines = {joining: [point.on() for point in curve(runs, column)] for joining, runs in history.items()}
+        band = "Mean over seeds; the band is one standard deviation."
+        report.figure(convergence_plot(lines, column), band, f"{about} against epochs for both joinings")
     report.heading("Accuracy at other sizes, without fine-tuning")
     columns, *rows = scores.rows()
     report.table(

@@ -107,7 +107,7 @@ def page_data(models: Sequence[Explored], limit: int) -> tuple[dict[str, Any], s
             one.averaged() if one.group == (kind, image) and len(one.heads) > 1 else one for one in every[number, at]
         ]
         height, width = models[number].sizes[at].img_size
-        of_image = "" if image is None else f", image {image + 1}"
+        of_image = "" if image is None else f", image {image}"
         notes.append(
             f"{models[number].label}, {height} × {width}{of_image}: {KINDS[kind].lower()} is the {MEAN}, as the maps "
             "of all heads would make the page too large."

@@ -175,4 +175,4 @@ def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str,
 
 
 def _names(what: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{what} {number}" for number in range(1, count + 1))
+    return tuple(f"{what} {number}" for number in range(count))

@@ -13,8 +13,7 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.hub import save_pretrained
 from graticule.hub.files import Card
-from graticule.lab.figures.bias_map_sheet import bias_map_sheet
-from graticule.lab.figures.plots import correlation_sheet
+from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
 from graticule.lab.figures.save import save_figure
 from graticule.lab.tasks.classification import images_of
 from graticule.registry.fields import read_typed

@@ -216,6 +216,10 @@ class Point(NamedTuple):
     mean: float
     deviation: float | None
 
+    def on(self, against: str = "epoch") -> tuple[float, float, float | None]:
+        """Return the point of a line against the epoch or the seconds: x, mean, deviation."""
+        return float(self.seconds if against == "seconds" else self.epoch), self.mean, self.deviation
+
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
     """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""

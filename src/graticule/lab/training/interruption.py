@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+#: The exit code that means "try again" to a scheduler: EX_TEMPFAIL of sysexits.h.
+REQUEUE = 75
+#: The exit code for a stop by the user, as in shells for SIGINT.
+STOPPED = 130
 
 
 class Interrupted(Exception):
@@ -34,3 +40,16 @@ def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterat
     finally:
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def requeue_code() -> int:
+    """Return the exit code of a command that a signal stopped.
+
+    Raises:
+        ValueError: if GRATICULE_REQUEUE_CODE is not an exit code.
+    """
+    given = os.environ.get("GRATICULE_REQUEUE_CODE", str(REQUEUE))
+    if not given.isdecimal() or int(given) > 255:
+        raise ValueError(f"`GRATICULE_REQUEUE_CODE` must be an exit code from 0 to 255, got {given!r}.")
+    # if a process started by Lightning failed, Lightning would kill the first one before that has ended
+    return 0 if int(os.environ.get("LOCAL_RANK", 0)) else int(given)

@@ -28,7 +28,7 @@ def load(
     Args:
         source: `hf:OWNER/NAME` on the Hugging Face hub, or `timm:NAME` with its published weights, both as backbones of
             this library; the folder of a run; a file of its weights in that folder: `weights.safetensors`, a checkpoint
-            (`checkpoints/step-000000100.ckpt`, one file or sharded), or the file of `graticule consolidate`; or a
+            (`checkpoints/step-000000100.ckpt`, one file or sharded), or that of `graticule export --consolidate`; or a
             folder of `graticule publish` or `save_pretrained`, also of transformers.
         plugin: a Python file or an installed entry point that registers the classes of the run, or several. Code that
             is not named is not imported.

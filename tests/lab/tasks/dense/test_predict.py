@@ -10,7 +10,7 @@ from PIL import Image
 
 from commands import run_command
 from graticule.lab.figures.pictures import color, picture
-from graticule.lab.pages.dense_report import dense_report
+from graticule.lab.pages.run_report import dense_report
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import Found, Prediction, above, image_ids
@@ -119,7 +119,7 @@ def test_an_impossible_prediction_is_explained_in_a_line(runs, photos, tmp_path,
     for arguments, said in cases:
         code, _, err = run_command(capsys, "predict", *arguments)
         assert code == 1 and said in err and err.count("\n") == 1, (arguments, err)
-    code, _, err = run_command(capsys, "attention", run)
+    code, _, err = run_command(capsys, "look", "attention", run)
     assert code == 1 and "for detection and segmentation" in err
 
 

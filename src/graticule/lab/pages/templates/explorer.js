@@ -57,7 +57,7 @@ function shown(number, one, head) {
   }
   const inside = height !== layer[0] || width !== layer[1];  // whether positions are those within a window
   const [row, column] = inside ? [y % height, x % width] : [y, x];
-  const where = inside ? `at row ${row + 1}, column ${column + 1} of a window of ${height} × ${width}` : "";
+  const where = inside ? `at row ${row}, column ${column} of a window of ${height} × ${width}` : "";
   if (one.displacement) {
     const wide = 2 * width - 1, table = values(one, head * (2 * height - 1) * wide, (2 * height - 1) * wide, head);
     const image = new Float32Array(keys);
@@ -131,7 +131,7 @@ function drawImage(number, size, grid, y, x) {
     model(`${name} lines`).data = lines;
   }
   model(`${name} token`).data = { x: [x + 0.5], y: [y + 0.5] };
-  $(`caption-${name}`).textContent = `${size.pixels[0]} × ${size.pixels[1]} pixels; ${height} × ${width} tokens in layer ${layerOf(number) + 1}; the token is at row ${y + 1}, column ${x + 1}.`;
+  $(`caption-${name}`).textContent = `${size.pixels[0]} × ${size.pixels[1]} pixels; ${height} × ${width} tokens in layer ${layerOf(number)}; the token is at row ${y}, column ${x}.`;
 }
 
 // Gives a plot the width of its column and the proportions of its grid.
@@ -162,24 +162,24 @@ function fill(name, found, limits) {
 function caption(panel, under = null) {
   const { one, found, head, kind, name } = panel, [low, high] = range(found.values);
   const at = found.values.indexOf(high), width = found.shape[1];
-  let text = `Layer ${one.layer + 1}, ${one.heads[head]}${found.where ? ", " + found.where : ""}: from ${number4(low)} to ${number4(high)}, the largest at row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}.`;
+  let text = `Layer ${one.layer}, ${one.heads[head]}${found.where ? ", " + found.where : ""}: from ${number4(low)} to ${number4(high)}, the largest at row ${Math.floor(at / width)}, column ${(at % width)}.`;
   if (kind === "attention" || kind === "without") text += ` ${(100 * found.values.reduce((sum, v) => (Number.isNaN(v) ? sum : sum + v), 0)).toFixed(0)} % is on patches.`;
-  if (under !== null) text += ` Here: ${number4(found.values[under[0] * width + under[1]])} at row ${under[0] + 1}, column ${under[1] + 1}.`;
+  if (under !== null) text += ` Here: ${number4(found.values[under[0] * width + under[1]])} at row ${under[0]}, column ${under[1]}.`;
   $(`caption-${name}`).textContent = text;
 }
 
 function describe() {
   const size = sizeOf(0), [height, width] = size.grids[layerOf(0)], [y, x] = place([height, width]);
-  Object.assign($("row"), { max: height });
-  Object.assign($("column"), { max: width });
-  if (document.activeElement !== $("row")) $("row").value = y + 1;
-  if (document.activeElement !== $("column")) $("column").value = x + 1;
+  Object.assign($("row"), { max: height - 1 });
+  Object.assign($("column"), { max: width - 1 });
+  if (document.activeElement !== $("row")) $("row").value = y;
+  if (document.activeElement !== $("column")) $("column").value = x;
   const depth = Math.max(...about.models.map((_, number) => sizeOf(number).grids.length));
-  $("layer").max = depth;
-  $("layer").value = state.layer + 1;
-  $("layer-name").textContent = `Layer ${state.layer + 1} of ${depth}`;
-  $("layer").setAttribute("aria-valuetext", `layer ${state.layer + 1} of ${depth}`);
-  $("state").textContent = `Token at row ${y + 1}, column ${x + 1}${state.held ? ", held" : ""}; layer ${state.layer + 1}.`;
+  $("layer").max = depth - 1;
+  $("layer").value = state.layer;
+  $("layer-name").textContent = `Layer ${state.layer} of 0 to ${depth - 1}`;
+  $("layer").setAttribute("aria-valuetext", `layer ${state.layer} of 0 to ${depth - 1}`);
+  $("state").textContent = `Token at row ${y}, column ${x}${state.held ? ", held" : ""}; layer ${state.layer}.`;
 }
 
 function options(select, names, chosen) {
@@ -196,13 +196,13 @@ function list() {
     return each[1] === undefined || each[0] === each[1] ? each[0] : each.join(" and ");
   }), state.size);
   const images = Math.max(...about.models.map((_, number) => sizeOf(number).pictures.length));
-  options($("image"), Array.from({ length: images }, (_, at) => `image ${at + 1}`), state.image);
+  options($("image"), Array.from({ length: images }, (_, at) => `image ${at}`), state.image);
   $("image-label").hidden = images < 2;
   const here = about.models.flatMap((_, number) => sizeOf(number).maps.filter((one) => one.layer === layerOf(number)));
   const longest = here.reduce((names, one) => (one.heads.length > names.length ? one.heads : names), ["all heads"]);
   options($("head"), longest, state.head);
   const prefix = Math.max(0, ...here.map((one) => one.prefix));
-  options($("query"), ["the patch", ...Array.from({ length: prefix }, (_, at) => `prefix token ${at + 1}`)], state.query);
+  options($("query"), ["the patch", ...Array.from({ length: prefix }, (_, at) => `prefix token ${at}`)], state.query);
   $("query-label").hidden = prefix === 0;
   about.models.forEach((_, number) => { $(`notes-${number}`).textContent = sizeOf(number).notes.join(" "); });
 }
@@ -230,10 +230,10 @@ function under(event, [height, width]) {
 function listen() {
   for (const id of ["size", "image", "head", "query"])
     $(id).addEventListener("change", () => { state[id] = Number($(id).value); list(); redraw(); });
-  $("layer").addEventListener("input", () => { state.layer = Number($("layer").value) - 1; list(); redraw(); });
+  $("layer").addEventListener("input", () => { state.layer = Number($("layer").value); list(); redraw(); });
   for (const id of ["row", "column"])
     $(id).addEventListener("input", () => {
-      const grid = sizeOf(0).grids[layerOf(0)], [y, x] = place(grid), given = Number($(id).value) - 1;
+      const grid = sizeOf(0).grids[layerOf(0)], [y, x] = place(grid), given = Number($(id).value);
       if (Number.isInteger(given)) { state.held = true; moveTo(id === "row" ? given : y, id === "column" ? given : x, grid); }
     });
   if ($("shared") !== null) $("shared").addEventListener("change", redraw);

@@ -1,0 +1,382 @@
+"""`graticule look KIND`: what position does in the layers of a model; every kind draws figures and prints a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from graticule.lab.arguments import Positional, Rare
+from graticule.lab.commands.opening import Opened, labels_of, open_models, test_data
+from graticule.lab.commands.options import (
+    Figures,
+    JsonOutput,
+    OnDevice,
+    Output,
+    ScaledFigures,
+    choose_device,
+    output_folder,
+    parse,
+    parse_pair,
+    parse_size,
+)
+from graticule.lab.commands.targets import NamedData, NamedModels
+from graticule.registry.checks import known_name, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from graticule.analysis.mixing import MixingMap
+    from graticule.external.attention_map import AttentionMap
+
+#: The forms of a query and of a shift.
+_QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2"
+
+
+@dataclass
+class Found:
+    """The result of a look, which is computed before a file is written.
+
+    tables: for --json.
+    figures: name -> figure.
+    arrays: name of a .npz file, without the suffix -> its writer, which returns the path.
+    """
+
+    tables: Any = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    arrays: dict[str, Callable[[Path], Path]] = field(default_factory=dict)
+
+
+@dataclass
+class Look(NamedModels, Figures, JsonOutput):
+    """The options of every kind of look."""
+
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
+    img_size: str | None = None
+    """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
+    output: Path | None = None
+    """folder for the figures and the numbers (default: the first run's, or this one)"""
+
+    def check(self) -> None:
+        """Check the options, before PyTorch is imported."""
+
+    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+        """Look into models, label -> model, and print the tables."""
+        raise NotImplementedError
+
+
+@dataclass
+class Correlations(ScaledFigures, Look):
+    """Draw the position correlations of every layer (LaPE, Eq. 12), rotations, and the bias of every head.
+
+    graticule look correlations RUN
+    graticule look correlations deit_tiny_patch16_224 --weights random
+    """
+
+    untrained: Rare[int] = 39
+    """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
+
+    def check(self) -> None:
+        """Check the number of models."""
+        if len(self.models) > 1:
+            raise ValueError(f"`models` must be one, got {len(self.models)}.")
+
+    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+        """Compute the maps of position of each stage."""
+        from graticule.analysis.position_maps import position_maps
+        from graticule.analysis.similarity import Correlations as Similarities
+        from graticule.lab.figures.position_sheets import position_sheets
+
+        limits = self.limits
+        (opened,) = models.values()
+        stages = position_maps(opened.model, parse_size(self.img_size), self.untrained)
+        title = opened.title if opened.run is not None else printable(opened.target)
+        found = Found([{"stage": stage} for stage in range(len(stages))])
+        for sheet in position_sheets(stages, title, limits):
+            maps, table = sheet.maps, found.tables[sheet.stage]
+            where = f"{maps.grid.height} x {maps.grid.width}"
+            if sheet.kind == "correlations":
+                if sheet.of:
+                    output.say(f"stage {sheet.stage}, {where} tokens")
+            elif sheet.kind == "rotary":
+                output.say(f"similarity under rotation alone{sheet.of}, mean over heads")
+            else:
+                output.say(f"bias{sheet.of} on {where} {maps.unit}, from head to head")
+            columns, *rows = maps.summary()
+            table[sheet.kind] = output.table(columns, rows)
+            if sheet.kind == "correlations":
+                assert isinstance(maps, Similarities)
+                table["verdict"] = maps.verdict
+                output.say(maps.verdict)
+            found.figures[sheet.name], found.arrays[sheet.name] = sheet.figure, maps.save
+        return found
+
+
+@dataclass
+class Translation(NamedData, OnDevice, Look):
+    """Measure the distance of each layer from translation equivariance, and of the logits from invariance.
+
+        graticule look translation RUN RUN
+        graticule look translation RUN --shifts 1x0 0x2 --images 64
+
+    Test images are shifted by whole patches. The results are one table per model, and one figure.
+    """
+
+    images: int | None = None
+    """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
+    shifts: list[str] = field(default_factory=lambda: ["1x0", "0x1", "1x1"])
+    """DOWNxRIGHT, in patches of the coarsest grid"""
+    border: Rare[int] = 1
+    """tokens closer to an edge than this many patches are reported separately"""
+
+    def check(self) -> None:
+        """Check the shifts and the number of images."""
+        self._shifts()
+        if self.images is not None and self.images < 2:
+            raise ValueError(f"`images` must be at least 2, got {self.images}.")
+
+    def _shifts(self) -> list[tuple[int, int]]:
+        return [parse_pair(text, "shifts", _SHIFT) for text in self.shifts]
+
+    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+        """Measure the error of each layer."""
+        from graticule.analysis.equivariance import translation_error, whole_patches
+        from graticule.external.open_view import view_of
+        from graticule.lab.figures.layers import translation_plot
+
+        sized = []
+        for opened in models.values():
+            size = parse_size(self.img_size) or opened.size
+            model = view_of(opened.model).sized(size).model
+            whole_patches(model, size)
+            sized.append((opened, test_data(opened, self), model, size))
+        device = choose_device(self.device)
+        found, measured = Found(), {}
+        for index, (label, (opened, data, model, size)) in enumerate(zip(models, sized, strict=True)):
+            images = data.spread_test_images(size, self.images or min(128, data.num_test))[0].to(device)
+            one = translation_error(model.to(device), images, self._shifts(), self.border)
+            shown = printable(opened.target)
+            output.say(f"{shown}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(self.shifts)}")
+            columns, *rows = one.summary()
+            found.tables[label] = output.table(columns, rows)
+            output.say(f"{one.verdict()}\n")
+            found.arrays[_numbered("translation", index, models)] = one.save
+            measured[label] = one
+        output.say("0: the layer is equivariant; 1: the shift changes as much as another image does; - : no such token")
+        found.figures["translation"] = translation_plot(measured, "Distance from translation equivariance")
+        return found
+
+
+@dataclass
+class Attention(ScaledFigures, NamedData, Look):
+    """Draw the attention of chosen layers and heads on one test image: score matrices, and a query's map on the image.
+
+    graticule look attention RUN --layers 1 --without-position
+    graticule look attention RUN RUN --layers 0 5 --heads 0 1 --image 5
+    """
+
+    layers: list[int] = field(default_factory=lambda: [1])
+    """layers, counted from 0"""
+    heads: list[int] = field(default_factory=list)
+    """heads, counted from 0 (default: evenly spaced ones, six columns in all)"""
+    query: str | None = None
+    """ROWxCOLUMN of the patch whose attention is drawn on the image, from 0x0 (default: center), or cls"""
+    image: int = 0
+    """index of the test image, counted from 0"""
+    without_position: bool = False
+    """also draw each model with its position information removed"""
+
+    def check(self) -> None:
+        """Check the layers, the heads and the query."""
+        if not self.layers:
+            raise ValueError("`layers` must be one layer or more, got none.")
+        self._query()
+
+    def _query(self) -> tuple[int, int] | None:
+        """Return the query; None for the center or the class token."""
+        return None if self.query in (None, "cls") else parse_pair(self.query, "query", _QUERY)
+
+    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+        """Compute the attention on the test image, which is that of the first model."""
+        from graticule.analysis.attention import attention_maps
+        from graticule.external.attention_map import save_attention
+        from graticule.external.open_view import view_of
+        from graticule.lab.figures.attention_sheet import attention_on_image, attention_sheet, sheet_heads
+        from graticule.lab.pages.explorer import pixels_of
+
+        limits, heads = self.limits, self.heads or None
+        maps: dict[str, list[AttentionMap]] = {}
+        for label, opened in models.items():
+            data = test_data(opened, self)
+            size = parse_size(self.img_size) or opened.size
+            view = view_of(opened.model).sized(size)
+            grid = view.grids(size)[0]
+            at = self._query() or divmod(grid.center, grid.width)
+            if not all(0 <= place < side for place, side in zip(at, grid.shape, strict=True)):
+                raise ValueError(
+                    f"`query` must be inside the {grid.height} x {grid.width} patches of {opened.target}, got "
+                    f"{self.query}."
+                )
+            images = data.test_images(size, [self.image])[0]
+            if not maps:
+                picture = pixels_of(images[0], data.info.mean, data.info.std)
+                share = (at[0] + 0.5) / grid.height, (at[1] + 0.5) / grid.width
+            maps[label] = attention_maps(view.model, images, self.layers)
+            if self.without_position:
+                without = attention_maps(view.model, images, self.layers, without_position=True)
+                maps[f"{label}\nwithout position"] = without
+        title = f"Attention weights, test image {self.image}"
+        query = None if self.query == "cls" else share
+        sheet = attention_sheet(maps, heads, title=title, limits=limits)
+        on_image = attention_on_image(maps, picture, query, heads, title=title, limits=limits)
+        found = Found(figures={"attention": sheet, "attention-image": on_image})
+        columns = sheet_heads(maps, heads)
+        for index, (label, each) in enumerate(maps.items()):
+            rows = [(str(one.layer), *[f"{one.distance(head):.2f}" for head in columns]) for one in each]
+            name = label.replace("\n", ", ")
+            output.say(name)
+            found.tables[name] = output.table(("layer", *[f"head {head}" for head in columns]), rows)
+            found.arrays[_numbered("attention", index, maps)] = partial(save_attention, each)
+        output.say("mean attention distance, in patches")
+        return found
+
+
+@dataclass
+class Mixing(ScaledFigures, Look):
+    """Draw the token mixing of gated MLPs: the weights around a token, the bias maps, and their non-locality.
+
+        graticule look mixing RUN
+        graticule look mixing RUN --layers 0 3 --query 0x3
+
+    If the weights are a dense matrix plus a table of displacements (encoding lrpe_m), both are drawn as well.
+    """
+
+    layers: list[int] = field(default_factory=list)
+    """layers, counted from 0 (default: all, six of them drawn)"""
+    groups: list[int] = field(default_factory=list)
+    """groups of channels, counted from 0 (default: eight, evenly spaced)"""
+    query: str | None = None
+    """ROWxCOLUMN of the token within its grid or window, starting at 0x0 (default: the center)"""
+    values: Literal["weights", "logits"] = "weights"
+    """weights, or the logits before their softmax"""
+
+    def check(self) -> None:
+        """Check the query."""
+        self._query()
+
+    def _query(self) -> tuple[int, int] | None:
+        return None if self.query is None else parse_pair(self.query, "query", _QUERY)
+
+    def find(self, models: Mapping[str, Opened], output: Output) -> Found:
+        """Compute the mixing weights of each layer."""
+        from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
+        from graticule.lab.figures.layers import non_locality_plot
+        from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet, sheet_layers
+
+        limits, size = self.limits, parse_size(self.img_size)
+        query = self._query()
+        found, maps = Found(), {}
+        for index, (label, opened) in enumerate(models.items()):
+            model: Any = opened.model
+            each = maps[label] = mixing_maps(model, size, query, self.layers or None)
+            drawn = each if self.layers else [each[layer] for layer in sheet_layers(len(each))]
+            sheets = {"mixing": mixing_sheet(drawn, self.groups, self.values, f"Mixing {self.values}", limits)}
+            if any(one.bias is not None for one in each):
+                sheets["mixing-bias"] = bias_sheet(each, "Bias")
+            if parts := mixing_parts(model, size, query, [one.layer for one in drawn]):
+                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], "Parts of the weights")
+            for name, figure in sheets.items():
+                figure.suptitle(f"{figure.get_suptitle()}, {opened.title}", fontsize=12)
+                found.figures[_numbered(name, index, models)] = figure
+            found.arrays[_numbered("mixing", index, models)] = partial(save_mixing, each, parts=parts)
+            output.say(label)
+            columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
+            found.tables[label] = output.table(columns, list(map(_mixing_row, each)))
+        found.figures["mixing-locality"] = non_locality_plot(maps)
+        token = "the center token" if query is None else f"token {self.query}"
+        output.say(
+            f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"
+        )
+        return found
+
+
+KINDS: dict[str, type[Look]] = {
+    "correlations": Correlations,
+    "translation": Translation,
+    "attention": Attention,
+    "mixing": Mixing,
+}
+
+
+@dataclass(kw_only=True)
+class Kinds:
+    """Draw what position does in the layers of a model, and print a table.
+
+        graticule look correlations RUN
+        graticule look attention RUN RUN --layers 0 5 --without-position
+        graticule look translation RUN RUN --shifts 1x0 0x2
+        graticule look mixing RUN --groups 0 3 --query 0x3
+
+    correlations: position correlations of every layer, rotations, and the bias of every head.
+
+    translation: distance of every layer from translation equivariance.
+
+    attention: score matrices, and the map of a query on an image.
+
+    mixing: token mixing of gated MLPs, and its non-locality.
+
+    Layers, heads and groups of channels are counted from 0, layers through all stages. graticule look KIND --help lists
+    the options of a kind.
+    """
+
+    kind: Positional[Annotated[Literal["correlations", "translation", "attention", "mixing"], "KIND"]]
+    """kind of look"""
+    models: Positional[list[str]]
+    """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
+
+
+@dataclass
+class AnyKind(Kinds, Mixing, Attention, Translation, Correlations):
+    __doc__ = Kinds.__doc__
+
+
+def options_class() -> type:
+    """Return the options of all kinds, for the completion of a shell."""
+    return AnyKind
+
+
+def run(arguments: list[str]) -> int:
+    """Look into models: draw figures, and print tables."""
+    if not arguments or arguments[0].startswith("-"):
+        parse(Kinds, "look", arguments)  # prints the help, or says what is missing
+    kind = known_name("KIND", arguments[0], KINDS)
+    options = parse(KINDS[kind], f"look {kind}", arguments[1:])
+    output = Output(options.json)
+    options.check()
+    opened = open_models(options.models, options, f"look {kind}", images=kind != "correlations")
+    from graticule.lab.figures.save import save_figure
+
+    folder = output_folder(options.output, opened[0].folder)
+    found = options.find(dict(zip(labels_of(opened), opened, strict=True)), output)
+    written = [save(folder / f"{name}.npz") for name, save in found.arrays.items()]
+    written += [save_figure(one, folder / f"{name}.{options.format}") for name, one in found.figures.items()]
+    output.give(found.tables)
+    output.wrote(*written)
+    return 0
+
+
+def _numbered(name: str, index: int, several: Collection[object]) -> str:
+    """Return a name for the files of one of several models."""
+    return name if len(several) == 1 else f"{name}-{index + 1}"
+
+
+def _mixing_row(one: MixingMap) -> tuple[str, ...]:
+    """Return the row of a layer."""
+    g, kept = one.non_locality()
+    shown = f"{g:.3f}" if kept else "-"
+    counted = "-" if one.matrices is None else f"{kept} of {one.groups}"
+    grid = f"{one.grid.height}x{one.grid.width}"
+    return str(one.layer), grid, str(one.groups), f"{one.distance():.2f}", shown, counted

@@ -1,0 +1,203 @@
+"""Sheets of the maps of position of a model: correlations, similarity under rotation, and biases of attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from graticule.analysis.bias import BiasMaps
+from graticule.analysis.position_maps import StageMaps
+from graticule.analysis.similarity import Array, Correlations, locality
+from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at, mark
+
+COLUMNS = 7  # of a sheet of correlations
+Limits = tuple[float, float]
+
+
+class Sheet(NamedTuple):
+    """One figure of the maps of a stage.
+
+    kind: `correlations`, `rotary` or `bias`.
+    stage: its number.
+    of: the stage in words, ", stage 0"; empty if there is one alone.
+    name: a name for files, such as correlations-stage0.
+    """
+
+    kind: str
+    stage: int
+    of: str
+    name: str
+    maps: Correlations | BiasMaps
+    figure: Figure
+
+
+def position_sheets(stages: Sequence[StageMaps], title: str, limits: Limits | None = None) -> Iterator[Sheet]:
+    """Draw all maps of a model, one sheet for each kind and stage.
+
+    Args:
+        stages: the maps of each stage, as `position_maps` returns them.
+        title: subject of the sheets, such as the name of the model.
+        limits: the ends of the color scale of biases, to compare several models.
+    """
+    for number, stage in enumerate(stages):
+        of, suffix = (f", stage {number}", f"-stage{number}") if len(stages) > 1 else ("", "")
+        if (found := stage.correlations) is not None:
+            sheet = correlation_sheet(found, f"Position correlations, {title}{of}")
+            yield Sheet("correlations", number, of, f"correlations{suffix}", found, sheet)
+        if (rotary := stage.rotary) is not None:
+            sheet = correlation_sheet(rotary, f"Similarity under rotation, {title}{of}")
+            yield Sheet("rotary", number, of, f"rotary{suffix}", rotary, sheet)
+        if (biases := stage.biases) is not None:
+            sheet = bias_map_sheet(biases, f"Bias of attention, {title}{of}", limits)
+            yield Sheet("bias", number, of, f"bias{suffix}", biases, sheet)
+
+
+def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (-1.0, 1.0)) -> Figure:
+    """Draw, for the table w and for every layer, all pairs of tokens and beneath them the center token's map.
+
+    Of a text, which is drawn as one row, the center token's row is drawn as a line.
+
+    All sheets have one color scale, from -1 to 1, so that any two can be compared. The center token is marked. A layer
+    that receives no position is an empty panel that says so.
+
+    Reference: LaPE (Yu et al., 2023), Figures 3 and 4.
+
+    Args:
+        correlations: those of one model.
+        title: above the sheet.
+        limits: the ends of the color scale.
+    """
+    panels = list(_panels(correlations))
+    bands = max(1, math.ceil(len(panels) / COLUMNS))
+    columns = math.ceil(len(panels) / bands)
+    height, width = correlations.grid.shape
+    # every length is in inches and every panel is placed by hand: no layout engine makes them all alike
+    side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.55
+    across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
+    down = across * height / width if height > 1 else 0.7
+    band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number
+    needed = left + columns * (side + gap) + right
+    inches = np.array([max(needed, 6.8), top + bands * band_height + bottom])
+    left += (inches[0] - needed) / 2
+    figure = Figure(figsize=(inches[0], inches[1]))
+
+    low, high = limits
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(low, high)}
+    for index, (name, image) in enumerate(panels):
+        band, column = divmod(index, columns)
+        x, y = left + column * (side + gap), top + band * band_height + 0.3
+        pairs = axes_at(figure, x, y, side, side)
+        center = axes_at(figure, x + (side - across) / 2, y + side + 0.1, across, down)
+        pairs.set_title(name, fontsize=10, pad=4)
+        for ax in (pairs, center):
+            ax.set(xticks=[], yticks=[])
+        if column == 0:
+            tokens = correlations.grid.patches
+            pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
+            center.set_ylabel(f"center token\n{height} × {width}" if height > 1 else "center\ntoken", fontsize=9)
+        if image is None:
+            _draw_nothing(pairs)
+            _draw_nothing(center)
+            continue
+        pairs.imshow(image, **scale)
+        row = image[correlations.grid.center]
+        if height > 1:
+            center.imshow(row.reshape(height, width), interpolation="nearest", **scale)
+            spot: tuple[float, float] = divmod(correlations.grid.center, width)[::-1]
+        else:
+            center.plot(row, color=PALETTE[0], linewidth=1)
+            center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+            spot = correlations.grid.center, row[correlations.grid.center]
+        mark(center, *spot)
+        center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
+    long = min(band_height - 0.65, 4.0)
+    bar = axes_at(figure, left + columns * (side + gap) + 0.1, top + 0.3, 0.16, long)
+    figure.colorbar(ScalarMappable(**scale), cax=bar)
+    bar.set_ylabel("cosine similarity", fontsize=9)
+    bar.tick_params(labelsize=8)
+    middle = (left + columns * (side + gap) / 2) / inches[0]
+    add_title(figure, title, middle)
+    note = f"locality: mean distance in {correlations.unit} under the map"
+    note += f"; {correlations.uniform_distance:.2f} for a uniform map"
+    for line, text in enumerate((note, correlations.verdict)):
+        figure.text(middle, (0.38 - 0.2 * line) / inches[1], text, ha="center", va="center", fontsize=9)
+    return figure
+
+
+def _panels(correlations: Correlations) -> Iterator[tuple[str, Array | None]]:
+    if correlations.initial is not None:
+        yield "table w", correlations.initial
+    for layer, (image, source) in enumerate(zip(correlations.similarity, correlations.sources, strict=True)):
+        yield f"layer {layer}", None if source is None else image
+
+
+def _draw_nothing(ax: Axes) -> None:
+    ax.set_facecolor("#f2f2f2")
+    ax.text(0.5, 0.5, "no position", ha="center", va="center", fontsize=9, color="#666666", transform=ax.transAxes)
+
+
+def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> Figure:
+    """Draw the bias of all pairs of positions, one row per layer and one column per head, and the center token's map.
+
+    Every row has one color scale, from its smallest bias to its largest, so that the heads of a layer can be compared.
+    Keys that a query does not see are left white. Below each pair of panels is the mean attention distance if the bias
+    alone decided.
+
+    Reference: LaPE's released code draws all pairs in this way, one picture per layer and head.
+
+    Args:
+        maps: of one model, or of one stage.
+        title: above the sheet.
+        limits: the ends of one color scale for all rows, to compare several sheets.
+    """
+    height, width = maps.grid.shape
+    side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4
+    planar = height > 1
+    across = side * min(1.0, width / height)
+    down = across * height / width if planar else 0.0
+    band = side + (down + 0.08) * planar + 0.4
+    heads = maps.bias.shape[1]
+    needed = left + heads * (side + gap) + right
+    inches = np.array([max(needed, 5.5), top + len(maps.layers) * band + bottom])
+    left += (inches[0] - needed) / 2
+    figure = Figure(figsize=(inches[0], inches[1]))
+    for row, one in enumerate(maps.bias):
+        low, high = float(np.nanmin(one)), float(np.nanmax(one))
+        norm = Normalize(*(limits or (low, high if high > low else low + 1.0)))
+        y = top + row * band
+        for head, image in enumerate(one):
+            x = left + head * (side + gap)
+            pairs = axes_at(figure, x, y, side, side)
+            pairs.imshow(image, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
+            last = pairs
+            if planar:
+                last = axes_at(figure, x + (side - across) / 2, y + side + 0.08, across, down)
+                center = image[maps.grid.center].reshape(height, width)
+                last.imshow(center, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
+                last.set(xticks=[], yticks=[])
+                mark(last, *divmod(maps.grid.center, width)[::-1], size=4)
+            pairs.set(xticks=[], yticks=[])
+            last.set_xlabel(f"locality {maps.locality[row, head]:.2f}", fontsize=8, labelpad=3)
+            if row == 0:
+                pairs.set_title(f"head {head}", fontsize=9, pad=4)
+            if head == 0:
+                pairs.set_ylabel(f"{maps.name(row)}\n{height * width} queries", fontsize=9)
+                if planar:
+                    last.set_ylabel(f"center\n{height} × {width}", fontsize=8)
+        bar = axes_at(figure, left + heads * (side + gap), y, 0.12, side)
+        figure.colorbar(ScalarMappable(norm, SIMILARITY), cax=bar)
+        bar.tick_params(labelsize=7)
+        if row == 0:
+            bar.set_title("bias", fontsize=8, pad=4)
+    add_title(figure, title)
+    note = f"locality: mean distance in {maps.unit} that the bias alone attends over"
+    note += f"; {maps.uniform_distance:.2f} without a bias"
+    figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8)
+    return figure
