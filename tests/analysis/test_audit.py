@@ -289,7 +289,7 @@ def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
     code, out, err = run_command(capsys, "look", "attention", stock, *data, "--layers", 1, "--without-position")
     assert code == 0 and "without position" in out, err
     code, out, err = run_command(capsys, "look", "translation", stock, *data, "--images", 4)
-    assert code == 0 and re.search(r"^2 +4x4", out, re.MULTILINE), err
+    assert code == 0 and re.search(r"^1 +4x4", out, re.MULTILINE), err
     code, out, err = run_command(capsys, "look", "correlations", stock, "--output", tmp_path / "out")
     assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
     code, out, err = run_command(capsys, "look", "correlations", f"{small}:rope", "--output", tmp_path / "out")

@@ -292,10 +292,10 @@ def test_the_arrays_are_saved_by_layer_and_are_those_of_the_maps(tmp_path):
     path = save_mixing(maps, tmp_path / "new" / "mixing.npz")
     parts = ("weights", "logits", "bias", "centers", "matrices")
     with np.load(path, allow_pickle=False) as arrays:
-        assert set(arrays) == {f"layer{layer}_{part}" for layer in (1, 3) for part in parts}
+        assert set(arrays) == {f"layer{layer}_{part}" for layer in (0, 2) for part in parts}
         for one in maps:
             for part in parts:
-                np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_{part}"], getattr(one, part))
+                np.testing.assert_array_equal(arrays[f"layer{one.layer}_{part}"], getattr(one, part))
         shapes = {part: arrays[f"layer2_{part}"].shape for part in parts}
     assert shapes == {
         "weights": (4, 3, 4),
@@ -327,8 +327,8 @@ def test_a_sheet_has_a_row_per_layer_and_a_column_per_group():
     for line, one in zip(lines, maps, strict=True):
         for group, ax in enumerate(line):
             np.testing.assert_array_equal(ax.images[0].get_array(), one.weights[group])
-            assert ax.get_title() == f"group {group + 1} of 4"
-        assert [ax.get_ylabel() for ax in line] == [f"layer {one.layer + 1}\n5 × 7", "", "", ""]
+            assert ax.get_title() == f"group {group} of 4"
+        assert [ax.get_ylabel() for ax in line] == [f"layer {one.layer}\n5 × 7", "", "", ""]
     assert [bar.get_ylabel() for bar in bars] == ["weight", "weight"] and figure.get_suptitle() == "a model"
     fixed = mixing_sheet(maps, limits=(0, 0.25))
     assert {ax.images[0].get_clim() for ax in fixed.axes if ax.images} == {(0, 0.25)}
@@ -412,8 +412,8 @@ def test_eight_groups_at_even_distances_are_drawn_by_default():
     maps = [one_map(np.random.default_rng(0).normal(size=(groups, 2, 3)), layer=groups) for groups in (29, 8)]
     lines, _ = panels(mixing_sheet(maps), 2, 8)
     titles = [[ax.get_title() for ax in line] for line in lines]
-    assert titles[0] == [f"group {1 + 4 * step} of 29" for step in range(8)]
-    assert titles[1] == [f"group {group + 1} of 8" for group in range(8)]
+    assert titles[0] == [f"group {4 * step} of 29" for step in range(8)]
+    assert titles[1] == [f"group {group} of 8" for group in range(8)]
 
 
 @pytest.mark.parametrize("groups", [None, [1, 3]])
@@ -452,7 +452,7 @@ def test_biases_are_drawn_in_a_panel_per_layer_on_one_scale():
     for ax, one in zip(line, maps, strict=True):
         np.testing.assert_array_equal(ax.images[0].get_array(), one.bias)
         height, width = one.grid.shape
-        assert ax.get_title() == f"layer {one.layer + 1}"
+        assert ax.get_title() == f"layer {one.layer}"
         assert ax.get_xlabel() == f"{height} × {width}, mean {one.bias.mean():.2f}"
     (limits,) = {ax.images[0].get_clim() for ax in line}
     assert limits == (min(one.bias.min() for one in maps), max(one.bias.max() for one in maps))
@@ -464,7 +464,7 @@ def test_more_than_six_biases_continue_in_another_row_and_layers_without_are_lef
     maps = [one_map(np.ones((1, 2, 3)), layer=n, bias=None if n == 2 else np.full((2, 3), float(n))) for n in range(9)]
     lines, bars = panels(drawn(bias_sheet(maps)), 2, 6)
     titles = [ax.get_title() for line in lines for ax in line]
-    assert titles == [f"layer {n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)] + [""] * 4
+    assert titles == [f"layer {n}" for n in (0, 1, 3, 4, 5, 6, 7, 8)] + [""] * 4
     assert [ax.axison for ax in lines[1]] == [True, True, False, False, False, False]
     assert len(bars) == 1 and lines[0][0].images[0].get_clim() == (0.0, 8.0)
 
@@ -501,7 +501,7 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     figure = drawn(non_locality_plot(maps, "two models"))
     left, right = figure.axes
     for index, layers in enumerate(maps.values()):
-        assert list(left.lines[index].get_xdata()) == list(right.lines[index].get_xdata()) == [1, 2, 3]
+        assert list(left.lines[index].get_xdata()) == list(right.lines[index].get_xdata()) == [0, 1, 2]
         np.testing.assert_array_equal(left.lines[index].get_ydata(), [one.non_locality()[0] for one in layers])
         np.testing.assert_array_equal(right.lines[index].get_ydata(), [one.distance() for one in layers])
     assert "g" in left.get_title() and "distance" in right.get_title()

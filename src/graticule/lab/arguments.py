@@ -16,11 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from graticule.registry.checks import known_name, printable, type_words
+from graticule.registry.checks import Range, check_numbers, known_name, printable, type_words
 
 T = TypeVar("T")
 #: Marks of a field: given without its name; listed by --help-all alone; listed by --help, as some values of a recipe.
-#: Another text in `Annotated` is the word for its value, such as KEY=VALUE.
+#: Another text in `Annotated` is the word for its value, such as KEY=VALUE; a `Range` is that of its numbers.
 Positional = Annotated[T, "positional"]
 Rare = Annotated[T, "rare"]
 Usual = Annotated[T, "usual"]
@@ -161,7 +161,7 @@ def _owner(kind: type, field: str) -> type:
 
 def _option(owner: type, kind: Any, default: Any, path: FieldPath, prefix: str) -> Option:
     """Describe the field of a dataclass `owner` as an option."""
-    field, leaves, marks = path[-1], _leaves(kind), _marks(kind)
+    field, leaves, marks = path[-1], _leaves(kind), [mark for mark in _marks(kind) if isinstance(mark, str)]
     name = field.strip("_").replace("_", "-")
     text = _texts(owner).get(field, "")
     said, about = _DEFAULT.search(text), _DEFAULT.sub("", text)
@@ -230,6 +230,8 @@ def _read(field: str, kind: Any, sequence: Any, texts: Sequence[str]) -> Any:
     except ValueError as error:
         shown = printable(" ".join(texts))
         raise error if choices else ValueError(f"`{field}` must be {type_words(kind)}, got {shown!r}.") from None
+    for limits in (mark for mark in _marks(kind) if isinstance(mark, Range)):
+        check_numbers(field, values, limits)
     return values[0] if sequence is None else get_origin(sequence)(values)
 
 
@@ -253,9 +255,9 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _marks(kind: Any) -> list[str]:
-    """List the texts that annotate a type, or a type within it."""
-    own = [one for one in getattr(kind, "__metadata__", ()) if isinstance(one, str)]
+def _marks(kind: Any) -> list[Any]:
+    """List the texts and ranges that annotate a type, or a type within it."""
+    own = [one for one in getattr(kind, "__metadata__", ()) if isinstance(one, str | Range)]
     return own + [mark for one in get_args(kind) for mark in _marks(one)]
 
 

@@ -402,8 +402,8 @@ def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
 def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
     code, _, err = run_command(capsys, "evaluate")
     assert code == 2 and "`MODEL ...`" in err
-    for command in ("evaluate", "correlations"):
-        code, _, err = run_command(capsys, command, tmp_path / "nowhere")
+    for command in (["evaluate"], ["look", "correlations"]):
+        code, _, err = run_command(capsys, *command, tmp_path / "nowhere")
         assert code == 1 and "nowhere" in err and "does not exist" in err
     code, _, err = run_command(capsys, "train", "--resume", tmp_path)
     assert code == 1 and "recipe.json" in err

@@ -82,7 +82,7 @@ def test_mixing_draws_three_pictures_and_says_where_they_are(looked):
 def test_mixing_prints_a_row_per_layer(runs, looked):
     maps, table = mixing_maps(runs["posmlp"].model()), rows(looked[1])
     assert looked[1].splitlines()[0] == "posmlp"
-    assert [row[0] for row in table] == ["1", "2", "3", "4", "5", "6"]
+    assert [row[0] for row in table] == ["0", "1", "2", "3", "4", "5"]
     assert [row[1:3] for row in table] == [["8x8", "4"]] * 2 + [["4x4", "8"]] * 4
     assert [row[3] for row in table] == [f"{one.distance():.2f}" for one in maps]
     assert [row[4] for row in table] == [f"{one.non_locality()[0]:.3f}" for one in maps]
@@ -92,8 +92,8 @@ def test_mixing_prints_a_row_per_layer(runs, looked):
 def test_the_arrays_that_mixing_writes_are_those_of_the_best_weights(runs, looked):
     with np.load(looked[0] / "mixing.npz", allow_pickle=False) as arrays:
         for one in mixing_maps(runs["posmlp"].model()):
-            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_weights"], one.weights)
-            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_bias"], one.bias)
+            np.testing.assert_array_equal(arrays[f"layer{one.layer}_weights"], one.weights)
+            np.testing.assert_array_equal(arrays[f"layer{one.layer}_bias"], one.bias)
 
 
 def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, tmp_path, quick_pictures):
@@ -107,7 +107,7 @@ def test_mixing_draws_both_parts_of_lrpe_m_for_the_layers_that_it_draws(capsys, 
     with np.load(tmp_path / "mixing.npz", allow_pickle=False) as arrays:
         assert {name for name in arrays if "dense" in name} == {"layer1_dense", "layer4_dense"}
         for one in parts:
-            np.testing.assert_array_equal(arrays[f"layer{one.layer + 1}_relative"], one.relative)
+            np.testing.assert_array_equal(arrays[f"layer{one.layer}_relative"], one.relative)
 
 
 def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quick_pictures):

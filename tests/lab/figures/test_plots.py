@@ -33,7 +33,7 @@ def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, c
     assert len(figure.axes) == 2 * panels + 1  # plus the color bar
     assert len({round(ax.get_position().x0, 4) for ax in figure.axes[:-1]}) == columns
     names = [ax.get_title() for ax in figure.axes if ax.get_title()]
-    assert names == ["table w"] * initial + [f"layer {i + 1}" for i in range(layers)]
+    assert names == ["table w"] * initial + [f"layer {i}" for i in range(layers)]
     assert figure.axes[-1].get_ylabel() == "cosine similarity"
 
 

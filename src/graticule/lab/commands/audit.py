@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import Opened, open_models, pictures_of, with_images
@@ -20,7 +20,7 @@ from graticule.lab.commands.options import (
     parse_size,
 )
 from graticule.lab.commands.targets import NamedModels
-from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.checks import Range, parse_sizes, printable
 
 if TYPE_CHECKING:
     from graticule.external.view import ModelView
@@ -45,15 +45,15 @@ class Audit(NamedModels, JsonOutput, OnDevice):
     """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
     images: Path
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
-    count: int = 64
-    """largest number of images, evenly spaced"""
+    count: Annotated[int, Range(5)] = 64
+    """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
     sizes: list[str] = dataclasses.field(default_factory=list)
     """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
     labels: Rare[Path | None] = None
     """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
-    batch_size: Rare[int] = 16
+    batch_size: Rare[Annotated[int, Range(1)]] = 16
     """images per forward pass"""
     output: Path | None = None
     """folder for audit.html and audit.json (default: the run's, or this one)"""
@@ -64,10 +64,6 @@ def run(arguments: list[str]) -> int:
     options = parse(Audit, "audit", arguments)
     output = Output(options.json)
     others = parse_sizes(options.sizes)
-    if options.count < 5:
-        raise ValueError(f"`count` must be at least 5, one for each fold of the probe, got {options.count}.")
-    if options.batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {options.batch_size}.")
     from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built

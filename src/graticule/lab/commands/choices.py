@@ -24,9 +24,6 @@ def parse_choices(base: Any, given: Sequence[str], command: str) -> dict[str, An
         base: a recipe, a dataclass.
         given: the texts.
         command: the command whose options are the fields.
-
-    Raises:
-        ValueError: for a text that is not a list of overrides or is repeated, an unknown field or a refused value.
     """
     choices: dict[str, Any] = {}
     for choice in given:
@@ -71,11 +68,7 @@ class RunOptions(JsonOutput):
     workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
 
     def parsed(self) -> tuple[Output, tuple[int, int] | None]:
-        """Return the output and the part; the options of this class are checked.
-
-        Raises:
-            ValueError: for a part or an executor that cannot be parsed.
-        """
+        """Return the output and the part; the options of this class are checked."""
         parse_on(self.on)
         return Output(self.json), parse_part(self.part)
 
@@ -91,11 +84,7 @@ class RunOptions(JsonOutput):
         output.give({"runs_left": left})
 
     def flags(self) -> dict[str, list[str]]:
-        """Return key of each changed value -> options of train that change it.
-
-        Raises:
-            ValueError: for a text that is not KEY=VALUE, or a repeated key.
-        """
+        """Return key of each changed value -> options of train that change it."""
         named = [("epochs", self.epochs), ("precision", self.precision)]
         pairs = [(key, str(value)) for key, value in named if value is not None]
         for text in self.set_:
@@ -122,11 +111,7 @@ class RunOptions(JsonOutput):
 
 
 def study_with(study: Study, values: RunOptions) -> Study:
-    """Return a study whose runs all have the values.
-
-    Raises:
-        ValueError: for a value that the recipe does not have, or that its choices or variants change.
-    """
+    """Return a study whose runs all have the values."""
     keys = [key.partition(".")[0] for key in values.flags()]
     if not keys:
         return study

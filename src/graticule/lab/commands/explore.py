@@ -76,11 +76,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _images(given: list[str], targets: list[str]) -> list[int | Path]:
-    """Return the images as indices of test images or as files, before any work.
-
-    Raises:
-        ValueError, FileNotFoundError: for a file that does not exist, or an index for a model that is not a run.
-    """
+    """Return the images as indices of test images or as files, before any work."""
     named = next((target for target in targets if is_named(target)), None)
     images: list[int | Path] = [int(one) if one.isdecimal() else Path(one) for one in given or ["0"]]
     for one in images:
@@ -98,11 +94,7 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
 
 
 def _read(opened: Opened, given: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
-    """Return the images as inputs of the model, (n, C, height, width); `data` has the test images.
-
-    Raises:
-        ValueError: for an index out of range, or a file that is not an image.
-    """
+    """Return the images as inputs of the model, (n, C, height, width); `data` has the test images."""
     import torch
 
     from graticule.lab.data.augmentation import Augmentation

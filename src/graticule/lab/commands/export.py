@@ -133,11 +133,7 @@ def report(exported: Exported) -> list[str]:
 
 
 def _maps(model: Any) -> Any:
-    """Return the backbone of a dense model with its pyramid.
-
-    Raises:
-        ValueError: if it is not a dense model.
-    """
+    """Return the backbone of a dense model with its pyramid."""
     features = getattr(model, "features", None)
     if features is None:
         raise ValueError(

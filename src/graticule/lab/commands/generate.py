@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import OfCheckpoint, OnDevice, choose_device, parse
-from graticule.registry.checks import printable
+from graticule.registry.checks import Range, printable
 
 if TYPE_CHECKING:
     from graticule.backbones.language import LanguageModel
@@ -40,15 +40,15 @@ class Generate(OnDevice, OfCheckpoint):
     """beginning of the text (default: none, the beginning of a document)"""
     prompt_file: Path | None = None
     """UTF-8 file with the beginning of the text"""
-    tokens: int | None = None
+    tokens: Annotated[int | None, Range(1, _MOST)] = None
     """largest number of new tokens (default: 400, or as many as a learned table allows)"""
     temperature: float = 1.0
     """divisor of the logits: below 1, likely tokens become more likely; 0 always takes the most likely one"""
-    top_k: int | None = None
+    top_k: Annotated[int | None, Range(1, _MOST)] = None
     """draw only from this number of most likely tokens (default: from all)"""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """seed of the text"""
-    context: Rare[int | None] = None
+    context: Rare[Annotated[int | None, Range(1, _MOST)]] = None
     """resample a learned table to this number of tokens; the run is unchanged"""
     output: Path | None = None
     """file to which the text is also written"""
@@ -99,11 +99,6 @@ def _check(options: Generate) -> None:
     """Check the options, as far as possible without loading anything."""
     if options.prompt and options.prompt_file is not None:
         raise ValueError(f"`prompt` must be left out with `prompt_file`, got {options.prompt!r}.")
-    if options.tokens is not None and options.tokens < 1:
-        raise ValueError(f"`tokens` must be at least 1, got {options.tokens}.")
-    for name in ("tokens", "top_k", "context"):
-        if (getattr(options, name) or 0) > _MOST:
-            raise ValueError(f"`{name}` must be at most {_MOST:,}, got {getattr(options, name)}.")
     if not math.isfinite(options.temperature) or 0 < options.temperature < 1e-4:
         # a smaller divisor would overflow float32
         raise ValueError(f"`temperature` must be 0, or at least 0.0001, got {options.temperature}.")
@@ -111,8 +106,6 @@ def _check(options: Generate) -> None:
         raise ValueError(
             f"`top_k` must be left out with a temperature of 0, which takes the most likely token, got {options.top_k}."
         )
-    if not 0 <= options.seed < 2**63:
-        raise ValueError(f"`seed` must be at least 0 and below 2^63, got {options.seed}.")
     from graticule.system.files import followed
 
     options.output = followed(options.output)
@@ -161,11 +154,7 @@ def _resample(model: LanguageModel, context: int) -> None:
 
 
 def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
-    """Return the number of tokens to draw after the first `begin`; the last one is not read and needs no position.
-
-    Raises:
-        ValueError: if a table has too few positions.
-    """
+    """Return the number of tokens to draw after the first `begin`; the last one is not read and needs no position."""
     count = _TOKENS if wanted is None else wanted
     held = _held(model)
     room: int = model.context - begin + 1

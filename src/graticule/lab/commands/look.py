@@ -23,7 +23,7 @@ from graticule.lab.commands.options import (
     parse_size,
 )
 from graticule.lab.commands.targets import NamedData, NamedModels
-from graticule.registry.checks import known_name, printable
+from graticule.registry.checks import Range, known_name, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ class Correlations(ScaledFigures, Look):
     graticule look correlations deit_tiny_patch16_224 --weights random
     """
 
-    untrained: Rare[int] = 39
+    untrained: Rare[Annotated[int, Range(0)]] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class Translation(NamedData, OnDevice, Look):
     Test images are shifted by whole patches. The results are one table per model, and one figure.
     """
 
-    images: int | None = None
+    images: Annotated[int | None, Range(2)] = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
@@ -133,10 +133,8 @@ class Translation(NamedData, OnDevice, Look):
     """tokens closer to an edge than this many patches are reported separately"""
 
     def check(self) -> None:
-        """Check the shifts and the number of images."""
+        """Check the shifts."""
         self._shifts()
-        if self.images is not None and self.images < 2:
-            raise ValueError(f"`images` must be at least 2, got {self.images}.")
 
     def _shifts(self) -> list[tuple[int, int]]:
         return [parse_pair(text, "shifts", _SHIFT) for text in self.shifts]
@@ -292,8 +290,9 @@ class Mixing(ScaledFigures, Look):
                 figure.suptitle(f"{figure.get_suptitle()}, {opened.title}", fontsize=12)
                 found.figures[_numbered(name, index, models)] = figure
             found.arrays[_numbered("mixing", index, models)] = partial(save_mixing, each, parts=parts)
+        columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
+        for label, each in maps.items():
             output.say(label)
-            columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
             found.tables[label] = output.table(columns, list(map(_mixing_row, each)))
         found.figures["mixing-locality"] = non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
@@ -303,6 +302,7 @@ class Mixing(ScaledFigures, Look):
         return found
 
 
+_Kind = Annotated[Literal["correlations", "translation", "attention", "mixing"], "KIND"]
 KINDS: dict[str, type[Look]] = {
     "correlations": Correlations,
     "translation": Translation,
@@ -332,15 +332,18 @@ class Kinds:
     the options of a kind.
     """
 
-    kind: Positional[Annotated[Literal["correlations", "translation", "attention", "mixing"], "KIND"]]
+    kind: Positional[_Kind]
     """kind of look"""
     models: Positional[list[str]]
     """runs, published folders, files of weights, names of models, timm:NAME or hf:NAME"""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AnyKind(Kinds, Mixing, Attention, Translation, Correlations):
     __doc__ = Kinds.__doc__
+
+    kind: Positional[_Kind]
+    """kind of look"""
 
 
 def options_class() -> type:

@@ -64,11 +64,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Check that a name is a new identifier.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that a name is a new identifier."""
     import keyword
 
     from graticule.lab.recipes.load import list_recipes

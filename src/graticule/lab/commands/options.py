@@ -66,11 +66,7 @@ class ScaledFigures(Figures):
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The limits of the color scale; None for those of the values.
-
-        Raises:
-            ValueError: if they are not two numbers, the lower one first.
-        """
+        """The limits of the color scale; None for those of the values."""
         if not self.scale:
             return None
         if len(self.scale) != 2 or not self.scale[0] < self.scale[1]:
@@ -220,11 +216,7 @@ def read_picture(path: Path, read: Any) -> Any:
 
 
 def choose_device(given: str) -> str:
-    """Resolve auto to cuda if there is a GPU, otherwise to cpu.
-
-    Raises:
-        ValueError: for a device that does not exist.
-    """
+    """Resolve auto to cuda if there is a GPU, otherwise to cpu."""
     import torch
 
     if given == "auto":
@@ -240,11 +232,7 @@ def choose_device(given: str) -> str:
 
 
 def output_folder(given: Path | None, default: Path) -> Path:
-    """Return the output folder of a command.
-
-    Raises:
-        ValueError: if `output` exists and is not a folder.
-    """
+    """Return the output folder of a command."""
     if given is not None and given.exists() and not given.is_dir():
         raise ValueError(f"`output` must be a folder, got {str(given)!r}, which is not.")
     return given or default

@@ -106,11 +106,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
-    """Return the run folders among `folders`, and those in the others that have finished an epoch.
-
-    Raises:
-        ValueError: for a folder in which there is none.
-    """
+    """Return the run folders among `folders`, and those in the others that have finished an epoch."""
     from graticule.lab.studies.runs import find_runs
     from graticule.lab.training.run_folder import RunFolder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import (
@@ -19,7 +19,7 @@ from graticule.lab.commands.options import (
     read_picture,
 )
 from graticule.lab.commands.targets import open_runs
-from graticule.registry.checks import printable
+from graticule.registry.checks import Range, printable
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run
@@ -42,9 +42,9 @@ class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
     """run folder"""
     images: Positional[list[Path]] = field(default_factory=list)
     """files of images"""
-    threshold: float = 0.5
+    threshold: Annotated[float, Range(0, 1)] = 0.5
     """detections with a lower score are not drawn; JSON has all"""
-    count: int = 8
+    count: Annotated[int, Range(1)] = 8
     """without images: number of held-out images that are drawn"""
     output: Path | None = None
     """folder for pictures, JSON or the report (default: predictions in the run folder)"""
@@ -54,10 +54,6 @@ def run(arguments: list[str]) -> int:
     """Draw and write the predictions of a run."""
     options = parse(Predict, "predict", arguments)
     (run,) = open_runs([options.run])
-    if not 0 <= options.threshold <= 1:
-        raise ValueError(f"`threshold` must be from 0 to 1, got {options.threshold}.")
-    if options.count < 1:
-        raise ValueError(f"`count` must be at least 1, got {options.count}.")
     if missing := [path for path in options.images if not path.is_file()]:
         raise FileNotFoundError(f"`images` must be files, got {str(missing[0])!r}, which does not exist.")
     stems = [path.stem for path in options.images]

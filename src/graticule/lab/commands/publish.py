@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.opening import open_source
 from graticule.lab.commands.options import parse, print_written
 from graticule.lab.commands.targets import NamedModels
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graticule.lab.training.run import Run
+
+#: Untrained models of the same shape that the correlations are compared with.
+_UNTRAINED = 39
 
 
 @dataclass
@@ -46,18 +54,86 @@ def run(arguments: list[str]) -> int:
 
     if options.push is not None:
         check_repo_id(options.push)
+    folder = options.folder
+    if (folder / "recipe.json").exists():
+        raise ValueError(f"`folder` must be new or that of a published model, got {str(folder)!r}, a run.")
     source = open_source(options.model, "publish", options)
-    from graticule.lab.pages.publishing import publish, publish_run
+    from graticule.backbones.base import Backbone
+    from graticule.external.hub import save_pretrained
+    from graticule.hub.card import Card
 
-    if source.run is None:
-        folder = publish(source.model, options.folder, options.model, options.host, options.format)
+    if source.run is not None:
+        _publish_run(source.run, source.model, folder, options.format)
     else:
-        folder = publish_run(source.run, options.folder, source.model, options.format)
-    print_written(
-        *sorted(
-            path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
-        )
-    )
+        save_pretrained(source.model, folder, host=options.host)
+        drawn = isinstance(source.model, Backbone)
+        if figures := _figures(source.model, options.model, folder, options.format) if drawn else []:
+            save_pretrained(source.model, folder, host=options.host, card=Card(figures=figures))
+    suffixes = (".json", ".safetensors", ".md", ".png", ".pdf", ".svg")
+    print_written(*sorted(path for path in folder.iterdir() if path.suffix in suffixes))
     if options.push is not None:
         print(f"uploaded to {push_folder(folder, options.push, options.private)}")
     return 0
+
+
+def _publish_run(run: Run, model: Any, folder: Path, figure_format: str) -> None:
+    """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
+    from graticule.hub.card import Card
+    from graticule.lab.tasks.classification import images_of
+
+    recipe: Any = run.recipe()
+    facts = vars(images_of(run)) if run.task().inputs == "images" else run.described()
+    mean, std, names = (list(facts[key]) for key in ("mean", "std", "class_names"))
+    title = f"{recipe.model}, {recipe.encoding or 'its own encoding'}, joining {recipe.joining}"
+    limit = "" if recipe.limit_train is None else f", {recipe.limit_train:,} images of it"
+    data = f"{recipe.dataset}{limit}, {recipe.epochs} epochs, seed {recipe.seed}"
+    figures = _figures(getattr(model, "backbone", model), title, folder, figure_format)
+    card = Card(data, _results(run, recipe), _measured(run), figures)
+    model.save_pretrained(folder, preprocessing={"mean": mean, "std": std, "label_names": names}, card=card)
+
+
+def _results(run: Run, recipe: Any) -> list[tuple[str, str]]:
+    """Return the results of a finished run, with names of its metric."""
+    if not run.finished:
+        return []
+    result, metric, count = run.result(), recipe.metric, run.examples("test")
+    return [
+        (f"best {metric.title}, epoch {result['best_epoch']}", metric.show(result[f"best_{metric.key}"], unit=False)),
+        (f"last {metric.title}", metric.show(result[f"last_{metric.key}"], unit=False)),
+        *([] if count is None else [("held-out images", f"{count:,}")]),
+        ("seconds of training", f"{result['seconds']:,.0f}"),
+    ]
+
+
+def _measured(run: Run) -> str:
+    """Describe the machine and the versions that a run was trained with."""
+    from graticule.registry.fields import read_typed
+
+    described: dict[str, Any] = read_typed(run.recipe_file, dict[str, Any])
+    versions, machine = described.get("versions", {}), described.get("machine", {})
+    with_ = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "timm") if name in versions)
+    where = f"on {machine['processor']}" if machine.get("processor") else ""
+    return f"Measured in training {where} ({with_})." if with_ else ""
+
+
+def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
+    """Draw the position correlations of the first stage, or its biases if it has no table."""
+    from graticule.analysis.bias import bias_maps
+    from graticule.analysis.correlation import position_correlations
+    from graticule.encodings.forms.absolute import AbsoluteEncoding
+    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
+    from graticule.lab.figures.save import save_figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    formats = dict.fromkeys(("png", figure_format))
+    if any(isinstance(module, AbsoluteEncoding) for module in model.modules()):
+        sheet = correlation_sheet(position_correlations(model, None, 0, _UNTRAINED), title)
+        name, about = "correlations", "Position correlations of each layer: similarity of a patch with all others"
+    elif (maps := bias_maps(model, None, 0)) is not None:
+        sheet = bias_map_sheet(maps, title)
+        name, about = "bias", "The bias of each head, from a patch in the middle to all others"
+    else:
+        return []
+    for kind in formats:
+        save_figure(sheet, folder / f"{name}.{kind}")
+    return [(f"{name}.png", about)]

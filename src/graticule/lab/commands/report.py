@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import parse, print_written
 from graticule.lab.commands.targets import open_runs, run_labels
+from graticule.registry.checks import Range
 
 
 @dataclass
@@ -25,7 +27,7 @@ class ReportOptions:
     """run folders, or folders of runs at any depth"""
     position: bool = True
     """draw the position information in the layers of the first run of each choice"""
-    untrained: Rare[int] = 39
+    untrained: Rare[Annotated[int, Range(0)]] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
     """file NAME.html (default: report.html in the first folder)"""
@@ -34,8 +36,6 @@ class ReportOptions:
 def run(arguments: list[str]) -> int:
     """Write a page about runs."""
     options = parse(ReportOptions, "report", arguments)
-    if options.untrained < 0:
-        raise ValueError(f"`untrained` must be at least 0, got {options.untrained}.")
     if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
         raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
     if not options.runs:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_models, pictures_of, with_images
 from graticule.lab.commands.options import JsonOutput, OnDevice, Output, choose_device, output_folder, parse
 from graticule.lab.commands.targets import NamedModels
-from graticule.registry.checks import parse_sizes, printable
+from graticule.registry.checks import Range, parse_sizes, printable
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Resamplers(NamedModels, JsonOutput, OnDevice):
     """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
     sizes: list[str] = field(default_factory=list)
     """sides in pixels, or HEIGHTxWIDTH"""
-    count: int = 256
-    """largest number of images, evenly spaced"""
+    count: Annotated[int, Range(2)] = 256
+    """largest number of images, evenly spaced; at least two, for an error bar"""
     output: Path | None = None
     """folder for the values of every image as JSON (default: the run's, or this one)"""
 
@@ -42,8 +42,6 @@ def run(arguments: list[str]) -> int:
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
-    if options.count < 2:
-        raise ValueError(f"`count` must be at least 2, for an error bar, got {options.count}.")
     from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built

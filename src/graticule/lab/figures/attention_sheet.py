@@ -42,9 +42,6 @@ def attention_sheet(
         image: index of the image.
         title: above the sheet.
         limits: the ends of the color scale, to compare several sheets.
-
-    Raises:
-        ValueError: if there is nothing to draw, or the models have different layers or no such head.
     """
     heads = sheet_heads(maps, heads)
 
@@ -78,9 +75,6 @@ def attention_on_image(
         image: index of the image.
         title: above the sheet.
         limits: the ends of the color scale, to compare several sheets.
-
-    Raises:
-        ValueError: as in `attention_sheet`, or if the query is outside of the image.
     """
     heads = sheet_heads(maps, heads)
     if query is not None and not all(0 <= share < 1 for share in query):
@@ -112,11 +106,7 @@ def attention_on_image(
 
 
 def sheet_heads(maps: Maps, heads: Sequence[int] | None = None) -> list[int]:
-    """Return the heads of a sheet: those that are given, or evenly spaced ones for at most six columns.
-
-    Raises:
-        ValueError: if there is nothing to draw, or the models have different layers or no such head.
-    """
+    """Return the heads of a sheet: those that are given, or evenly spaced ones for at most six columns."""
     labels, columns = list(maps), list(maps.values())
     if not columns or not columns[0]:
         raise ValueError("`maps` must hold at least one map, got none.")

@@ -78,9 +78,6 @@ def non_locality_plot(maps: Mapping[str, Sequence[MixingMap]], title: str = "") 
     A model without a quadratic encoding has no g, and is in the second panel alone.
 
     Reference: PosMLP (Wang et al., 2022), Eq. 16 and Figure 8.
-
-    Raises:
-        ValueError: if there is nothing to draw.
     """
     if not maps:
         raise ValueError("`maps` must have the layers of at least one model, got none.")

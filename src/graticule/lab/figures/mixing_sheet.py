@@ -39,9 +39,6 @@ def mixing_sheet(
         values: 'weights' or 'logits'.
         title: above the sheet.
         limits: the ends of one color scale for all rows, to compare several sheets.
-
-    Raises:
-        ValueError: if there is nothing to draw, or no layer has one of `groups`.
     """
     if values not in ("weights", "logits"):
         raise ValueError(f"`values` must be weights or logits, got {values!r}.")
@@ -115,9 +112,6 @@ def bias_sheet(maps: Sequence[MixingMap], title: str = "") -> Figure:
     """Draw the bias of every layer as a map of its grid or window; one color scale for all.
 
     Reference: PosMLP (Wang et al., 2022), Figure 5.
-
-    Raises:
-        ValueError: if no layer has a bias.
     """
     held = [one for one in maps if one.bias is not None]
     if not held:
@@ -160,9 +154,6 @@ def parts_sheet(parts: Sequence[MixingParts], group: int = 0, title: str = "") -
         parts: the layers to draw.
         group: counted from 0; a layer that has fewer shows its last.
         title: above the sheet.
-
-    Raises:
-        ValueError: if there is nothing to draw.
     """
     if not parts:
         raise ValueError("`parts` must have at least one layer, got none: no layer mixes by a sum, as LRPE-M does.")

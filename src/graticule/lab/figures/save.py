@@ -23,9 +23,6 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
     A PNG has 150 dots per inch; a PDF and an SVG are drawn as lines and text, and scale to any size. The same figure
     gives the same bytes.
-
-    Raises:
-        ValueError: if the suffix is not .png, .pdf or .svg.
     """
     return write_bytes(path, rendered(figure, figure_format(path)))
 
@@ -39,11 +36,7 @@ def save_figures(figure: Figure, path: str | Path) -> list[Path]:
 
 
 def figure_format(path: str | Path) -> str:
-    """Return the format that the suffix of `path` names: png, pdf or svg.
-
-    Raises:
-        ValueError: for any other suffix.
-    """
+    """Return the format that the suffix of `path` names: png, pdf or svg."""
     found = Path(path).suffix.lower().removeprefix(".")
     if found not in FORMATS:
         raise ValueError(f"`path` must end with .png, .pdf or .svg, got {str(path)!r}.")

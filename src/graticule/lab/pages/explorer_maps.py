@@ -92,9 +92,6 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     Args:
         view: of the model.
         images: (B, C, height, width), as the model takes them.
-
-    Raises:
-        ValueError: if the size is refused, or there is no map of any kind.
     """
     size: Size = (images.shape[-2], images.shape[-1])
     view = view.sized(size)
