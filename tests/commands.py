@@ -1,4 +1,4 @@
-"""A command of the command line, run within a test."""
+"""Commands of the command line, run within a test."""
 
 from graticule.lab.cli import main
 
@@ -12,3 +12,12 @@ def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     return code, out, err
+
+
+def refused(capsys, *arguments: object) -> str:
+    """Run a command that must fail without any output but one line of an error, after notes; returns the line."""
+    code, out, err = run_command(capsys, *arguments)
+    assert code in (1, 2) and out == "" and err.count("graticule: error:") == 1, (code, out, err)
+    line = err.splitlines()[-1]
+    assert line.startswith("graticule: error: ")
+    return line

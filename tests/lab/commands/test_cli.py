@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from commands import run_command
+from commands import refused, run_command
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
@@ -221,8 +221,7 @@ def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, t
     monkeypatch.chdir(tmp_path)
     given = [trained.folder if argument == "RUN" else argument for argument in arguments]
     before = sorted(trained.folder.iterdir())
-    code, _, err = run_command(capsys, *given)
-    assert code == 1 and said in err
+    assert said in refused(capsys, *given)
     assert not list(tmp_path.iterdir()) and sorted(trained.folder.iterdir()) == before
 
 
@@ -274,8 +273,8 @@ def test_compare_makes_one_table_in_parts_and_resumes_where_it_stopped(capsys, t
     assert code == 0 and {path: path.stat().st_mtime_ns for path in tmp_path.rglob("weights.safetensors")} == before
     assert again.splitlines()[-6:] == out.splitlines()[-6:]
     fewer = [argument for argument in command if argument != "joining=default"]
-    code, _, err = run_command(capsys, *fewer)
-    assert code == 1 and "which also has joining=default" in err and "--replace" in err
+    err = refused(capsys, *fewer)
+    assert "which also has joining=default" in err and "--replace" in err
 
 
 def test_a_quick_comparison_has_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
@@ -308,17 +307,8 @@ def test_models_lists_language_models_with_their_sizes_on_bytes(capsys):
 
 @pytest.mark.parametrize(("pattern", "said"), [("deit_tny*", "mean deit_tiny*"), ("zzz*", "models lists all.")])
 def test_a_pattern_that_no_model_has_is_answered_with_the_nearest(capsys, pattern, said):
-    code, out, err = run_command(capsys, "models", pattern)
-    assert code == 1 and out == "" and repr(pattern) in err and said in err and len(err) < 200
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["train digits_quick", "train pydoc_quick", "train", "evaluate", "look", "compare", "models", "demo"],
-)
-def test_every_command_explains_itself(capsys, command):
-    code, out, _ = run_command(capsys, *command.split(), "--help")
-    assert code == 0 and "usage" in out
+    err = refused(capsys, "models", pattern)
+    assert repr(pattern) in err and said in err and len(err) < 200
 
 
 # Recipes
@@ -340,8 +330,7 @@ def test_a_recipe_of_ones_own_is_a_file_with_a_function(capsys, tmp_path):
     code, *_ = run_command(capsys, "train", file, "--quick", "--output", tmp_path / "run")
     assert code == 0 and Run.open(tmp_path / "run").recipe().joining == "shared"
     file.write_text("recipe = 3\n")
-    code, _, err = run_command(capsys, "train", file)
-    assert code == 1 and "recipe()" in err
+    assert "recipe()" in refused(capsys, "train", file)
 
 
 def test_a_run_is_repeated_from_its_folder_with_what_is_to_differ(capsys, tmp_path, trained):
@@ -382,38 +371,29 @@ def test_a_repeated_run_says_what_its_weights_depend_on_and_has_changed(capsys, 
         ("--epocs 3", ["--epocs", "did you mean --epochs", "graticule train digits_quick --help-all"]),
         ("--augmentation.erase 0.5", ["did you mean --augmentation.erasing"]),
         ("--epochs 0", ["`epochs`", "0"]),
+        ("--epochs three", ["graticule: error: `epochs` must be a whole number, got 'three'."]),
         ("--optimizer adamww", ["optimizer", "adamww"]),
         ("--patch-size 5", ["`img_size`", "5"]),
     ],
 )
 def test_a_wrong_option_is_named_and_nothing_is_written(capsys, tmp_path, options, said):
     folder = tmp_path / "run"
-    code, _, err = run_command(capsys, "train", "digits_quick", "--output", folder, *options.split())
-    assert code == 1 + ("did you mean --" in " ".join(said)), err
+    err = refused(capsys, "train", "digits_quick", "--output", folder, *options.split())
     assert all(text in err for text in said), err
     assert not folder.exists()
 
 
-def test_a_value_of_a_wrong_type_is_named(capsys, tmp_path):
-    code, out, err = run_command(capsys, "train", "digits_quick", "--epochs", "three", "--output", tmp_path / "run")
-    assert code == 2 and out == "" and err == "graticule: error: `epochs` must be a whole number, got 'three'.\n"
-
-
 def test_an_evaluation_of_nothing_and_a_run_that_is_not_there_are_named(capsys, tmp_path):
-    code, _, err = run_command(capsys, "evaluate")
-    assert code == 2 and "`MODEL ...`" in err
+    assert "`MODEL ...`" in refused(capsys, "evaluate")
     for command in (["evaluate"], ["look", "correlations"]):
-        code, _, err = run_command(capsys, *command, tmp_path / "nowhere")
-        assert code == 1 and "nowhere" in err and "does not exist" in err
-    code, _, err = run_command(capsys, "train", "--resume", tmp_path)
-    assert code == 1 and "recipe.json" in err
+        err = refused(capsys, *command, tmp_path / "nowhere")
+        assert "nowhere" in err and "does not exist" in err
+    assert "recipe.json" in refused(capsys, "train", "--resume", tmp_path)
 
 
 def test_an_unknown_command_and_recipe_are_answered_with_the_nearest(capsys):
-    code, _, err = run_command(capsys, "evalute")
-    assert code == 1 and "did you mean 'evaluate'" in err
-    code, _, err = run_command(capsys, "train", "digits_quik")
-    assert code == 1 and "did you mean 'digits_quick'" in err
+    assert "did you mean 'evaluate'" in refused(capsys, "evalute")
+    assert "did you mean 'digits_quick'" in refused(capsys, "train", "digits_quik")
 
 
 @pytest.mark.parametrize("case", ["missing", "empty", "one class", "no images", "classes differ"])
@@ -429,8 +409,8 @@ def test_an_unusable_data_folder_is_named(capsys, tmp_path, case):
         write_image_folder(root)
         (root / "val" / "dog").rename(root / "val" / "wolf")
     command = ["train", "deit_tiny_imagenet", "--quick", "--data-root", root, "--output", tmp_path / "run"]
-    code, _, err = run_command(capsys, *command)
-    assert code == 1 and "`data_root`" in err and not (tmp_path / "run").exists()
+    err = refused(capsys, *command)
+    assert "`data_root`" in err and not (tmp_path / "run").exists()
     assert {"one class": "got 1", "classes differ": "wolf"}.get(case, str(root)) in err
 
 
@@ -474,8 +454,8 @@ def test_an_unusable_checkpoint_is_named(capsys, tmp_path, trained, case):
             )
 
     copy = copy_with_checkpoint(trained, tmp_path / "run", write)
-    code, _, err = run_command(capsys, "evaluate", copy.folder)
-    assert code == 1 and str(copy.best) in err and not sign.exists()
+    err = refused(capsys, "evaluate", copy.folder)
+    assert str(copy.best) in err and not sign.exists()
     assert {"truncated": "truncated", "foreign": "not a checkpoint", "hostile": "run code", "classes": "7 classes"}[
         case
     ] in err

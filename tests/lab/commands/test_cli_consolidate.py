@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import run_command
+from commands import refused, run_command
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.registry import DATASETS
 from graticule.lab.data.sets.mnist import digits
@@ -69,14 +69,13 @@ def test_the_file_is_written_to_the_output(capsys, tmp_path, trained):
 
 
 def test_invalid_arguments_are_named(capsys, tmp_path, trained):
-    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--checkpoint", "newest")
-    assert code == 2 and "`checkpoint` must be one of best, last" in err
-    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--int8")
-    assert code == 1 and "`consolidate` must be given with --checkpoint and --output only" in err
-    code, _, err = run_command(capsys, *EXPORT, trained.folder, "--output", tmp_path / "weights.pth")
-    assert code == 1 and "`output` must be a file that ends in .safetensors" in err
-    code, _, err = run_command(capsys, *EXPORT, tmp_path)
-    assert code == 1 and "recipe.json" in err
+    err = refused(capsys, *EXPORT, trained.folder, "--checkpoint", "newest")
+    assert "`checkpoint` must be one of best, last" in err
+    err = refused(capsys, *EXPORT, trained.folder, "--int8")
+    assert "`consolidate` must be given with --checkpoint and --output only" in err
+    err = refused(capsys, *EXPORT, trained.folder, "--output", tmp_path / "weights.pth")
+    assert "`output` must be a file that ends in .safetensors" in err
+    assert "recipe.json" in refused(capsys, *EXPORT, tmp_path)
 
 
 def test_a_run_without_a_checkpoint_or_with_a_damaged_one_is_named(capsys, tmp_path, trained):
@@ -85,10 +84,9 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_one_is_named(capsys, tmp_p
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     shutil.copy(trained.recipe_file, run.recipe_file)
-    code, _, err = run_command(capsys, *EXPORT, run.folder, "--checkpoint", "last")
-    assert code == 1 and "has no last checkpoint yet" in err
+    assert "has no last checkpoint yet" in refused(capsys, *EXPORT, run.folder, "--checkpoint", "last")
     shutil.copytree(trained.checkpoints, run.checkpoints)
     for file in [run.last] if run.last.is_file() else run.last.glob("*.distcp"):
         file.write_bytes(file.read_bytes()[:1000])
-    code, _, err = run_command(capsys, *EXPORT, run.folder, "--checkpoint", "last")
-    assert code == 1 and run.last.name in err and not list(run.folder.glob("*.safetensors"))
+    err = refused(capsys, *EXPORT, run.folder, "--checkpoint", "last")
+    assert run.last.name in err and not list(run.folder.glob("*.safetensors"))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from commands import run_command
+from commands import refused, run_command
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
@@ -108,14 +108,8 @@ def test_the_difference_is_given_where_the_training_length_is_not_asked_for(caps
 def test_invalid_arguments_of_evaluate_are_refused(capsys, tmp_path, rotary, plain_run, arguments, said):
     named = {"TEXT": rotary.folder, "IMAGES": plain_run.folder}
     given = [named.get(argument, argument) for argument in arguments]
-    code, _, err = run_command(capsys, "evaluate", *given, "--output", tmp_path / "out")
-    assert code == 1 + ("did you mean" in said) and said in err
+    assert said in refused(capsys, "evaluate", *given, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_length_that_is_no_number_is_an_error(capsys, rotary):
-    code, out, err = run_command(capsys, "evaluate", rotary.folder, "--lengths", "12x")
-    assert code == 2 and "12x" in out + err
 
 
 def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
@@ -158,6 +152,5 @@ def test_compare_evaluates_at_other_lengths_when_asked(capsys, tmp_path):
 )
 def test_invalid_arguments_of_compare_are_refused_before_any_training(capsys, tmp_path, recipe, arguments, said):
     command = ("compare", recipe, "--quick", "--choices", "joining=default", "--output", tmp_path / "out", *arguments)
-    code, _, err = run_command(capsys, *command)
-    assert code == 1 + ("did you mean" in said) and said in err
+    assert said in refused(capsys, *command)
     assert not (tmp_path / "out").exists()

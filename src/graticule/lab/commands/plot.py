@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.options import JsonOutput, Output, parse
-from graticule.lab.commands.targets import open_runs, run_labels
+from graticule.lab.commands.targets import find_run_folders, open_runs, run_labels
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     """Draw the training of runs in one figure."""
     options = parse(Plot, "plot", arguments)
     output = Output(options.json)
-    runs = open_runs(_runs_in(options.runs, output))
+    runs = open_runs(find_run_folders(options.runs, output))
     from graticule.lab.figures.save import save_figure
     from graticule.lab.figures.scores import MOST_LINES, convergence_plot
     from graticule.lab.studies.runs import curve, group_seeds, read_recipe
@@ -103,26 +103,6 @@ def run(arguments: list[str]) -> int:
     output.give(ends)
     output.wrote(written, table)
     return 0
-
-
-def _runs_in(folders: Sequence[Path], output: Output) -> list[Path]:
-    """Return the run folders among `folders`, and those in the others that have finished an epoch."""
-    from graticule.lab.studies.runs import find_runs
-    from graticule.lab.training.run_folder import RunFolder
-
-    found: list[Path] = []
-    for folder in folders:
-        inside = list(find_runs(folder)) if folder.is_dir() else [folder]  # a missing one is reported when it is opened
-        if inside != [folder]:
-            begun = [place for place in inside if RunFolder(place).metrics_file.is_file()]
-            output.say(*(f"left out {printable(str(place))}: no epoch yet" for place in inside if place not in begun))
-            inside = begun
-        if not inside:
-            raise ValueError(
-                f"`runs` must be runs or folders of runs, got {str(folder)!r}, in which none has an epoch yet."
-            )
-        found += inside
-    return found
 
 
 def _judged_by(runs: Mapping[str, Run], column: str | None) -> Metric | None:

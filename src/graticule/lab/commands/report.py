@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import parse, print_written
-from graticule.lab.commands.targets import open_runs, run_labels
+from graticule.lab.commands.options import Output, parse, print_written
+from graticule.lab.commands.targets import find_run_folders, open_runs, run_labels
 from graticule.registry.checks import Range
 
 
@@ -40,15 +40,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
     if not options.runs:
         raise ValueError("`runs` must be one run folder or more, got none; see graticule report --help.")
-    from graticule.lab.studies.runs import find_runs
-
-    folders = []
-    for given in options.runs:
-        found = list(find_runs(given))
-        if not found:
-            raise ValueError(f"`runs` must be run folders or folders with runs, got {str(given)!r}, which has none.")
-        folders += found
-    runs = open_runs(folders)
+    runs = open_runs(find_run_folders(options.runs, Output(json=False)))
     from graticule.lab.pages.run_report import run_report
 
     report = run_report(

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
 from graticule.analysis.similarity import Correlations
 from graticule.lab.figures.layers import locality_plot
 from graticule.lab.figures.position_sheets import correlation_sheet
 from graticule.lab.figures.save import save_figure
-from graticule.lab.figures.scores import curves, resolution_plot, score_plot
-from graticule.lab.figures.style import line_style
+from graticule.lab.figures.scores import curves
 from graticule.position.grid import Grid
 
 
@@ -93,72 +91,9 @@ def test_locality_has_a_line_a_model_and_the_uniform_distance():
     assert len(figure.legends) == 1
 
 
-def test_curves_have_a_band_where_there_is_a_deviation():
-    figure = drawn(curves({"a": [(0, 1.0, 0.5), (1, 2.0, 0.5)], "b": [(0, 1.0, None)]}, "epoch", "loss", "Training"))
-    ax = figure.axes[0]
-    assert len(ax.lines) == 2 and len(ax.collections) == 1
-    extent = ax.collections[0].get_paths()[0].get_extents()
-    assert (extent.y0, extent.y1) == (0.5, 2.5)
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "loss", "Training")
-
-
-def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
-    scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0]}}
-    ax = drawn(resolution_plot(scores, trained_at=28)).axes[0]
-    points, _, (bars,) = ax.containers[0]
-    np.testing.assert_allclose(points.get_xydata(), [[28, 80], [32, 71]])
-    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 2 * 2**0.5])
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["28", "32"]
-    assert any(list(line.get_xdata()) == [28, 28] for line in ax.lines)
-    resolution_plot(scores, trained_at=(28, 28))
-
-
-def test_no_line_leads_from_a_square_to_another_size():
-    scores = {"default": {(32, 32): [70.0], (20, 32): [60.0], (28, 28): [80.0], (40, 20): [50.0]}}
-    squares, others = drawn(resolution_plot(scores, trained_at=28)).axes
-    assert [tick.get_text() for tick in squares.get_xticklabels()] == ["28", "32"]
-    assert [tick.get_text() for tick in others.get_xticklabels()] == ["20 × 32", "40 × 20"]
-    (line,) = others.lines
-    assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 50]
-    assert squares.get_ylim() == others.get_ylim()
-    (alone,) = drawn(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
-    assert [tick.get_text() for tick in alone.get_xticklabels()] == ["20 × 32"]
-
-
-def test_a_legend_shows_bars_only_where_there_are_some():
-    one, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
-    assert not one.axes[0].containers and len(several.axes[0].containers) == 1
-    seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
-    assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
-
-
-def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
-    scores = {"a": [1.0, 3.0], "b": [2.0], "c": [5.0, 7.0], "d": [4.0]}
-
-    def dotted(figure):
-        lines = [line for line in drawn(figure).axes[0].lines if line.get_linestyle() not in ("None", "-")]
-        return [(line.get_xdata()[0], *line.get_ydata()) for line in lines]
-
-    assert dotted(score_plot(scores, "top-1")) == [(2.0, -0.5, 3.5)]
-    grouped = score_plot(scores, "top-1", groups=[2, 2])
-    assert dotted(grouped) == [(2.0, -0.5, 1.5), (6.0, 1.5, 3.5)]
-    assert "dotted line: mean of the first choice of a group" in grouped.axes[0].get_xlabel()
-    assert "of a group" not in score_plot(scores, "top-1").axes[0].get_xlabel()
-    with pytest.raises(ValueError, match=r"`groups` must be numbers of labels with the sum 4, got \[2, 1\]"):
-        score_plot(scores, "top-1", groups=[2, 1])
-
-
-def test_lines_differ_in_grey_as_in_colour():
-    looks = [line_style(i) for i in range(28)]
-    assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28
-    assert len({to_rgba(s["color"]) for s in looks[:7]}) == 7
-
-
-def test_nothing_to_draw_is_an_error():
+def test_a_plot_of_no_model_is_refused():
     with pytest.raises(ValueError, match="at least one line"):
         locality_plot({})
-    with pytest.raises(ValueError, match="a value for every size"):
-        resolution_plot({"a": {(28, 28): []}}, 28)
 
 
 def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):

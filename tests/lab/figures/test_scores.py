@@ -1,0 +1,246 @@
+"""Plots of scores: the given values are drawn, gaps stay gaps, labels are unchanged, and legends hide nothing."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+
+from graticule.lab.figures.scores import convergence_plot, curves, length_plot, resolution_plot, score_plot
+from graticule.lab.figures.style import line_style
+from graticule.lab.training.results import Metric
+from graticule.lab.training.task import list_tasks
+from in_turn import in_turn
+
+SCORES = {"learnable": {256: [3.0, 3.2], 128: [2.5, 2.5]}, "rope_1d": {128: [2.6], 512: [2.4]}}
+PLACES = {"learnable": {1: [5.0, 5.2], 2: [4.0, 4.0], 256: [3.5, 3.7]}, "rope_1d": {1: [5.1], 512: [2.2]}}
+
+
+def line(*values, deviation=None):
+    return [(epoch, value, deviation) for epoch, value in enumerate(values, start=1)]
+
+
+def drawn(figure):
+    figure.draw_without_rendering()  # a layout that does not fit, or a glyph that does not exist, warns here
+    return figure
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_line_goes_through_its_points_and_is_named():
+    figure = drawn(convergence_plot({"default": line(10, 40, 60), "lape": line(20, 50)}, title="DeiT-Ti"))
+    (ax,) = figure.axes
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 10], [2, 40], [3, 60]])
+    np.testing.assert_array_equal(ax.lines[1].get_xydata(), [[1, 20], [2, 50]])
+    assert legend(figure) == ["default", "lape"] and not ax.collections
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "top-1 on validation (%)", "DeiT-Ti")
+
+
+METRICS = [task.recipe_class.metric for task in list_tasks().values()]
+
+
+@pytest.mark.parametrize("metric", [*METRICS, Metric("cost", "cost $x^$", "$", highest=False)], ids=lambda one: one.key)
+def test_any_metric_is_drawn_with_its_label_and_unit(metric):
+    (ax,) = drawn(convergence_plot({"a": line(3, 2)}, metric)).axes
+    assert ax.get_ylabel() == f"{metric.label} on validation" + (f" ({metric.unit})" if metric.unit else "")
+    drawn(score_plot({"a": [1.0]}, metric.title))
+
+
+@pytest.mark.parametrize(
+    ("column", "label"), [("val_bpb", "bits per byte on validation"), ("lr", "learning rate"), ("val_top5", "val_top5")]
+)
+def test_a_column_without_a_metric_is_drawn_under_its_name(column, label):
+    assert drawn(convergence_plot({"a": line(3, 2)}, column)).axes[0].get_ylabel() == label
+
+
+def test_epochs_are_whole_numbers_on_the_axis():
+    for values in ((10.0,), (10.0, 20.0), (10.0, 20.0, 30.0)):
+        (ax,) = drawn(convergence_plot({"a": line(*values)})).axes
+        assert all(tick == int(tick) for tick in ax.get_xticks())
+
+
+def test_a_deviation_is_a_band_either_side():
+    (ax,) = drawn(convergence_plot({"a": line(10, 40, deviation=5), "b": line(10, 40)})).axes
+    (band,) = ax.collections
+    extent = band.get_paths()[0].get_extents()
+    assert (extent.x0, extent.y0, extent.x1, extent.y1) == (1, 5, 2, 45)
+
+
+@pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("deviation", [None, 1.0])
+def test_a_value_that_is_not_finite_is_a_gap(missing, deviation):
+    (ax,) = drawn(convergence_plot({"a": line(1, 2, missing, 4, 5, deviation=deviation)}, "train_loss")).axes
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [1, 2, math.nan, 4, 5])
+    bands = [path for collection in ax.collections for path in collection.get_paths()]
+    assert [(band.get_extents().x0, band.get_extents().x1) for band in bands] == ([(1, 2), (4, 5)] if deviation else [])
+    assert np.isfinite(ax.get_ylim()).all()
+
+
+def test_a_point_between_two_gaps_of_a_long_line_is_a_dot():
+    values = [float(epoch) for epoch in range(40)]
+    values[10] = values[12] = math.nan
+    (ax,) = drawn(convergence_plot({"a": line(*values)})).axes
+    assert ax.lines[0].get_marker() == "None"  # a chain of markers hides a long line
+    assert ax.lines[1].get_xydata().tolist() == [[12, 11]] and len(ax.lines) == 2
+
+
+def test_a_run_that_has_no_number_at_all_is_in_the_legend():
+    assert legend(drawn(convergence_plot({"a": line(math.nan, math.nan), "b": line(1, 2)}, "val_loss"))) == ["a", "b"]
+    drawn(convergence_plot({"a": line(math.nan)}, "val_loss"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "size"), [(599, "s", 1), (600, "min", 60), (3 * 3600 - 1, "min", 60), (90_000, "h", 3600)]
+)
+def test_seconds_are_told_in_a_unit_that_suits_them(seconds, unit, size):
+    (ax,) = drawn(convergence_plot({"a": [(60, 1, None), (seconds, 2, None)]}, "lr", "seconds")).axes
+    assert ax.get_xlabel() == f"time of training ({unit})" and ax.get_ylabel() == "learning rate"
+    np.testing.assert_allclose(ax.lines[0].get_xdata(), [60 / size, seconds / size])
+
+
+def test_labels_are_drawn_as_they_are():
+    names = ["_hidden", "$x^$", "a $ b $ c", "50% \\alpha {", "mm3", "x" * 90]
+    figure = drawn(convergence_plot({name: line(1, 2) for name in names}))
+    assert legend(figure) == names and [line.get_label() for line in figure.axes[0].lines] == names
+    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
+
+
+def test_a_long_legend_leaves_the_axes_their_room():
+    few, many = (drawn(convergence_plot({f"run {i} " + "x" * 50: line(1, 2) for i in range(n)})) for n in (2, 28))
+    heights = [figure.axes[0].get_position().height * figure.get_size_inches()[1] for figure in (few, many)]
+    assert heights[1] > 0.8 * heights[0]
+    looks = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in many.axes[0].lines]
+    assert len(set(looks)) == 28
+
+
+# Means with a band, sizes of images, scores of all seeds
+
+
+def test_curves_have_a_band_where_there_is_a_deviation():
+    figure = drawn(curves({"a": [(0, 1.0, 0.5), (1, 2.0, 0.5)], "b": [(0, 1.0, None)]}, "epoch", "loss", "Training"))
+    ax = figure.axes[0]
+    assert len(ax.lines) == 2 and len(ax.collections) == 1
+    extent = ax.collections[0].get_paths()[0].get_extents()
+    assert (extent.y0, extent.y1) == (0.5, 2.5)
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("epoch", "loss", "Training")
+
+
+def test_resolutions_are_in_order_with_means_bars_and_the_training_size():
+    scores = {"default": {(32, 32): [70.0, 72.0], (28, 28): [80.0, 80.0]}}
+    ax = drawn(resolution_plot(scores, trained_at=28)).axes[0]
+    points, _, (bars,) = ax.containers[0]
+    np.testing.assert_allclose(points.get_xydata(), [[28, 80], [32, 71]])
+    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 2 * 2**0.5])
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["28", "32"]
+    assert any(list(line.get_xdata()) == [28, 28] for line in ax.lines)
+    resolution_plot(scores, trained_at=(28, 28))
+
+
+def test_no_line_leads_from_a_square_to_another_size():
+    scores = {"default": {(32, 32): [70.0], (20, 32): [60.0], (28, 28): [80.0], (40, 20): [50.0]}}
+    squares, others = drawn(resolution_plot(scores, trained_at=28)).axes
+    assert [tick.get_text() for tick in squares.get_xticklabels()] == ["28", "32"]
+    assert [tick.get_text() for tick in others.get_xticklabels()] == ["20 × 32", "40 × 20"]
+    (line,) = others.lines
+    assert line.get_linestyle() == "None" and line.get_ydata().tolist() == [60, 50]
+    assert squares.get_ylim() == others.get_ylim()
+    (alone,) = drawn(resolution_plot({"a": {(20, 32): [60.0]}}, trained_at=(20, 32))).axes
+    assert [tick.get_text() for tick in alone.get_xticklabels()] == ["20 × 32"]
+
+
+def test_a_legend_shows_bars_only_where_there_are_some():
+    one, several = (resolution_plot({"a": {(28, 28): values}}, 28) for values in ([80.0], [80.0, 82.0]))
+    assert not one.axes[0].containers and len(several.axes[0].containers) == 1
+    seeds = [score_plot({"a": values, "b": values}, "top-1").axes[0].get_xlabel() for values in ([1.0], [1.0, 2.0])]
+    assert "one seed each" in seeds[0] and "one s.d." in seeds[1]
+
+
+def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
+    scores = {"a": [1.0, 3.0], "b": [2.0], "c": [5.0, 7.0], "d": [4.0]}
+
+    def dotted(figure):
+        lines = [line for line in drawn(figure).axes[0].lines if line.get_linestyle() not in ("None", "-")]
+        return [(line.get_xdata()[0], *line.get_ydata()) for line in lines]
+
+    assert dotted(score_plot(scores, "top-1")) == [(2.0, -0.5, 3.5)]
+    grouped = score_plot(scores, "top-1", groups=[2, 2])
+    assert dotted(grouped) == [(2.0, -0.5, 1.5), (6.0, 1.5, 3.5)]
+    assert "dotted line: mean of the first choice of a group" in grouped.axes[0].get_xlabel()
+    assert "of a group" not in score_plot(scores, "top-1").axes[0].get_xlabel()
+    with pytest.raises(ValueError, match=r"`groups` must be numbers of labels with the sum 4, got \[2, 1\]"):
+        score_plot(scores, "top-1", groups=[2, 1])
+
+
+def test_lines_differ_in_grey_as_in_colour():
+    looks = [line_style(i) for i in range(28)]
+    assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28
+    assert len({to_rgba(s["color"]) for s in looks[:7]}) == 7
+
+
+# Lengths of texts
+
+
+def test_both_panels_have_the_means_and_bars_of_every_label_in_order():
+    left, right = drawn(length_plot(SCORES, PLACES, trained_at=128, title="pydoc")).axes
+    points, _, (bars,) = left.containers[0]
+    np.testing.assert_allclose(points.get_xydata(), [[128, 2.5], [256, 3.1]])
+    np.testing.assert_allclose(np.ptp([s[:, 1] for s in bars.get_segments()], axis=1), [0, 0.2 * 2**0.5], atol=1e-12)
+    np.testing.assert_allclose(right.containers[0][0].get_xydata(), [[1, 5.1], [2, 4.0], [256, 3.6]])
+    labels = [text.get_text() for text in left.figure.legends[0].get_texts()]
+    assert labels == ["learnable", "rope_1d", "length of training"]
+    assert left.get_xscale() == right.get_xscale() == "log" and left.figure.get_suptitle() == "pydoc"
+    assert len(left.figure.legends) == 1
+
+
+def test_ticks_are_at_the_lengths_and_at_doubling_places():
+    left, right = drawn(length_plot(SCORES, PLACES, trained_at=64)).axes
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["64", "128", "256", "512"]
+    assert [tick.get_text() for tick in right.get_xticklabels()] == [str(1 << power) for power in range(10)]
+    assert not left.xaxis.get_minorticklocs().size and not right.xaxis.get_minorticklocs().size
+
+
+@pytest.mark.parametrize(("trained_at", "marked"), [(128, {128}), ([128, 256, 128], {128, 256})])
+def test_every_length_of_training_is_marked_once_in_both_panels(trained_at, marked):
+    for ax in drawn(length_plot(SCORES, PLACES, trained_at)).axes:
+        lines = [
+            line.get_xdata() for line in ax.lines if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2
+        ]
+        assert sorted(line[0] for line in lines) == sorted(marked)
+
+
+def test_one_length_and_one_place_are_drawn():
+    left, right = drawn(length_plot({"a": {1: [8.0]}}, {"a": {1: [8.0]}}, 1)).axes
+    assert right.get_title() == "by position in windows of 1"
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["1"]
+
+
+def test_a_long_legend_takes_nothing_from_the_axes():
+    few, many = ({f"encoding={n},joining=lape_sharing": {64: [1.0], 128: [2.0]} for n in range(k)} for k in (2, 17))
+    sizes = []
+    for scores in (few, many):
+        figure = length_plot(scores, scores, 128)
+        drawn(figure)
+        sizes.append(figure.axes[0].get_window_extent().height)
+        legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
+        assert legend.y1 <= axes.y0 + 1
+    assert sizes[1] > 0.9 * sizes[0]
+
+
+@in_turn(
+    ("plot", "arguments", "said"),
+    [
+        (convergence_plot, ({},), "`lines` must be 1 to 28"),
+        (convergence_plot, ({str(i): line(1) for i in range(29)},), "got 29"),
+        (convergence_plot, ({"a": line(1), "b": []},), "got none for 'b'"),
+        (convergence_plot, ({"a": line(1)}, "lr", "steps"), "`against` must be epoch or seconds, got 'steps'"),
+        (length_plot, ({}, PLACES, 128), "`scores` must hold at least one line"),
+        (length_plot, (SCORES, {"a": {1: []}}, 128), "`places` must have a value everywhere, got none for some of 'a'"),
+        (length_plot, ({"a": {}}, PLACES, 128), "`scores` must have a value everywhere, got none for some of 'a'"),
+        (resolution_plot, ({"a": {(28, 28): []}}, 28), "a value for every size"),
+    ],
+)
+def test_figures_without_all_values_are_refused(plot, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        plot(*arguments)
