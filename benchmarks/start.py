@@ -23,7 +23,7 @@ CASES = {
     "graticule trian (misspelt)": ["-m", "graticule", "trian"],
     "graticule pack --help": ["-m", "graticule", "pack", "--help"],
     "graticule compare --help": ["-m", "graticule", "compare", "--help"],
-    "graticule plot --help": ["-m", "graticule", "plot", "--help"],
+    "graticule report --help": ["-m", "graticule", "report", "--help"],
     "graticule runs --srot name (misspelt)": ["-m", "graticule", "runs", "--srot", "name"],
     "graticule runs FOLDER, 100 runs": ["-m", "graticule", "runs", "FOLDER"],
     "graticule models": ["-m", "graticule", "models"],

@@ -40,7 +40,7 @@ LIGHT = {
     + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help plot", "--completion bash"],
     1: ["trian", "runs nowhere", "train digts", "models zzz*"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
-    + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "plot")],
+    + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "report")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "plot a --metrik b"],
 }
 

@@ -159,7 +159,7 @@ def test_without_a_bias_there_is_no_map_of_it_and_none_is_saved(name, tmp_path):
     assert [one.bias for one in mixing_maps(gated(name, encoding="ggqpe(bias=False)"))] == [None] * 3
     maps = mixing_maps(gated(name, encoding="glrpe(bias=False)"), layers=[1])
     with np.load(save_mixing(maps, tmp_path / "mixing.npz"), allow_pickle=False) as arrays:
-        assert set(arrays) == {"layer2_weights", "layer2_logits"}
+        assert set(arrays) == {"layer1_weights", "layer1_logits"}
 
 
 @names

@@ -32,7 +32,6 @@ _GROUPS = {
         "predict": "draw and write predictions of a run: classes, boxes, masks",
         "generate": "continue a text with a run on text",
         "runs": "list runs with their progress and results",
-        "plot": "draw learning curves of runs, or their mean with a band",
         "report": "write a page on runs: results, tests, curves, recipes, position",
         "look": "draw position in each layer: correlations, attention, mixing",
         "explore": "write a page that shows position and attention of chosen tokens",

@@ -62,8 +62,10 @@ def test_rare_options_are_listed_by_help_all_alone(capsys):
 
 
 def test_help_can_be_asked_for_in_three_ways(capsys):
-    pages = {run_command(capsys, *command)[1] for command in (["plot", "-h"], ["plot", "--help"], ["help", "plot"])}
-    assert pages == {help_page(command_options("plot"), "plot") + "\n"}
+    pages = {
+        run_command(capsys, *command)[1] for command in (["report", "-h"], ["report", "--help"], ["help", "report"])
+    }
+    assert pages == {help_page(command_options("report"), "report") + "\n"}
 
 
 def test_a_value_is_named_by_a_word_for_what_it_is():
@@ -94,7 +96,7 @@ def test_a_shell_completes_commands_options_recipes_and_choices(capsys):
     code, script, err = run_command(capsys, "--completion", "bash")
     assert code == 0 and err == ""
     assert sorted(complete(script, "graticule", "co")) == ["compare"]
-    assert complete(script, "graticule", "plot", "--gr") == ["--group"]
+    assert complete(script, "graticule", "report", "--gr") == ["--group"]
     assert complete(script, "graticule", "train", "digits_qu") == ["digits_quick"]
     assert complete(script, "graticule", "runs", "--sort", "b") == ["best"]
 

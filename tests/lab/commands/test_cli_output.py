@@ -129,7 +129,11 @@ def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(mo
     monkeypatch.setenv("TERM", "xterm")
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    wrong = [["plot", "--help"], ["plot", "--sise", "3"], ["plot", "a", "--against", "hours"]]
+    wrong = [
+        ["report", "--help"],
+        ["report", "--curves", "--sise", "3"],
+        ["report", "--curves", "a", "--against", "hours"],
+    ]
     piped = [run_command(capsys, *arguments) for arguments in wrong]
     assert "\x1b" not in repr(piped)
     for arguments, (_, out, err) in zip(wrong, piped, strict=True):

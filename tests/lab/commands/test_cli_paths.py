@@ -149,10 +149,10 @@ def test_an_output_that_is_a_link_leads_to_its_file_and_other_outputs_replace_no
     (tmp_path / "link.png").symlink_to("real.png")
     assert followed(tmp_path / "link.png") == (tmp_path / "real.png").resolve()
     assert followed(None) is None and followed(tmp_path / "new") == tmp_path / "new"
-    code, _, _ = run_command(capsys, "plot", run.folder, "--output", tmp_path / "link.png")
+    code, _, _ = run_command(capsys, "report", "--curves", run.folder, "--output", tmp_path / "link.png")
     assert code == 0 and (tmp_path / "link.png").is_symlink() and (tmp_path / "real.png").is_file()
     for output, said in ((run.folder, "`output` must be a file"), (run.log_file / "a.png", "log.txt is not a folder")):
-        err = refused(capsys, "plot", run.folder, "--output", output)
+        err = refused(capsys, "report", "--curves", run.folder, "--output", output)
         assert said in err and "[Errno" not in err
     err = refused(capsys, "look", "correlations", run.folder, "--output", run.log_file)
     assert "`output` must be a folder" in err
@@ -179,7 +179,12 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
 
 def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run):
     red = run.folder.rename(tmp_path / "\x1b[31mred\n")
-    for arguments in (["runs", tmp_path], ["plot", red], ["evaluate", red], ["look", "correlations", red]):
+    for arguments in (
+        ["runs", tmp_path],
+        ["report", "--curves", red],
+        ["evaluate", red],
+        ["look", "correlations", red],
+    ):
         code, out, err = run_command(capsys, *arguments)
         assert code == 0 and "\x1b" not in out + err and "\\x1b[31mred\\n" in out
     described = json.loads((red / "recipe.json").read_text())

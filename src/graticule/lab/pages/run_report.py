@@ -20,8 +20,7 @@ from graticule.lab.studies.runs import LONGEST_LABEL, Summary, curve, flat_value
 from graticule.lab.tasks.parts.dense import show
 from graticule.lab.tasks.parts.detection_scores import DetectionScore
 from graticule.lab.tasks.segmentation import PixelScore
-from graticule.lab.training.results import Metric
-from graticule.lab.training.results import above
+from graticule.lab.training.results import Metric, above
 from graticule.lab.training.run import Run
 from graticule.registry.checks import printable
 from graticule.system.files import read_json
