@@ -97,6 +97,27 @@ def pairs_run(tmp_path_factory):
     return train(recipe, folder / "pairs", progress=False)
 
 
+@pytest.fixture(scope="session")
+def table_run(tmp_path_factory):
+    """Train two epochs on text with a learned table, the first the best; tests must not change its folder."""
+    return _text_run(tmp_path_factory, "learnable")
+
+
+@pytest.fixture(scope="session")
+def rope_run(tmp_path_factory):
+    """Train two epochs on text with a rotation, the first the best; tests must not change its folder."""
+    return _text_run(tmp_path_factory, "rope_1d")
+
+
+def _text_run(tmp_path_factory, encoding: str):
+    from graticule.lab.training.loop import train
+    from text_commands import short_recipe, spoiled_after_first_epoch
+
+    with spoiled_after_first_epoch():
+        recipe = short_recipe(encoding=encoding, epochs=2)
+        return train(recipe, tmp_path_factory.mktemp("runs") / encoding, progress=False)
+
+
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Draw small figures without a layout, which takes most of the time, in tests that do not inspect them."""

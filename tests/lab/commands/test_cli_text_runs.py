@@ -15,66 +15,57 @@ from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.checkpoints import saved_checkpoints
 from graticule.lab.training.devices import load_weights
-from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model
 from graticule.position.grid import Grid
 from in_turn import in_turn
-from text_commands import short_recipe, spoiled_after_first_epoch, write_text_folder
+from text_commands import write_text_folder
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Run:
-    """Train two epochs, of which the first is the best."""
-    recipe = short_recipe(encoding="learnable", epochs=2)
-    with spoiled_after_first_epoch():
-        return train(recipe, tmp_path_factory.mktemp("runs") / "trained", progress=False)
 
 
 # Commands on a run
 
 
 @pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
-def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, trained, checkpoint, epoch):
+def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, table_run, checkpoint, epoch):
     path = tmp_path / "weights.safetensors"
     given = ("--consolidate", "--checkpoint", checkpoint, "--output", path)
-    code, out, _ = run_command(capsys, "export", trained.folder, *given)
+    code, out, _ = run_command(capsys, "export", table_run.folder, *given)
     tokens = torch.randint(257, (2, 9))
-    saved = saved_checkpoints(trained.checkpoints)  # one per epoch
-    models = [load_weights(build_model(trained.recipe(), num_classes=257), one).eval() for one in saved]
+    saved = saved_checkpoints(table_run.checkpoints)  # one per epoch
+    models = [load_weights(build_model(table_run.recipe(), num_classes=257), one).eval() for one in saved]
     assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
     model = models[epoch]
     assert code == 0 and str(path) in out and str(saved[epoch]) in out
     assert f"{sum(p.numel() for p in model.parameters()):,} numbers" in out  # the tied weights once
     ours, theirs = load_file(path), model.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    loaded = load_weights(build_model(trained.recipe(), num_classes=257), path).eval()
+    loaded = load_weights(build_model(table_run.recipe(), num_classes=257), path).eval()
     assert torch.equal(loaded(tokens), model(tokens))
 
 
-def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, trained):
-    code, out, _ = run_command(capsys, "look", "correlations", trained.folder, "--output", tmp_path)
+def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, table_run):
+    code, out, _ = run_command(capsys, "look", "correlations", table_run.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
     found = Correlations.load(tmp_path / "correlations.npz")
-    assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, trained.recipe().context)
-    code, _, err = run_command(capsys, "look", "correlations", trained.folder, "--img-size", "28")
+    assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, table_run.recipe().context)
+    code, _, err = run_command(capsys, "look", "correlations", table_run.folder, "--img-size", "28")
     assert code == 1 and "`img_size` must be left out with a language model" in err
 
 
 @pytest.mark.parametrize("kind", ["translation", "attention", "mixing"])
-def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, trained, tmp_path, kind):
-    before = sorted(trained.folder.iterdir())
-    err = refused(capsys, "look", kind, trained.folder)
-    assert sorted(trained.folder.iterdir()) == before
-    for said in ("`runs` must be on images", str(trained.folder), "evaluate RUN --lengths", "generate RUN"):
+def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, table_run, tmp_path, kind):
+    before = sorted(table_run.folder.iterdir())
+    err = refused(capsys, "look", kind, table_run.folder)
+    assert sorted(table_run.folder.iterdir()) == before
+    for said in ("`runs` must be on images", str(table_run.folder), "evaluate RUN --lengths", "generate RUN"):
         assert said in err
     (tmp_path / "images").mkdir()  # also after one on images
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
     (tmp_path / "images" / "recipe.json").write_text(json.dumps(described))
-    err = refused(capsys, "look", kind, tmp_path / "images", trained.folder)
-    assert "must be on images" in err and str(trained.folder) in err
+    err = refused(capsys, "look", kind, tmp_path / "images", table_run.folder)
+    assert "must be on images" in err and str(table_run.folder) in err
 
 
 # Training
@@ -158,10 +149,10 @@ def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, op
     assert f" {option.split()[0]} " not in every
 
 
-def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, pairs_run):
+def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, table_run, pairs_run):
     err = refused_training(capsys, tmp_path, "--start-from", pairs_run.folder)
     assert "vocabulary" in err and str(pairs_run.folder) in err
-    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (trained, pairs_run)]
+    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (table_run, pairs_run)]
     assert all(vocabulary in err for vocabulary in vocabularies)
     root = write_text_folder(tmp_path / "others", c="other words are put together otherwise " * 60)
     options = ("--dataset", "text_folder", "--data-root", root, "--tokenizer", "bpe", "--vocab-size", 270)
@@ -171,9 +162,11 @@ def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, trained, p
     assert "vocabulary" in err and vocabularies[1] in err
 
 
-def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, trained):
-    given = ("--limit-test", 4, "--start-from", trained.folder)
-    code, out, err = run_command(capsys, "train", trained.folder, *given, "--context", 48, "--output", tmp_path / "run")
+def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):
+    given = ("--limit-test", 4, "--start-from", table_run.folder)
+    code, out, err = run_command(
+        capsys, "train", table_run.folder, *given, "--context", 48, "--output", tmp_path / "run"
+    )
     assert code == 0, err
     assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)
 

@@ -23,11 +23,10 @@ from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
 from graticule.lab.pages.explorer_maps import explorer_maps
-from graticule.lab.tasks.classification import Recipe
-from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
 from graticule.position.grid import Grid
 from graticule.position.windows import Windows
+from short_runs import copied
 from tiny import draw, images, tiny
 
 SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 3, 4), "depths": (2, 2, 1, 1), "window_size": 4}
@@ -213,9 +212,8 @@ def test_the_page_fetches_nothing_and_escapes_what_it_is_given():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    recipe = Recipe(encoding="learnable", limit_train=20, limit_test=20, batch_size=20, epochs=1, accelerator="cpu")
-    return train(recipe, tmp_path_factory.mktemp("explored") / "run", progress=False)
+def run(plain_run, tmp_path_factory):
+    return copied(plain_run, tmp_path_factory.mktemp("explored") / "run")
 
 
 def described_in(path):
