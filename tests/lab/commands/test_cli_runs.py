@@ -306,7 +306,7 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
     ],
 )
 def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, arguments, said):
-    (folder / "none").mkdir()
+    (folder / "none").mkdir(exist_ok=True)
     before = snapshot(folder.parent)
     assert said in refused(capsys, *arguments)
     assert snapshot(folder.parent) == before

@@ -281,14 +281,13 @@ class Mixing(ScaledFigures, Look):
             model: Any = opened.model
             each = maps[label] = mixing_maps(model, size, query, self.layers or None)
             drawn = each if self.layers else [each[layer] for layer in sheet_layers(len(each))]
-            sheets = {"mixing": mixing_sheet(drawn, self.groups, self.values, f"Mixing {self.values}", limits)}
+            title = opened.title
+            sheets = {"mixing": mixing_sheet(drawn, self.groups, self.values, f"Mixing {self.values}, {title}", limits)}
             if any(one.bias is not None for one in each):
-                sheets["mixing-bias"] = bias_sheet(each, "Bias")
+                sheets["mixing-bias"] = bias_sheet(each, f"Bias, {title}")
             if parts := mixing_parts(model, size, query, [one.layer for one in drawn]):
-                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], "Parts of the weights")
-            for name, figure in sheets.items():
-                figure.suptitle(f"{figure.get_suptitle()}, {opened.title}", fontsize=12)
-                found.figures[_numbered(name, index, models)] = figure
+                sheets["mixing-parts"] = parts_sheet(parts, (self.groups or [0])[0], f"Parts of the weights, {title}")
+            found.figures |= {_numbered(name, index, models): sheet for name, sheet in sheets.items()}
             found.arrays[_numbered("mixing", index, models)] = partial(save_mixing, each, parts=parts)
         columns = ("layer", "tokens", "groups", "distance", "g", "groups in g")
         for label, each in maps.items():

@@ -23,7 +23,7 @@ class Models(JsonOutput):
         graticule models
         graticule models "deit_*"
         graticule models --matrix
-        graticule models swin_tiny_patch4_window7_224 --matrix --encodings rope "shaw(clip=4)" --reasons
+        graticule models pvt_tiny --matrix --encodings rope "shaw(clip=4)" --reasons
 
     A cell of the matrix lists the joinings, abbreviated; a dash marks an encoding that is refused with all of them.
     Methods and models that --plugin FILE.py registers are included.

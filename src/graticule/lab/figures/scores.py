@@ -108,10 +108,12 @@ def _side(size: Size) -> float:
 
 def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -> None:
     """Draw one line per label: means over seeds at `places` on the axis, with bars of one standard deviation."""
+    several = any(len(values) > 1 for by in scores.values() for values in by.values())
     for index, (label, by) in enumerate(scores.items()):
         shown = [one for one in places if one in by]
+        x, means = [places[one] for one in shown], [fmean(by[one]) for one in shown]
         bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in shown]
-        draw_line(ax, index, label, [places[one] for one in shown], [fmean(by[one]) for one in shown], bars, **style)
+        draw_line(ax, index, label, x, means, bars if several else None, **style)
 
 
 def length_plot(scores: Scores, places: Scores, trained_at: int | Sequence[int], title: str = "") -> Figure:

@@ -94,7 +94,7 @@ def draw_line(
     band: bool = False,
     **style: Any,
 ) -> None:
-    """Draw the line `index` of a panel, with errors as bars or as a band; without any, the legend shows neither.
+    """Draw the line `index` of a panel, with errors as bars or as a band.
 
     Args:
         ax: the panel.
@@ -102,20 +102,19 @@ def draw_line(
         label: its name in the legend.
         x: places on the axis, (n,).
         values: (n,).
-        errors: on either side of each value, (n,).
+        errors: on either side of each value, (n,). The lines of a panel have bars together or none: matplotlib lists
+            those with bars last in a legend.
         band: fill the range of the errors.
         style: changes of the style.
     """
     style = {**line_style(index), **style}
-    given = np.asarray(0.0 if errors is None else errors, dtype=float)
-    if not given.any():
-        ax.plot(x, values, label=label, **style)
-    elif band:
-        ax.plot(x, values, label=label, **style)
-        low, high = np.asarray(values) - given, np.asarray(values) + given
+    if errors is not None and not band:
+        ax.errorbar(x, values, np.asarray(errors), label=label, capsize=3, **style)
+        return
+    ax.plot(x, values, label=label, **style)
+    if errors is not None and np.any(errors):
+        low, high = np.subtract(values, errors), np.add(values, errors)
         ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    else:
-        ax.errorbar(x, values, given, label=label, capsize=3, **style)
 
 
 def draw_level(ax: Axes, value: float, text: str) -> None:
