@@ -37,11 +37,11 @@ def test_importing_the_package_imports_no_pytorch():
 LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in COMMANDS]
-    + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help plot", "--completion bash"],
+    + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help report", "--completion bash"],
     1: ["trian", "runs nowhere", "train digts", "models zzz*"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
     + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "report")],
-    2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "plot a --metrik b"],
+    2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "report a --metrik b"],
 }
 
 

@@ -38,7 +38,7 @@ _GROUPS = {
         "audit": "write a page on the cost of position and where it can be read",
     },
     "Models": {
-        "models": "list models, encodings, joinings and recipes, or their combinations",
+        "models": "list models, encodings, joinings, and which go together",
         "resamplers": "find the resampler that preserves features at other image sizes",
         "check": "check the position code of a model, a module or a plugin",
     },

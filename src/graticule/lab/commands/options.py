@@ -263,7 +263,7 @@ class Output:
 
     def say(self, *lines: str) -> None:
         """Print lines for people."""
-        if not self.json:
+        if lines and not self.json:
             print(*lines, sep="\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:

@@ -125,8 +125,9 @@ def add_position(report: Report, stages: Sequence[StageMaps], title: str) -> Non
     """
     shorter, notes = zip(*map(_shortened, stages), strict=True)
     for sheet in position_sheets(shorter, title):
-        caption = f"{_SHOWN[sheet.kind]}{sheet.of}"
-        report.figure(sheet.figure, caption + notes[sheet.stage].get(sheet.kind, ""), caption)
+        said = _SHOWN[sheet.kind]
+        note = notes[sheet.stage].get(sheet.kind, "")
+        report.figure(sheet.figure, f"{said}{sheet.of}{note}", f"{said.partition(':')[0]}{sheet.of}")
 
 
 def _shortened(stage: StageMaps) -> tuple[StageMaps, dict[str, str]]:
