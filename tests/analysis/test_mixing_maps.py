@@ -508,7 +508,7 @@ def test_each_model_has_a_line_of_g_and_the_distance_of_every_layer():
     assert left.get_xlabel() == right.get_xlabel() == "layer"
     assert "1 / patches²" in left.get_ylabel() and "patches" in right.get_ylabel()
     assert left.get_ylim()[0] == right.get_ylim()[0] == 0
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["gqpe", "ggqpe"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gqpe", "ggqpe"]
     assert figure.get_suptitle() == "two models" and not left.texts
 
 
