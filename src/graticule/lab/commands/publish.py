@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     source = open_source(options.model, "publish", options)
     from graticule.backbones.base import Backbone
     from graticule.external.hub import save_pretrained
-    from graticule.hub.card import Card
+    from graticule.hub.files import Card
 
     if source.run is not None:
         _publish_run(source.run, source.model, folder, options.format)
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
 
 def _publish_run(run: Run, model: Any, folder: Path, figure_format: str) -> None:
     """Write a model of a run, its card with the results, and the sheet of its correlations or biases."""
-    from graticule.hub.card import Card
+    from graticule.hub.files import Card
     from graticule.lab.tasks.classification import images_of
 
     recipe: Any = run.recipe()
