@@ -76,7 +76,6 @@ def refused_training(capsys, tmp_path: Path, *arguments: object, recipe: object 
     folder = tmp_path / "run"
     err = refused(capsys, "train", recipe, "--quick", "--output", folder, *arguments)
     assert not folder.exists()
-    assert err.startswith("graticule: error: ") and err.count("\n") == 1, err
     return err
 
 
