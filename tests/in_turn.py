@@ -1,8 +1,9 @@
 """Many small cases in one test, since pytest's overhead per test would exceed the time of the cases."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,3 +37,13 @@ def in_turn(names: str | tuple[str, ...], cases: Sequence[Any] | Callable[[Any],
         return together
 
     return decorate
+
+
+@contextlib.contextmanager
+def case(what: object) -> Iterator[None]:
+    """Name the case in errors."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case of {what}")
+        raise

@@ -1,7 +1,6 @@
 """Checkpoints of several families are loaded completely; others are refused by name without changing the model."""
 
 import argparse
-import contextlib
 import os
 import pickle
 import stat
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer
 from graticule.checkpoints.read import read_checkpoint, save_weights
-from in_turn import in_turn
+from in_turn import case, in_turn
 from tiny import COVER, SIZE, draw, holds, images, tiny
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -36,16 +35,6 @@ def assert_refused(model, path, kind=ValueError):
     assert all(torch.equal(value, before[name]) for name, value in after.items())
     assert Path(path).name in str(error.value)
     return str(error.value)
-
-
-@contextlib.contextmanager
-def case(what):
-    """Name the case in errors."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"in the case of {what}")
-        raise
 
 
 @pytest.fixture
@@ -186,47 +175,36 @@ def test_a_table_without_the_axis_of_one_is_taken(saved):
     assert torch.equal(model.position.encodings[0].pos_embed[0], state["pos_embed"])
 
 
-def test_a_class_count_that_does_not_match_is_named(saved):
-    path = saved(timms(num_classes=7).state_dict())
-    message = assert_refused(tiny(), path)
-    assert "it has 7 classes where the model has 5" in message
-    assert "num_classes=7" in message
+def narrow_head():
+    """Return a checkpoint of the model whose classifier is that of a wider one."""
+    wide = {name: value for name, value in timms(embed_dim=48).state_dict().items() if name == "head.weight"}
+    return {**graticule.published_state_dict(tiny()), **wide}
 
 
-def test_other_shapes_are_named_with_both(saved):
-    message = assert_refused(tiny(), saved(timms(mlp_ratio=2.0).state_dict()))
-    assert "blocks.0.mlp.fc1.weight is (48, 24) where the model has (96, 24)" in message
+def without_a_bias():
+    return {name: value for name, value in timms().state_dict().items() if name != "blocks.1.mlp.fc1.bias"}
 
 
-def test_another_width_is_not_taken_for_another_number_of_classes(saved):
-    state = {name: value for name, value in timms(embed_dim=48).state_dict().items() if name == "head.weight"}
-    own = graticule.published_state_dict(tiny())
-    message = assert_refused(tiny(), saved({**own, **state}))
-    assert "classes" not in message
-    assert "head.weight is (5, 48) where the model has (5, 24)" in message
+MISFITS = [
+    (tiny, lambda: timms(num_classes=7).state_dict(), ("it has 7 classes where the model has 5", "num_classes=7")),
+    (tiny, lambda: timms(mlp_ratio=2.0).state_dict(), ("fc1.weight is (48, 24) where the model has (96, 24)",)),
+    (tiny, narrow_head, ("head.weight is (5, 48) where the model has (5, 24)",)),
+    (tiny, without_a_bias, ("lacks blocks.1.mlp.fc1.bias",)),
+    (lambda: tiny(depth=2), lambda: timms().state_dict(), ("blocks.2.", "and 8 more")),
+    (lambda: tiny("learnable", "lape"), lambda: timms().state_dict(), ("lacks position.joining.norms.0.bias",)),
+    (
+        tiny,
+        lambda: timms("deit_tiny_distilled_patch16_224").state_dict(),
+        ("pos_embed is (1, 18, 24) where the model has (1, 17, 24)", "dist_token"),
+    ),
+]
 
 
-def test_missing_names_are_named(saved):
-    state = timms().state_dict()
-    del state["blocks.1.mlp.fc1.bias"]
-    assert "lacks blocks.1.mlp.fc1.bias" in assert_refused(tiny(), saved(state))
-
-
-def test_unexpected_names_are_named(saved):
-    message = assert_refused(tiny(depth=2), saved(timms().state_dict()))
-    assert "blocks.2." in message
-    assert "and 8 more" in message
-
-
-def test_norms_that_a_model_has_and_the_checkpoint_has_not_are_named(saved):
-    message = assert_refused(tiny("learnable", "lape"), saved(timms().state_dict()))
-    assert "lacks position.joining.norms.0.bias" in message
-
-
-def test_a_checkpoint_of_another_number_of_prefix_tokens_is_refused(saved):
-    message = assert_refused(tiny(), saved(timms("deit_tiny_distilled_patch16_224").state_dict()))
-    assert "pos_embed is (1, 18, 24) where the model has (1, 17, 24)" in message
-    assert "dist_token" in message
+@in_turn(("build", "state", "messages"), MISFITS)
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_names_and_shapes(build, state, messages, saved):
+    message = assert_refused(build(), saved(state()))
+    assert all(words in message for words in messages)
+    assert ("classes" in message) == ("classes" in messages[0])
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -1,6 +1,5 @@
 """Transfer from the checkpoint of another model: fitting tensors are loaded, and all reported, or nothing changes."""
 
-import contextlib
 import functools
 
 import pytest
@@ -13,7 +12,7 @@ from timm.models._manipulate import adapt_input_conv
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
 from graticule.checkpoints.transferred import Transferred
-from in_turn import in_turn
+from in_turn import case, in_turn
 from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 
 #: Small models of every family, by their arguments; images of 32 pixels, 64 for pyramids.
@@ -62,16 +61,6 @@ FAMILIES = {
     ),
 }
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@contextlib.contextmanager
-def case(what):
-    """Name the case in errors."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"in the case of {what}")
-        raise
 
 
 def small(family, **kwargs):

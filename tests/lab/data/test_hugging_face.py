@@ -12,6 +12,7 @@ from shard_files import number_of, numbered
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset
+from in_turn import in_turn
 
 datasets = pytest.importorskip("datasets")
 
@@ -95,51 +96,42 @@ def pretend_images(root):
     return root
 
 
-@pytest.mark.parametrize(
-    ("labels", "match"), [([0, 1, None, 1, 0, 1], "label for every row"), ([0, 1, -1, 1, 0, 1], "got -1 in row 2")]
-)
-def test_a_row_without_a_class_is_named(tmp_path, labels, match):
-    save(tmp_path, train=table(6, labels=labels))
-    with pytest.raises(ValueError, match=match):
-        load_dataset("hugging_face", "train", tmp_path)
-
-
-def test_columns_that_are_not_there_are_an_error_that_lists_those_that_are(tmp_path):
-    for dropped in ("img", "kind"):
-        save(tmp_path / dropped, train=table(6).remove_columns(dropped))
-        with pytest.raises(ValueError, match=r"got id \(Value\)"):
-            load_dataset("hugging_face", "train", tmp_path / dropped)
-
-
-def test_classes_that_differ_between_the_splits_are_named(tmp_path):
-    save(tmp_path, train=table(6, names=["cat", "wolf"]))
-    with pytest.raises(ValueError, match="wolf"):
-        load_dataset("hugging_face", "test", tmp_path)
-
-
-def test_one_class_is_too_few(tmp_path):
+def of_one_class(root):
     one = table(2, labels=[0, 0], names=["cat"])
-    save(tmp_path, train=one, validation=one)
-    with pytest.raises(ValueError, match="two classes"):
-        load_dataset("hugging_face", "train", tmp_path)
+    return save(root, train=one, validation=one)
 
 
-def test_a_missing_split_is_named(tmp_path):
-    for missing in ("train", "validation"):
-        parts = {"train": table(6), "validation": table(4)}
-        del parts[missing]
-        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / missing))
-        with pytest.raises(ValueError, match=missing):
-            load_dataset("hugging_face", "train", tmp_path / missing)
+def without(split):
+    def write(root):
+        parts = {name: table(4) for name in ("train", "validation") if name != split}
+        datasets.DatasetDict(parts).save_to_disk(str(root))
+
+    return write
 
 
-def test_a_single_table_another_folder_or_a_missing_one_is_refused(tmp_path):
-    table(4).save_to_disk(str(tmp_path / "one"))
-    with pytest.raises(ValueError, match="one table"):
-        load_dataset("hugging_face", "train", tmp_path / "one")
-    (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match="save_to_disk"):
-        load_dataset("hugging_face", "train", tmp_path / "other")
+REFUSED = {
+    "no label": (lambda root: save(root, train=table(6, labels=[0, 1, None, 1, 0, 1])), "label for every row"),
+    "no class": (lambda root: save(root, train=table(6, labels=[0, 1, -1, 1, 0, 1])), "got -1 in row 2"),
+    "no images": (lambda root: save(root, train=table(6).remove_columns("img")), r"got id \(Value\)"),
+    "no labels": (lambda root: save(root, train=table(6).remove_columns("kind")), r"got id \(Value\)"),
+    "other classes": (lambda root: save(root, train=table(6, names=["cat", "wolf"])), "wolf"),
+    "one class": (of_one_class, "two classes"),
+    "no train": (without("train"), "train"),
+    "no validation": (without("validation"), "validation"),
+    "one table": (lambda root: table(4).save_to_disk(str(root)), "one table"),
+    "another folder": (lambda root: root.mkdir(), "save_to_disk"),
+}
+
+
+@in_turn("kind", REFUSED)
+def test_data_sets_of_another_form_are_refused_with_the_reason(kind, tmp_path):
+    write, match = REFUSED[kind]
+    write(tmp_path / kind)
+    with pytest.raises(ValueError, match=match):
+        load_dataset("hugging_face", "train", tmp_path / kind)
+
+
+def test_a_missing_folder_is_named(tmp_path):
     for root in (None, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(root)):
             load_dataset("hugging_face", "train", root)

@@ -12,6 +12,7 @@ from graticule.lab.data.module import DataModule
 from graticule.lab.data.sampling import class_share
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.task import build_data
+from in_turn import in_turn
 
 #: 3, 2 and 7 images of classes 0, 1 and 2, in no order.
 LABELS = [2, 0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 2]
@@ -100,17 +101,6 @@ def test_every_image_of_a_class_is_as_likely_as_any_other():
 def test_labels_may_be_a_list_or_an_array_of_any_integers():
     names = np.asarray(LABELS, dtype=np.uint8) * 5 + 7
     assert class_share(LABELS, 0.5, 0) == class_share(np.asarray(LABELS), 0.5, 0) == class_share(names, 0.5, 0)
-
-
-@pytest.mark.parametrize("share", [0, -0.5, 1.01, 50, float("nan"), float("inf")])
-def test_shares_outside_of_zero_to_one_are_refused(share):
-    with pytest.raises(ValueError, match=r"`train_share` must be in \(0, 1\], such as 0.5 for a half, got"):
-        class_share(LABELS, share, 0)
-
-
-def test_a_negative_seed_is_refused():
-    with pytest.raises(ValueError, match="`share_seed` must be at least 0, got -1"):
-        class_share(LABELS, 0.5, -1)
 
 
 # The data module
@@ -219,27 +209,21 @@ def test_a_share_and_a_limit_of_an_image_folder_name_the_broken_files(tmp_path):
     assert data.skipped == [broken]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"train_share": 0.0}, "`train_share`"), ({"train_share": 0.5, "share_seed": -2}, "`share_seed`")],
-)
-def test_a_data_module_refuses_an_invalid_share_or_seed(options, said):
-    with pytest.raises(ValueError, match=said):
-        module(**options)
-
-
 # Recipes
 
 
-@pytest.mark.parametrize("share", [0, -0.1, 1.5, 50, float("nan")])
-def test_a_recipe_refuses_an_invalid_share(share):
-    with pytest.raises(ValueError, match=r"`train_share` must be (greater than 0|at most 1|a finite number), got"):
-        Recipe(train_share=share)
+INVALID = [
+    *({"train_share": share} for share in (0, -0.5, 1.01, 50, float("nan"), float("inf"))),
+    {"train_share": 0.5, "share_seed": -1},
+]
 
 
-def test_a_recipe_with_a_negative_share_seed_is_refused_at_once():
-    with pytest.raises(ValueError, match="`share_seed` must be at least 0, got -1"):
-        Recipe(train_share=0.5, share_seed=-1)
+@in_turn("options", INVALID)
+def test_an_invalid_share_or_seed_is_refused_by_the_choice_the_data_module_and_the_recipe(options):
+    name = list(options)[-1]
+    for build in (lambda: class_share(LABELS, options["train_share"], options.get("share_seed", 0)), module, Recipe):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            build() if build not in (module, Recipe) else build(**options)
 
 
 @pytest.mark.parametrize("share", [None, 1e-6, 0.5, 1, 1.0])

@@ -135,27 +135,21 @@ def test_a_copy_of_a_file_is_not_in_the_other_part(tmp_path):
     assert sum(map(len, names(load_text("text_folder", tmp_path)).values())) == 2
 
 
-def test_a_missing_folder_or_one_without_text_is_named(tmp_path):
+def test_a_missing_folder_or_one_with_too_little_text_is_named(tmp_path):
     for root in (None, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(root)):
             load_text("text_folder", root)
-    with pytest.raises(ValueError, match=f"got none in {tmp_path}"):
-        load_text("text_folder", tmp_path)
-    write(tmp_path, {"a.txt": "", "b.txt": "\n"})
-    with pytest.raises(ValueError, match="got 2 empty ones"):
-        load_text("text_folder", tmp_path)
-    write(tmp_path, {"a.txt": "text"})
-    with pytest.raises(ValueError, match=r"two text files or more, or folders train and val, got only a\.txt"):
-        load_text("text_folder", tmp_path)
-
-
-def test_a_missing_or_empty_split_of_a_text_is_named(tmp_path):
-    write(tmp_path, {"train/a.txt": "text"})
-    with pytest.raises(FileNotFoundError, match="val or validation or test"):
-        load_text("text_folder", tmp_path)
-    (tmp_path / "val").mkdir()
-    with pytest.raises(ValueError, match=r"got none in .*val"):
-        load_text("text_folder", tmp_path)
+    for number, (files, error, match) in enumerate(
+        [
+            ({"a.png": "no text"}, ValueError, "got none in"),
+            ({"a.txt": "", "b.txt": "\n"}, ValueError, "got 2 empty ones"),
+            ({"a.txt": "text"}, ValueError, r"two text files or more, or folders train and val, got only a\.txt"),
+            ({"train/a.txt": "text"}, FileNotFoundError, "val or validation or test"),
+            ({"train/a.txt": "text", "val/a.png": "no text"}, ValueError, "got none in .*val"),
+        ]
+    ):
+        with pytest.raises(error, match=match):
+            load_text("text_folder", write(tmp_path / str(number), files))
 
 
 @pytest.mark.parametrize(
