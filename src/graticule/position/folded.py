@@ -26,24 +26,38 @@ class Folded(Position):
         original: the position that is folded.
     """
 
-    original: Position
-
     def __init__(self, original: Position) -> None:
         super().__init__()
-        # not a submodule, which would change the names of the parameters: the two share their modules
-        self.__dict__["original"] = original
-        self._modules = original._modules
+        self._original = (original,)  # not a submodule, which would change the names of the parameters
+        self._share_modules()
+
+    def _share_modules(self) -> None:
+        for name, module in self.original.named_children():
+            self.add_module(name, module)
+
+    @property
+    def original(self) -> Position:
+        """The position that is folded."""
+        return self._original[0]
+
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the parameters, and compute the constants again."""
+        self.original.set_grid(grid)
+        self._share_modules()
+        self.fold()
 
     @abstractmethod
     def fold(self) -> None:
         """Compute the constants from the current parameters."""
 
-    def refuse_training(self) -> None:
-        """Check that the position is not in training mode.
+    def _apply_to_both(self, fn: Callable[..., Any], recurse: bool) -> None:
+        """Apply a function to all tensors, once to those of the modules that are shared with the original."""
+        nn.Module._apply(self, fn, recurse)
+        apply: Callable[..., nn.Module] = self.original._apply
+        apply(fn, recurse=False)
 
-        Raises:
-            RuntimeError: if the position is in training mode.
-        """
+    def refuse_training(self) -> None:
+        """Refuse to be called in training mode."""
         if self.training:
             raise RuntimeError(
                 "`model` must not be in training mode: the model is folded, so its position information is constant; "
@@ -84,16 +98,15 @@ class FoldedPosition(Folded):
     def fold(self) -> None:
         """Compute the constants from the current parameters."""
         self.stale = False  # True if functions must be created again
-        names: dict[int, str] = {}  # a table that several layers share is stored once
-        keep: list[Tensor] = []
+        known: dict[str, Tensor] = {}  # a table that several layers share is stored once
 
         def hold(value: Any, name: str) -> Any:
             if isinstance(value, Tensor):
-                if id(value) not in names:
-                    names[id(value)] = name
-                    keep.append(value)  # keeps the object alive, so that its id is not reused
+                name = next((one for one, tensor in known.items() if tensor is value), name)
+                if name not in known:
+                    known[name] = value
                     self.register_buffer(name, value.detach().clone(), persistent=False)
-                return _Constant(names[id(value)])
+                return _Constant(name)
             if not _is_named_tuple(value):
                 return value
             return type(value)(*(hold(part, f"{name}_{field}") for field, part in value._asdict().items()))
@@ -125,10 +138,7 @@ class FoldedPosition(Folded):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedPosition:
         before = {name: buffer.dtype for name, buffer in self.named_buffers(recurse=False)}
-        nn.Module._apply(self, fn, recurse)
-        # the modules shared with the original have already been changed
-        apply: Callable[..., nn.Module] = self.original._apply
-        apply(fn, recurse=False)
+        self._apply_to_both(fn, recurse)
         self.__dict__.update(self._without_functions())
         changed = any(buffer.dtype != before[name] for name, buffer in self.named_buffers(recurse=False))
         if changed and any(isinstance(value, Bias) and value.wide for held in self.layout for value in held):
@@ -155,9 +165,8 @@ class FoldedPosition(Folded):
 
     def set_grid(self, grid: Grid) -> None:
         """Fold for `grid` instead of the previous grid."""
-        self.original.set_grid(grid)
         self.grid = grid
-        self.fold()
+        super().set_grid(grid)
 
     def extra_repr(self) -> str:
         return f"grid={self.grid.shape}, prefix={self.grid.prefix}"
@@ -231,16 +240,8 @@ class FoldedSizes(Folded):
         """Discard the constants; they are computed again from the current parameters."""
         self._kept.clear()
 
-    def set_grid(self, grid: Grid) -> None:
-        """Set the grid of the parameters."""
-        self.original.set_grid(grid)
-        self.fold()
-
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FoldedSizes:
-        nn.Module._apply(self, fn, recurse)
-        # the modules shared with the original have already been changed
-        apply: Callable[..., nn.Module] = self.original._apply
-        apply(fn, recurse=False)
+        self._apply_to_both(fn, recurse)
         self.fold()
         return self
 
