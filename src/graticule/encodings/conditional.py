@@ -21,11 +21,7 @@ Places = int | tuple[int, ...]
 
 
 def each_place(places: Places) -> tuple[int, ...]:
-    """Return insert positions as a tuple.
-
-    Raises:
-        ValueError: if there are none, or one is given twice.
-    """
+    """Return insert positions as a tuple."""
     found = (places,) if isinstance(places, int) else tuple(places)
     if not found or len(set(found)) < len(found):
         raise ValueError(f"`places` must be different layers, at least one, such as [0, 1, 2], got {places!r}.")

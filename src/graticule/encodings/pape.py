@@ -70,11 +70,7 @@ class Pape(BiasEncoding):
     def position(
         cls, site: Site, joining: Joining, *, heads: tuple[int, ...] | None = None, **options: Any
     ) -> Position:
-        """Build one per joined layer.
-
-        Raises:
-            ValueError: if `heads` are chosen.
-        """
+        """Build one per joined layer."""
         if heads is not None:
             raise ValueError(f"`heads` must be None with pape, which cannot be restricted to some heads, got {heads}.")
         return super().position(site, joining, **options)

@@ -89,11 +89,7 @@ class MixedRope(PlaneRotary):
 
 
 def check_learned(scaling: Scaling) -> None:
-    """Check the scaling of learned frequencies.
-
-    Raises:
-        ValueError: if it needs ordered frequencies.
-    """
+    """Check the scaling of learned frequencies."""
     if scaling.scaling in ("ntk", "yarn"):
         raise ValueError(
             f"`scaling` must be 'interpolation' with learned frequencies, which have no order, got {scaling.scaling!r}."

@@ -241,11 +241,7 @@ class KeyValueCache:
 
     @torch.no_grad()
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each.
-
-        Raises:
-            ValueError: if they exceed the capacity.
-        """
+        """Append keys and values of n tokens, (B, h, n, d) each; return those of all, (B, h, length, d) each."""
         stop = self.length + keys.shape[-2]
         if stop > self.capacity:
             raise ValueError(f"`keys` must leave the cache at {self.capacity} tokens at most, got {stop}.")

@@ -192,9 +192,5 @@ BLOCKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def block_layer_of(given: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Return the builder of a block: a callable unchanged, or the one of a name.
-
-    Raises:
-        ValueError: if there is no block of that name.
-    """
+    """Return the builder of a block: a callable unchanged, or the one of a name."""
     return BLOCKS[known_name("block_layer", given, BLOCKS)] if isinstance(given, str) else given

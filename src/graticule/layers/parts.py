@@ -42,11 +42,7 @@ def norm_layer_of(given: str | Norm | None) -> Norm:
 
 
 def act_layer_of(given: str | type[nn.Module] | None) -> type[nn.Module] | None:
-    """Return the class of an activation: a class or None unchanged, or the class of a name.
-
-    Raises:
-        ValueError: if there is no such activation.
-    """
+    """Return the class of an activation: a class or None unchanged, or the class of a name."""
     if not isinstance(given, str):
         return given
     found: type[nn.Module] = get_act_layer(known_name("act_layer", given, ACTIVATIONS))
@@ -146,11 +142,7 @@ PROJECTIONS: dict[str, Callable[[int, bool], nn.Module]] = {
 
 
 def build_projection(name: str, dim: int, bias: bool) -> nn.Module:
-    """Build the projection to queries, keys and values of that name.
-
-    Raises:
-        ValueError: if there is no such projection.
-    """
+    """Build the projection to queries, keys and values of that name."""
     return PROJECTIONS[known_name("qkv_layer", name, PROJECTIONS)](dim, bias)
 
 

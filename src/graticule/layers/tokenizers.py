@@ -102,11 +102,7 @@ class Tokenizer(Checked, nn.Module, ABC):
         """(height, width) of the patch of a token, in pixels."""
 
     def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
-        """Return the grid of an image of (height, width) pixels.
-
-        Raises:
-            ValueError: if they are not multiples of the patch of a token.
-        """
+        """Return the grid of an image of (height, width) pixels."""
         return patch_grid(image, self.reduction, prefix)
 
     def set_input_size(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:

@@ -80,11 +80,7 @@ class Crop:
         return tuple(axis_of(*each) for each in zip(self.starts, self.sizes, shape, strict=True))
 
     def halved(self) -> Crop:
-        """Return the same rectangle on the grid of half the sides.
-
-        Raises:
-            ValueError: if a side of the whole image is odd.
-        """
+        """Return the same rectangle on the grid of half the sides."""
         if any(side % 2 for side in self.whole):
             raise ValueError(f"`whole` must have even sides to merge patches, got {by(self.whole)}.")
         return Crop(tuple(side // 2 for side in self.whole), tuple(each / 2 for each in self.box))
@@ -285,20 +281,12 @@ class Grid(Places):
         return replace(self, windows=tuple(windows))
 
     def in_windows(self, sides: Sequence[int], pad: bool = False) -> Grid:
-        """Return this grid with windows of `sides` for it and later stages, each no larger than its grid.
-
-        Raises:
-            ValueError: if a side is less than 1, or the grid does not have so many stages (`pyramid`).
-        """
+        """Return this grid with windows of `sides` for it and later stages, each no larger than its grid."""
         stages = zip(self.pyramid(len(sides), pad=pad), sides, strict=True)
         return self.with_windows([stage.window(side).shape for stage, side in stages])
 
     def window(self, side: int) -> Grid:
-        """Return the grid of a window of `side` patches on each axis, no larger than this grid.
-
-        Raises:
-            ValueError: if `side` is less than 1.
-        """
+        """Return the grid of a window of `side` patches on each axis, no larger than this grid."""
         if not isinstance(side, int) or side < 1:
             raise ValueError(f"`window_size` must be a whole number of at least 1, got {side}.")
         return Grid(*(side if holds(side <= most) else min(side, most) for most in self.shape))

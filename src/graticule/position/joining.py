@@ -203,11 +203,7 @@ def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: 
 
 
 def _check_once(joining: Joining, joined: str | None, options: Collection[str]) -> None:
-    """Refuse `layers` of a joining that adds a table once.
-
-    Raises:
-        ValueError: if they are among the options.
-    """
+    """Refuse `layers` of a joining that adds a table once."""
     if joined == "table" and "layers" in options:
         raise ValueError(
             f"`layers` must be left out with joining {JOININGS.name_of(type(joining))!r} and an absolute encoding: it "

@@ -211,9 +211,6 @@ class LayerPosition(NamedTuple):
         Args:
             tokens: says how each kind of field follows the change of the tokens.
             own: the position for the grid of these tokens, whose functions are used; by default the same.
-
-        Raises:
-            ValueError: naming a field that cannot follow the change.
         """
         changed = {}
         for field, value in zip(self._fields, self, strict=True):

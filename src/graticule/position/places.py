@@ -174,11 +174,7 @@ class Points(Places):
         return pairs
 
     def order(self, device: torch.device | str | None = None) -> Tensor:
-        """Refused: points have no order.
-
-        Raises:
-            ValueError: naming the encodings that take points.
-        """
+        """Refused: points have no order."""
         return torch.tensor(self.shape)
 
     displacements = offset_index = order

@@ -89,11 +89,7 @@ class Position(nn.Module, ABC):
 
 
 def _check_grid(position: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a grid of another number of axes, and a crop that a part of a position cannot encode.
-
-    Raises:
-        ValueError: naming the number of axes, or the part.
-    """
+    """Refuse a grid of another number of axes, and a crop that a part of a position cannot encode."""
     grid: Grid = args[0] if args else kwargs["grid"]
     axes: Any = position.axes
     if axes is not None and grid.ndim != axes:

@@ -44,11 +44,7 @@ class Resampler(Checked, ABC):
         """Return the matrix from an axis of `old` entries to one of `new`, (new, old), float64; rows sum to one."""
 
     def matrices(self, old: Size, new: Size, device: torch.device | None = None) -> tuple[Tensor, ...]:
-        """Return the matrix of each axis, (H', H) and (W', W) for an image, float64.
-
-        Raises:
-            ValueError: if the sizes have different numbers of axes.
-        """
+        """Return the matrix of each axis, (H', H) and (W', W) for an image, float64."""
         if len(old) != len(new):
             raise ValueError(
                 f"`grid` must have {len(old)} axes, as many as the table that is resampled for it, got {len(new)}."
@@ -287,11 +283,7 @@ class _Displacements(Resampler):
         """Return the knots of the displacements 1, ..., `old` of an old axis on a new one, at most `new`."""
 
     def weights(self, old: int, new: int, device: torch.device | None = None) -> Tensor:
-        """Return the matrix from an axis of `old` displacements to one of `new`, both odd, (new, old), float64.
-
-        Raises:
-            ValueError: if one is even.
-        """
+        """Return the matrix from an axis of `old` displacements to one of `new`, both odd, (new, old), float64."""
         if not (old % 2 and new % 2):
             raise ValueError(f"`table` must have odd sides, one entry per displacement, got {old} for {new}.")
         if isinstance(new, torch.SymInt):

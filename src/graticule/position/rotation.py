@@ -155,11 +155,7 @@ class PatchRotation(NamedTuple):
         return None
 
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys, (B, h, N, d) each.
-
-        Raises:
-            ValueError: if the rotation returns another number of channels.
-        """
+        """Rotate queries and keys, (B, h, N, d) each."""
         if self.rotation.channels is not None:
             raise ValueError(
                 "`rotary` must keep the number of channels if some tokens have no position, got one that doubles it."

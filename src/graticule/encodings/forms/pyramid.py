@@ -79,11 +79,7 @@ class PyramidPosition(Position):
         )
 
     def grids(self, grid: Grid) -> list[Grid]:
-        """Return the grid of every stage; the first is `grid`.
-
-        Raises:
-            ValueError: if a side cannot be halved often enough.
-        """
+        """Return the grid of every stage; the first is `grid`."""
         return grid.pyramid(len(self.depths), self.prefix, self.pad)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:

@@ -78,11 +78,7 @@ class Scaling:
         return s.clamp(min=1) if longer else s
 
     def frequencies(self, vectors: Tensor, grid: Grid) -> Tensor:
-        """Scale frequency vectors (..., axes), in radians per patch along each axis, for `grid`.
-
-        Raises:
-            ValueError: if the reference grid has another number of axes than `grid`.
-        """
+        """Scale frequency vectors (..., axes), in radians per patch along each axis, for `grid`."""
         if self.reference is not None and len(self.reference) != len(grid.shape):
             raise ValueError(
                 f"`reference` must have {len(grid.shape)} sides, as many as the grid has axes, got {self.reference}."
@@ -305,11 +301,7 @@ class RotaryPosition(SharedPosition):
 
 
 def check_head_dim(head_dim: int, multiple: int, why: str) -> None:
-    """Check that the channels per head can be divided.
-
-    Raises:
-        ValueError: if they cannot.
-    """
+    """Check that the channels per head can be divided."""
     if head_dim < multiple or head_dim % multiple:
         raise ValueError(
             f"`head_dim` must be a multiple of {multiple} with rotary encodings ({why}), got {head_dim}; "
