@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_a_gym_prints_a_table_per_size_and_what_it_wrote(tmp_path, capsys):
+def test_a_gym_prints_a_table_per_size_and_the_names_of_its_files(tmp_path, capsys):
     options = ["--seeds", "0", "--steps", "1", "--batch-size", "2", "--test", "4", "--output", str(tmp_path)]
     assert (
         main(["gym", "--choices", "encoding=none", "encoding=peg", "--tasks", "border", "--sizes", "8", *options]) == 0
@@ -52,7 +52,7 @@ def test_the_list_names_every_task(capsys):
         (["--choices", "encoding=peg", "--lr", "-1"], "`lr` must be greater than 0"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, tmp_path, capsys):
+def test_an_invalid_argument_is_refused_in_one_line(arguments, message, tmp_path, capsys):
     wrong_option = message in ("unknown option", "did you mean --steps")
     assert main(["gym", *arguments, "--output", str(tmp_path / "new")]) == 1 + wrong_option
     assert message in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_the_best_answer_without_position_has_a_score_of_zero(name):
 
 @pytest.mark.parametrize("recipe", WRAPPED, ids=lambda recipe: recipe.encoding)
 @pytest.mark.parametrize("name", ["place", "symmetry"])
-def test_what_shifts_leave_as_it_is_cannot_know_the_place_on_a_torus(name, recipe):
+def test_a_shift_invariant_model_is_at_chance_on_a_torus(name, recipe):
     task = build_task(name, (6, 6), "torus")
     images, target, weights = all_pictures(task)
     model = drawn(recipe, task)

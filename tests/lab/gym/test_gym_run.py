@@ -56,7 +56,7 @@ def test_every_choice_is_scored_on_every_task_at_every_size(finished):
         assert one.normalized == pytest.approx((one.score - one.chance) / (1 - one.chance), abs=1e-5)
 
 
-def test_what_is_finished_is_not_trained_again(finished, monkeypatch):
+def test_finished_trainings_are_not_repeated(finished, monkeypatch):
     folder, profile = finished
     kept = (folder / "gym.csv").read_text()
 
@@ -93,7 +93,7 @@ def test_a_gym_that_other_processes_carry_has_the_same_scores_even_if_some_die(f
     assert here == there and len(executor.calls) == 4 + 2
 
 
-def test_what_a_training_raises_elsewhere_is_raised_and_a_death_is_forgiven_some_times(tmp_path):
+def test_errors_of_an_executor_are_raised_and_dead_processes_are_retried(tmp_path):
     for script, kind, calls in (
         ([ValueError("a mistake")], ValueError, 1),
         ([BrokenProcessPool("no memory")] * 9, BrokenProcessPool, ATTEMPTS + 1),
@@ -200,7 +200,7 @@ def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
     assert read_profile(file).rows == (row(),)
 
 
-def test_what_stands_between_markers_is_replaced():
+def test_text_between_markers_is_replaced():
     text = "a\n<!-- tasks: begin -->\nold\n<!-- tasks: end -->\nb\n<!-- profile: begin -->\n<!-- profile: end -->\n"
     new = page_text(text, Profile((row(),)))
     assert "old" not in new and "| place | In which of nine regions" in new and "| a | 1,234 | 50 |" in new
@@ -209,7 +209,7 @@ def test_what_stands_between_markers_is_replaced():
         between(text, "picture", "x")
 
 
-def test_the_list_of_tasks_says_what_each_needs_and_its_chance():
+def test_the_list_of_tasks_has_their_needs_and_chances():
     rows = {name: cells for name, *cells in task_rows()}
     assert rows["place"][-1] == "1/9" and rows["shift"][-1] == "1/35" and rows["box"][-1] == "0"
     assert all(question.endswith((".", "?")) for question, *_ in list(rows.values())[1:])

@@ -145,7 +145,7 @@ def test_pictures_follow_from_seed_and_stream():
     assert torch.equal(one, again) and not torch.equal(one, other) and not torch.equal(one, test)
 
 
-def test_what_a_task_refuses_says_the_rule():
+def test_invalid_tasks_are_refused():
     cases = [
         ("plaice", (6, 6), "plane", "did you mean 'place'"),
         ("place(denstiy=1)", (6, 6), "plane", "did you mean 'density'"),

@@ -216,7 +216,7 @@ def test_the_recipe_of_gmlp_has_the_values_of_posmlps_section_5_2():
     assert recipe.img_size == (224, 224) and recipe.model.startswith("gmlp_s16")
 
 
-def test_what_section_5_2_leaves_out_is_deits():
+def test_values_that_section_5_2_leaves_out_are_those_of_deit():
     recipe, deit = load_recipe("gmlp_small_imagenet"), load_recipe("deit_tiny_imagenet")
     assert POSMLP["recipe"]["augmentation"] == "deit"
     assert recipe.augmentation == dataclasses.replace(deit.augmentation, crop_pct=recipe.augmentation.crop_pct)
@@ -297,7 +297,7 @@ def test_tables_of_half_of_imagenet_are_trained_on_half_and_table_2_on_all():
 
 
 @pytest.mark.parametrize("name", GATED)
-def test_the_line_about_a_recipe_says_what_the_paper_measured(name):
+def test_the_description_of_a_recipe_has_the_result_of_the_paper(name):
     line = list_recipes()[name]
     if name.startswith("gmlp"):
         row = POSMLP["units_table1"]["gmlp"]
@@ -359,7 +359,7 @@ def documentation(name):
     return sys.modules[RECIPES[name].function.__module__].__doc__
 
 
-def test_every_recipe_says_what_it_reproduces_how_and_at_what_cost():
+def test_every_recipe_documents_source_command_cost_and_result():
     words = ("Reproduces", "Command", "Cost", "Result")
     silent = {(name, word) for name in NAMES for word in words if f"\n{word}: " not in documentation(name)}
     assert not silent
@@ -543,7 +543,7 @@ def test_a_compact_transformer_is_normalized_as_the_data_set_that_it_is_trained_
     assert (cfg["mean"], cfg["std"]) == expected[classes] and cfg["num_classes"] == classes
 
 
-def test_what_a_recipe_names_in_its_docstring_exists():
+def test_names_in_the_docstrings_of_recipes_exist():
     docs = {documentation(name) for name in NAMES}
     named = {found for doc in docs for found in re.findall(r"decomposition='(\w+)'", doc)}
     assert named and named <= set(list_decompositions())
@@ -610,7 +610,7 @@ def test_a_registered_recipe_has_its_variants_and_its_line(registered):
         load_recipe("mine_smal")
 
 
-def test_what_cannot_be_registered_as_a_recipe_is_refused(registered):
+def test_invalid_registrations_of_recipes_are_refused(registered):
     def mine(depth: int) -> Recipe:
         return Recipe(model_kwargs=(f"depth={depth}",))
 

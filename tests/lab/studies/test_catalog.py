@@ -15,7 +15,7 @@ from tiny import without_memory
 KEPT = json.loads(module.FILE.read_text(encoding="utf-8"))
 
 
-def test_the_file_is_what_its_command_writes():
+def test_the_catalog_file_equals_the_registries():
     assert module.build_catalog(KEPT) == KEPT, "run: python -m evidence.names"
     assert catalog_text(KEPT) == module.FILE.read_text(encoding="utf-8")
 

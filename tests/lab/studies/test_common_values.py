@@ -31,7 +31,7 @@ def test_common_values_are_read_as_train_reads_them():
     assert folder_suffix(RunOptions()) == ""
 
 
-def test_the_runs_of_a_study_have_the_values_and_what_it_compares_stays():
+def test_common_values_change_the_runs_of_a_study_but_not_its_choices():
     study = study_with(load_study(STUDIES / "lape_eta.py"), RunOptions(epochs=2, set_=["limit_train=100"]))
     assert {(one.epochs, one.limit_train) for one in study.recipes().values()} == {(2, 100)}
     plain = load_study(STUDIES / "lape_eta.py").recipes()
@@ -62,7 +62,7 @@ def test_the_runs_of_a_study_have_the_values_and_what_it_compares_stays():
         (["study", DEPTH, "--set", "lrr=1"], "did you mean --lr"),
     ],
 )
-def test_a_value_that_cannot_be_is_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, said):
+def test_an_invalid_value_is_refused_in_one_line_before_any_work(capsys, tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     code, _, err = run_command(capsys, *arguments)
     assert (

@@ -139,7 +139,7 @@ def test_the_score_of_a_comparison_is_that_of_the_last_epoch(trained):
     assert (folder / "comparison.md").read_text().startswith("| choice |")
 
 
-def test_the_json_holds_what_repeats_the_comparison(trained):
+def test_the_json_file_has_the_recipes_to_repeat_a_comparison(trained):
     found, folder = trained
     kept = json.loads((folder / "comparison.json").read_text())
     assert kept["command"] == "graticule compare x" and kept["seeds"] == [0, 1] and kept["top1"] == found.scores
@@ -165,7 +165,7 @@ def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_
     assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
 
 
-def test_the_latex_table_escapes_what_latex_reads_as_commands():
+def test_the_latex_table_escapes_special_characters():
     comparison = Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1)
     text = latex_table(comparison.columns, comparison.rows())
     assert r"\texttt{a\_b \& 50\% \{x\}\textasciitilde{}\textbackslash{}} & 5 & 1 & 1.00 & - &" in text

@@ -241,7 +241,7 @@ def test_the_script_for_slurm_has_the_options(tmp_path):
     assert {"#SBATCH --time=90", "#SBATCH --partition=gpu", "#SBATCH --gpus-per-node=2"} <= set(lines)
 
 
-def test_what_a_script_calls_otherwise_is_renamed_and_an_unknown_option_refused(tmp_path):
+def test_options_of_slurm_scripts_are_renamed_and_unknown_ones_refused(tmp_path):
     script = slurm_script("slurm(mem_gb=8, tasks_per_node=1, cluster='slurm')", tmp_path)
     assert {"#SBATCH --mem=8GB", "#SBATCH --ntasks-per-node=1"} <= set(script.splitlines())
     for option in ("slurm_partitio='gpu'", "command='x'"):

@@ -48,12 +48,12 @@ def test_marks_that_are_not_there_are_not_explained():
     assert "~" not in alone.markdown() and len(alone.markdown().split("\n\n")) == 2
 
 
-def test_it_is_said_where_the_choices_were_not_scored_on_the_same_text():
+def test_the_legend_warns_if_choices_were_scored_on_different_text():
     assert "not to be compared" not in FOUND.markdown()
     assert "not to be compared: limit_test" in replace(FOUND, num_bytes={"a": 9000, "b": 18000}).markdown()
 
 
-def test_all_is_written(tmp_path):
+def test_tables_values_and_figures_are_written(tmp_path):
     table, numbers, *pictures = FOUND.write(tmp_path)
     assert [path.name for path in (table, numbers)] == ["lengths.md", "lengths.json"]
     assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF", b"<?xm"]

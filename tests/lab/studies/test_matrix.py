@@ -110,7 +110,7 @@ def found():
     return combinations()
 
 
-def test_what_is_not_allowed_is_refused_with_a_reason(found):
+def test_disallowed_combinations_are_refused_with_a_reason(found):
     wrong = [case for case, reason in found.items() if bool(reason) == allowed(*case)]
     assert not wrong
     known = re.compile(r"`(encoding|joining|head_dim)` must|must have no prefix tokens where tokens are mixed")

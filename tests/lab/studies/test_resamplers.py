@@ -89,7 +89,7 @@ def test_a_model_of_timm_is_converted_and_tried(capsys, digits, tmp_path):
         with_resampler(stock, "area")
 
 
-def test_what_cannot_be_tried_is_named(capsys, run, digits, tmp_path):
+def test_invalid_models_and_images_are_refused(capsys, run, digits, tmp_path):
     model = ["vit_nano_patch4_28", "--images", digits]
     (tmp_path / "one").mkdir()
     Image.new("L", (28, 28)).save(tmp_path / "one" / "a.png")
@@ -143,7 +143,7 @@ def test_the_model_keeps_its_own_resampler_and_shares_its_parameters(model):
     assert with_resampler(model, "geometric") is None
 
 
-def test_the_best_is_marked_and_what_does_not_differ_from_it():
+def test_the_best_resampler_and_equal_ones_are_marked():
     def study(*values):
         return ResamplerStudy(("a",), (28, 28), {name: {(40, 40): each} for name, each in values}, {})
 

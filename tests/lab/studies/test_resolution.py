@@ -35,7 +35,7 @@ def test_the_tables_have_mean_deviation_difference_and_p():
     assert tables[2].endswith("adjusted by Holm's method for 2 comparisons")
 
 
-def test_all_is_written(tmp_path):
+def test_tables_values_and_figures_are_written(tmp_path):
     table, numbers, *pictures = FOUND.write(tmp_path)
     assert "61.00 ± 1.73" in table.read_text(encoding="utf-8")
     assert json.loads(numbers.read_text())["top1"]["b"]["20"] == [60.0, 60.0, 63.0]

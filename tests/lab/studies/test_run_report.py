@@ -61,7 +61,7 @@ def test_choices_with_other_seeds_are_listed_without_tests(capsys, tmp_path, fol
     assert code == 0 and "paired t" not in text_of(tmp_path / "a.html")
 
 
-def test_what_cannot_be_reported_is_refused(capsys, tmp_path, folder, monkeypatch):
+def test_runs_without_a_report_are_refused(capsys, tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     cases = {

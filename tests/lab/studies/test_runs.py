@@ -46,7 +46,7 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_in_a_run(tmp_path
     assert list(find_runs(tmp_path / "empty")) == []
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError, match=r"`folders`.*nowhere.*does not exist"):
         list(find_runs(tmp_path / "nowhere"))
@@ -103,7 +103,7 @@ def test_the_lowest_bits_per_byte_are_the_best_and_the_first_of_equals(tmp_path)
     assert (one.metric, one.best, one.last) == (BITS_PER_BYTE, None, None)
 
 
-def test_the_recipe_says_what_a_run_is_judged_by_whatever_its_metrics_have(tmp_path):
+def test_the_metric_of_a_run_is_the_recorded_one(tmp_path):
     folder = write_run(tmp_path / "run", kind=TextRecipe)
     (folder / "metrics.csv").write_text("epoch,val_top1,val_bpb\n1,50,3\n2,60,4\n")
     assert (summarise(folder).best, summarise(folder).last) == ((3.0, 1), 4.0)
@@ -134,7 +134,7 @@ def test_a_run_of_a_task_that_is_not_in_the_package_is_judged_by_the_metric_that
     assert summarise(folder).damage == "recipe.json: `metric.highest` must be a valid boolean, got 'yes'"
 
 
-def test_where_the_recipe_is_damaged_the_columns_say_what_a_run_is_judged_by(tmp_path):
+def test_the_metric_of_a_damaged_recipe_is_inferred_from_the_columns(tmp_path):
     folder = write_run(tmp_path / "run", (3.5, 2.25, 2.5), kind=TextRecipe)
     (folder / "recipe.json").write_text("{")
     one = summarise(folder)
@@ -213,7 +213,7 @@ def test_a_damaged_recipe_is_reported_in_the_summary(tmp_path, text, said):
     assert (one.epoch, one.epochs, one.best, one.recipe) == (2, None, (60.0, 2), {})
 
 
-def test_what_is_gone_or_is_no_file_is_damaged_too(tmp_path):
+def test_missing_files_and_folders_instead_of_files_are_damage(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "metrics.csv").mkdir()
     (folder / "recipe.json").unlink()
@@ -273,7 +273,7 @@ def test_seconds_that_are_not_there_are_no_number():
     assert all(math.isnan(point.seconds) for point in curve([without], "val_top1"))
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_group_named_by_what_tells_it_from_others():
+def test_runs_that_differ_only_in_the_seed_are_grouped_and_labeled_by_their_differences():
     recipes = {
         f"{joining}/{seed}": Recipe(joining=joining, seed=seed).to_dict()
         for seed in (0, 1)

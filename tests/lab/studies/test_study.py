@@ -120,7 +120,7 @@ def test_crops_are_measured_at_sizes_up_to_that_of_the_training(done):
     assert found[0][2] == run.result()["last_top1"]
 
 
-def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measured(done, tmp_path, monkeypatch):
+def test_rows_in_the_table_are_not_trained_again_and_trained_runs_are_measured(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
     kept = read_table(table)
@@ -134,7 +134,7 @@ def test_what_is_in_the_table_is_not_trained_again_and_what_is_trained_is_measur
     assert sorted(map(str, read_table(table))) == sorted(map(str, kept))
 
 
-def test_what_another_process_has_added_to_the_table_meanwhile_is_not_added_again(done, tmp_path, monkeypatch):
+def test_rows_added_by_another_process_meanwhile_are_not_added_again(done, tmp_path, monkeypatch):
     folder = shutil.copytree(done[0], tmp_path / "copy")
     table = folder / "study_small.csv"
     kept = read_table(table)
@@ -167,7 +167,7 @@ def test_parts_train_every_run_once_and_leave_the_table_to_the_last(tmp_path, mo
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_the_hash_of_a_recipe_is_of_what_decides_its_result():
+def test_the_hash_of_a_recipe_depends_only_on_values_that_change_the_result():
     recipe = load_recipe("digits_quick")
     assert recipe_hash(recipe) == recipe_hash(dataclasses.replace(recipe, seed=5, workers=1, checkpoint_steps=7))
     assert recipe_hash(recipe) != recipe_hash(dataclasses.replace(recipe, lr=1.0))
@@ -187,14 +187,14 @@ def test_differences_are_tested_in_pairs_over_the_seeds_that_both_have():
     assert second.test.difference == pytest.approx(0) and second.adjusted == pytest.approx(1)
 
 
-def test_no_difference_within_error_is_said_as_such_and_one_beyond_chance_too():
+def test_findings_distinguish_differences_within_error_and_beyond_chance():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 74.0], "c": [90.0, 91.1, 91.0]}
     report = StudyReport("x", study(), rows(values))
     assert [row[-1] for row in report.findings()[1:]] == ["no difference within error", "a difference beyond chance"]
     assert report.markdown().count("no difference within error") == 1
 
 
-def test_a_difference_that_only_the_correction_hides_is_said_as_such():
+def test_a_difference_that_is_significant_only_before_the_correction_is_inconclusive():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [70.0, 71.5, 70.5]}
     text = (report := StudyReport("x", study(), rows(values))).markdown()
     assert report.findings()[1][4:] == ("+0.23 to +3.10", "+1.6", "0.038", "0.075", said := report.findings()[1][-1])
@@ -213,7 +213,7 @@ def test_a_p_below_five_percent_is_not_rounded_up_to_it():
     ]
 
 
-def test_a_study_with_missing_runs_says_what_its_planned_tests_would_change():
+def test_an_interim_report_also_adjusts_for_the_planned_tests():
     values = {"a": [70.0, 71.0, 71.0], "b": [71.0, 73.0, 73.0], "c": [90.0, 91.1, 91.0]}
     plan = study(variants={"10 epochs": {}, "40 epochs": {}}, seeds=(0, 1, 2), tests=(("b", "a"),))
     text = StudyReport("x", plan, rows(values, "10 epochs")).markdown()
@@ -346,7 +346,7 @@ def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path)
         write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
 
 
-def test_every_study_of_the_package_can_be_planned_and_tests_what_it_has():
+def test_every_declared_study_can_be_planned():
     found = list_studies(STUDIES)
     assert len(found) >= 10
     for name, question in found.items():
@@ -367,7 +367,7 @@ def test_a_finding_is_confirmed_by_the_same_recipes_with_other_seeds():
     assert (confirmed.endpoint.at, confirmed.endpoint.minus) == ("zoom 40", "trained")
 
 
-def test_what_is_wrong_in_a_study_is_said_before_any_work(tmp_path):
+def test_invalid_studies_and_tables_are_refused(tmp_path):
     wrong = [
         (lambda: study(seeds=(1, 1)), "`choices`, `variants` and `seeds` must not be empty, and seeds must differ"),
         (lambda: study(tests=(("b", "d"),)), "`tests` must be one of a, b, c; got 'd'"),

@@ -94,7 +94,7 @@ def test_a_damaged_pointer_is_named(tmp_path, text):
         best_checkpoint(tmp_path)
 
 
-def test_what_a_killed_process_left_half_written_goes_and_nothing_else(tmp_path, halfway):
+def test_only_incomplete_files_of_a_killed_process_are_removed(tmp_path, halfway):
     run = copied(halfway, tmp_path / "run")
     shares = run.checkpoints / ".step-000000099.ckpt.tmp"
     shares.mkdir()
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_cut_is_named_and_so_are_the_older_ones(tmp_path, c
     assert "resumed after step 4" in run.log_file.read_text()
 
 
-def test_where_the_only_checkpoint_is_cut_it_says_so(tmp_path):
+def test_a_truncated_only_checkpoint_is_named(tmp_path):
     run = stopped(short(), tmp_path / "run", step=1)
     cut(run.last)
     with pytest.raises(ValueError, match=r"step-000000002\.ckpt.*there is no older one"):
@@ -215,7 +215,7 @@ def full(path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def test_a_full_disk_is_said_and_costs_no_more_than_the_steps_since(tmp_path, monkeypatch, capsys, plain_run):
+def test_after_a_full_disk_the_run_resumes_from_the_last_checkpoint(tmp_path, monkeypatch, capsys, plain_run):
     save, folder = torch.save, tmp_path / "run"
 
     def limited(values, path, *arguments):
@@ -249,7 +249,7 @@ def test_a_disk_that_ends_within_a_file_is_a_full_disk(tmp_path, monkeypatch, pl
     assert_same_end(run, plain_run)
 
 
-def test_a_disk_that_is_full_when_the_folder_is_made_is_said(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("graticule.system.files.Path.write_text", lambda path, *arguments, **named: full(path))
     with pytest.raises(OSError, match=r"recipe\.json could not be written"):
         train(short(), tmp_path / "run", progress=False)

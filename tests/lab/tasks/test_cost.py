@@ -16,7 +16,7 @@ class Steps(nn.Module):
         return (a + b).sum()  # at its peak: a, b, their sum and the result
 
 
-def test_memory_is_the_peak_of_what_is_alive_at_once():
+def test_memory_is_the_peak_of_living_tensors():
     x = torch.zeros(10, 100)
     cost = inference_cost(Steps(), x)
     assert cost.batch == 10

@@ -120,7 +120,7 @@ def test_the_ends_of_alpha_are_the_plain_loss_and_the_teacher_alone(form):
     torch.testing.assert_close(half, (loss + alone[0]) / 2)
 
 
-def test_a_student_that_says_what_its_teacher_says_has_nothing_to_learn():
+def test_a_student_with_the_logits_of_its_teacher_has_no_gradient():
     logits = torch.randn(6, 5)
     student = (logits + 3.0).requires_grad_()  # a constant on all logits has no effect
     loss = teacher_of(form="soft", alpha=1.0).combine(torch.tensor(0.0), student, logits)
@@ -152,7 +152,7 @@ def test_softmaxes_of_half_precision_are_in_float32():
         assert torch.equal(made, whole)
 
 
-def test_what_is_left_open_is_as_in_the_paper():
+def test_defaults_are_those_of_the_paper():
     hard, soft = Distillation(), Distillation(form="soft")
     assert (hard.share, soft.share, soft.tau) == (0.5, 0.1, 3.0)
 
@@ -160,7 +160,7 @@ def test_what_is_left_open_is_as_in_the_paper():
 # Inputs of the teacher
 
 
-def test_the_teacher_sees_what_it_would_see_of_the_raw_image():
+def test_the_teacher_receives_the_raw_image_in_its_own_normalization():
     teacher, raw = teacher_of(), torch.rand(2, 3, 12, 20)
     teacher(student_images(raw, COLOURS))
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
@@ -174,7 +174,7 @@ def test_a_teacher_of_the_same_normalisation_and_size_sees_the_students_images_b
 
 
 @pytest.mark.parametrize("size", [(6, 10), (25, 31), (12, 40)])
-def test_images_come_at_the_teachers_size(size):
+def test_images_are_resized_to_the_size_of_the_teacher(size):
     teacher, raw = teacher_of(), torch.rand(2, 3, *size)
     teacher(student_images(raw, COLOURS))
     resized = F.interpolate(raw, (12, 20), mode="bicubic", antialias=True)
@@ -182,7 +182,7 @@ def test_images_come_at_the_teachers_size(size):
     torch.testing.assert_close(teacher.model.seen, (resized - mean) / std, atol=1e-4, rtol=1e-4)
 
 
-def test_a_gray_image_comes_in_each_of_three_channels():
+def test_a_gray_image_is_repeated_in_three_channels():
     teacher, raw = teacher_of(DIGITS), torch.rand(2, 1, 12, 20)
     teacher(student_images(raw, DIGITS))
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
@@ -220,7 +220,7 @@ def test_a_teacher_is_never_trained_nor_copied(convnet):
     ],
     ids=["averaged", "distillation token, bfloat16", "mixed"],
 )
-def test_an_epoch_leaves_the_teacher_as_it_was_and_out_of_the_checkpoint(tmp_path, monkeypatch, convnet, options):
+def test_training_does_not_change_or_save_the_teacher(tmp_path, monkeypatch, convnet, options):
     kept = []
 
     def build(*arguments):
@@ -328,18 +328,18 @@ def test_every_kind_of_student_learns_from_a_run(tmp_path, teacher_run, student,
 # Sources of teachers
 
 
-def test_there_is_no_teacher_where_none_is_named():
+def test_without_a_name_there_is_no_teacher():
     assert build_teacher(Distillation(), DIGITS, (28, 28)) is None
 
 
-def test_a_run_is_asked_at_its_own_size_in_its_own_normalisation(teacher_run):
+def test_a_run_as_teacher_receives_its_own_size_and_normalization(teacher_run):
     teacher = build_teacher(Distillation(teacher=str(teacher_run.folder)), DIGITS, (28, 28))
     images, _ = teacher_run.data().test_images((32, 32), range(4))
     with torch.no_grad():
         assert torch.equal(teacher(images), teacher_run.model()(images))
 
 
-def test_a_named_model_is_what_timm_makes_of_its_weights(convnet, tmp_path):
+def test_a_named_teacher_equals_the_model_of_timm(convnet, tmp_path):
     teacher = build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint=convnet), COLOURS_OF_TEN, (64, 48))
     model = timm.create_model("test_resnet", num_classes=10)
     model.load_state_dict(read_checkpoint(convnet)["model"])
@@ -467,7 +467,7 @@ def test_a_student_is_not_its_own_teacher(tmp_path):
         train(recipe, folder, resume=True, progress=False)
 
 
-def test_options_survive_being_written(tmp_path):
+def test_options_of_distillation_are_written_and_read(tmp_path):
     options = Distillation(teacher="test_resnet", teacher_checkpoint=tmp_path / "a.pth", form="soft", temperature=2.0)
     assert Recipe.from_dict(small(distillation=options).to_dict()).distillation == options
 

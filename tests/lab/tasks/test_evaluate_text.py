@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_model_window_by_window_at_any_length(data, enco
 
 
 @told
-def test_what_is_held_in_a_table_is_resampled_beyond_the_context_and_nothing_else(data, encoding, joining, resampled):
+def test_only_tables_are_resampled_beyond_the_context(data, encoding, joining, resampled):
     found = scores(small(data, encoding, joining), data, 7, CONTEXT, 17, 40)
     assert [score.resampled for score in found] == [False, False, resampled, resampled]
 
@@ -141,7 +141,7 @@ def test_a_model_that_knows_nothing_needs_the_logarithm_of_the_vocabulary_a_toke
         assert [bits for *_, bits in score.by_place] == pytest.approx([math.log2(257)] * 7, rel=1e-6)
 
 
-def test_a_model_whose_weights_are_no_numbers_scores_none_and_is_as_it_was(data):
+def test_a_model_with_nan_weights_has_no_score_and_is_unchanged(data):
     model = small(data)
     model.norm.weight.data.fill_(math.nan)
     for score in scores(model, data, 1, 5, CONTEXT, 40):

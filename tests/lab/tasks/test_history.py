@@ -49,7 +49,7 @@ def test_a_plain_log_has_a_line_per_epoch_and_one_where_it_starts(whole):
         )
 
 
-def test_the_log_says_where_it_was_stopped_by_what_and_where_it_resumes(resumed):
+def test_the_log_has_the_reason_of_a_stop_and_the_step_of_a_resume(resumed):
     assert [line.partition(":")[0] for line in said(resumed)] == [
         "starts on 1 device, cpu",
         "stopped by Preempted",
@@ -108,7 +108,7 @@ def test_the_seconds_of_an_epoch_that_was_resumed_are_those_of_both_parts(tmp_pa
     assert again.rows[-1]["seconds"] == 12
 
 
-def test_an_epoch_that_comes_again_has_one_row(tmp_path):
+def test_a_repeated_epoch_has_one_row(tmp_path):
     run = stopped(short(keep=9, checkpoint_steps=1, epochs=3), tmp_path / "run", step=7)
     for step in (5, 6, 7, 8):
         (run.checkpoints / f"step-{step:09d}.ckpt").unlink()  # resume within the second epoch
@@ -155,7 +155,7 @@ def bars(monkeypatch):
     return found
 
 
-def test_the_bar_shows_images_a_second_memory_the_end_and_what_it_came_to(tmp_path, bars):
+def test_the_bar_shows_images_per_second_memory_remaining_time_and_scores(tmp_path, bars):
     train(short(accumulate=2, epochs=3), tmp_path / "run")
     (drawn,) = bars
     steps = [n for n, _, _ in drawn]

@@ -132,7 +132,7 @@ def test_more_devices_than_started_processes_or_shares_are_refused(capsys, withi
         (lambda recipe: recipe.clear(), "is not a recipe: `model` must be given"),
     ],
 )
-def test_what_is_wrong_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, change, said):
+def test_damage_in_the_file_of_a_recipe_is_named(tmp_path, capsys, within, change, said):
     run = copied(within, tmp_path / "run")
     described = json.loads(run.recipe_file.read_text())
     change(described["recipe"])
@@ -240,7 +240,7 @@ def of_pictures(root: Path, dataset: str, **options) -> Recipe:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_in_evaluation_is_said_in_a_line(tmp_path, capsys, pictures, workers):
+def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, pictures, workers):
     import shutil
 
     root = Path(shutil.copytree(pictures, tmp_path / "pictures"))

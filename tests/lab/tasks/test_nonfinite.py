@@ -163,7 +163,7 @@ def test_too_many_in_a_row_stop_even_if_it_was_resumed_between(tmp_path, monkeyp
     assert read_checkpoint(run.last)["progress"]["skipped_in_a_row"] == 4
 
 
-def test_single_ones_never_stop(tmp_path, monkeypatch, spoil):
+def test_single_skipped_steps_never_stop_a_run(tmp_path, monkeypatch, spoil):
     monkeypatch.setattr("graticule.lab.training.module._MOST_SKIPPED", 1)
     recipe = short(nonfinite="skip", epochs=4)
     spoil(7)

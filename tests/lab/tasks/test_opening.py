@@ -52,7 +52,7 @@ def test_a_published_folder_is_opened(tmp_path):
         graticule.load(tmp_path / "published", checkpoint="last")
 
 
-def test_what_says_not_what_model_it_is_for_is_refused(run, tmp_path):
+def test_files_without_a_known_model_are_refused(run, tmp_path):
     alone = tmp_path / "weights.safetensors"
     alone.write_bytes(run.weights.read_bytes())
     damaged = run.folder / "damaged.safetensors"

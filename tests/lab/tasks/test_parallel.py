@@ -151,7 +151,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
     assert_equal_runs(both(run.folder), alone)
 
 
-def test_what_cannot_work_together_is_refused_before_any_work(tmp_path):
+def test_unsupported_combinations_are_refused_before_any_work(tmp_path):
     with pytest.raises(ValueError, match=r"devices x nodes x accumulate, 2 x 1 x 3, got 20; the nearest is 18 or 24"):
         Recipe(batch_size=20, devices=2, accumulate=3)
     with pytest.raises(ValueError, match="`ema_decay` must be left out with strategy fsdp"):

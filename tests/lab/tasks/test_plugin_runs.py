@@ -77,7 +77,7 @@ def test_a_run_of_built_in_methods_needs_no_plugin(tmp_path, capsys):
     assert code == 0 and "plugins" not in json.loads((tmp_path / "run" / "recipe.json").read_text())
 
 
-def test_without_the_plugin_a_run_says_what_to_pass_and_imports_nothing(run, monkeypatch, capsys):
+def test_without_its_plugin_a_run_is_refused_and_nothing_is_imported(run, monkeypatch, capsys):
     monkeypatch.setattr(plugins, "_registered", {})
     with pytest.raises(ValueError, match=r"needs the plugin my_methods\.py, which is imported only if named"):
         run.model()
@@ -168,7 +168,7 @@ def test_scores_of_a_gym_or_study_are_of_one_version_of_a_plugin(monkeypatch):
     assert all(a != b for a, b in zip(before[0], hashes(own), strict=True)) and hashes(others) == before[1]
 
 
-def test_a_recipe_finds_what_lies_beside_it(tmp_path, capsys):
+def test_a_recipe_imports_modules_beside_it(tmp_path, capsys):
     (tmp_path / "beside_methods.py").write_text(
         "import graticule\nfrom graticule.position.position import NoEncoding\n"
         "@graticule.register_encoding('beside')\nclass Beside(NoEncoding):\n    pass\n"

@@ -232,7 +232,7 @@ def raising(kind):
     return stop
 
 
-def test_a_signal_at_the_very_end_of_a_run_stops_what_would_train_the_next(tmp_path):
+def test_a_signal_at_the_end_of_a_run_prevents_the_next_run(tmp_path):
     saver = Checkpoints(tmp_path, 1, None, TOP1)
     ended = []
     with pytest.raises(Preempted), handling_signals(_preempt), saver.listening():

@@ -18,7 +18,7 @@ def test_the_task_of_a_plugin_keeps_the_contract(recipe):
     check_task(recipe)
 
 
-def test_what_breaks_the_contract_is_found(recipe, my_methods, monkeypatch):
+def test_broken_tasks_fail_the_contract(recipe, my_methods, monkeypatch):
     loss, validate = my_methods.Slant.loss, my_methods.Slant.validate
     faults = [
         ("loss", lambda task, model, batch, epoch: model(batch[0])[:, 0], r"`loss` must be one number, got .* \(8,\)"),

@@ -108,7 +108,7 @@ def test_a_score_begins_again():
     assert found[0] == found[1] > 5
 
 
-def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_path, monkeypatch):
+def test_the_weights_of_the_lowest_bits_per_byte_are_kept(tmp_path, monkeypatch):
     scores = iter([3.0, 2.0, 2.5])
     monkeypatch.setattr(LanguageModeling, "score", lambda self, sums, count: next(scores))
     run = train(short(epochs=3, keep=3), tmp_path / "run", progress=False)
@@ -119,7 +119,7 @@ def test_what_is_learned_is_kept_where_it_is_the_best_and_lower_is_better(tmp_pa
     assert torch.equal(load_file(run.weights)["embed.weight"], state["model.embed.weight"])
 
 
-def test_speed_is_in_tokens():
+def test_speed_is_measured_in_tokens_per_second():
     assert LanguageModeling(short()).rate == ("tok/s", 20 * 16)
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
 
 
-def test_what_does_not_decide_the_result_may_change_when_a_run_is_resumed(tmp_path, texts):
+def test_values_that_do_not_change_the_result_may_change_in_a_resumed_run(tmp_path, texts):
     recipe = short(dataset="text_folder", data_root=texts)
     run = stopped(recipe, tmp_path / "run", step=2)
     moved = texts.rename(tmp_path / "moved")
@@ -249,7 +249,7 @@ def test_every_parameter_is_trained(tmp_path):
 # The recipe and the run folder
 
 
-def test_a_recipe_comes_back_from_json_as_the_kind_it_was():
+def test_a_recipe_read_from_json_has_its_class():
     for recipe in (short(data_root="texts", model_kwargs=("depth=2",)), Recipe(seed=3)):
         again = read_recipe(json.loads(json.dumps(recipe.to_dict())))
         assert type(again) is type(recipe) and again.to_dict() == recipe.to_dict()
@@ -294,7 +294,7 @@ def test_invalid_arguments_are_refused_before_anything_is_written(tmp_path, opti
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_another_task_is_not_gone_on_with(tmp_path):
+def test_a_run_of_another_task_is_not_resumed(tmp_path):
     train(short(), tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match="`task` would change"):
         train(Recipe(), tmp_path / "run", resume=True, progress=False)
@@ -370,7 +370,7 @@ def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vo
     assert not (tmp_path / "third").exists()
 
 
-def test_what_a_run_starts_from_must_be_there_and_on_text(tmp_path):
+def test_a_run_on_text_starts_only_from_an_existing_run_on_text(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
         train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
     images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)

@@ -166,7 +166,7 @@ def test_a_given_warm_up_beyond_the_run_is_refused_and_that_of_the_recipe_is_sho
     assert warmup_of(replace(recipe), steps=80) == 80  # a tenth
 
 
-def test_a_trial_of_one_epoch_shortens_the_warm_up_of_the_recipe_and_says_so(capsys):
+def test_fewer_epochs_shorten_the_warm_up_of_the_recipe(capsys):
     recipe = overridden(replace(load_recipe("digits_quick"), warmup_epochs=4), ["--epochs", "3"], "train")
     assert (recipe.epochs, recipe.warmup_epochs) == (3, 1)
     assert "the warm-up of the recipe, 4 of 10 epochs, is shortened to 1 of 3" in capsys.readouterr().err

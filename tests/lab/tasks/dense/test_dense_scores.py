@@ -58,7 +58,7 @@ def planted(seed=0):
     return scores
 
 
-def test_what_is_found_exactly_scores_a_hundred_and_what_is_missed_nothing():
+def test_exact_detections_score_100_and_missed_objects_0():
     target = truth_of(1, [[5, 5, 25, 30], [40, 10, 80, 50]], [0, 1])
     perfect, missed, crowd = CocoScores(), CocoScores(), CocoScores()
     perfect.add(target, found_as(target), (60, 90))
