@@ -95,3 +95,14 @@ def assert_same_end(ours: Run, theirs: Run) -> None:
     assert rows(ours) == rows(theirs)
     results = [run.result() | {"seconds": 0} for run in (ours, theirs)]
     assert results[0] == results[1]
+
+
+def assert_equal_runs(ours: Run, theirs: Run, atol: float = 1e-10) -> None:
+    """Check that two runs have the same weights, within `atol`, and the same history, within rounding errors."""
+    weights, others = load_file(ours.weights), load_file(theirs.weights)
+    assert weights.keys() == others.keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(value, others[name], rtol=0, atol=atol)
+    for row, other in zip(rows(ours), rows(theirs), strict=True):
+        expected = {name: float(value) for name, value in other.items()}
+        assert {name: float(value) for name, value in row.items()} == pytest.approx(expected, rel=1e-5, abs=1e-5)

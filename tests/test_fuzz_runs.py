@@ -12,8 +12,7 @@ from fuzz import altered, changed, fuzzed, outcome, replaced, tree
 from graticule.lab.studies.runs import read_metrics, summarise
 from graticule.lab.tasks.classification import Recipe, class_names
 from graticule.lab.tasks.language import TextRecipe
-from graticule.lab.training.checkpoints import best_checkpoint
-from graticule.lab.training.devices import read_rest
+from graticule.lab.training.checkpoints import best_checkpoint, read_rest
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import read_recipe
 from graticule.registry.fields import Count, check_value

@@ -52,9 +52,8 @@ def teacher_of(info=COLOURS, size=(3, 12, 20), mean=MEAN, std=STD, **options) ->
     return Teacher(Probe(), Distillation(**options), info, mean=mean, std=std, size=size)
 
 
-def student_images(raw: torch.Tensor, info: DatasetInfo) -> torch.Tensor:
-    mean, std = torch.tensor(info.mean), torch.tensor(info.std)
-    return (raw - mean[:, None, None]) / std[:, None, None]
+def normalized(raw: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    return (raw - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
 def small(**kwargs) -> Recipe:
@@ -160,39 +159,28 @@ def test_defaults_are_those_of_the_paper():
 # Inputs of the teacher
 
 
-def test_the_teacher_receives_the_raw_image_in_its_own_normalization():
-    teacher, raw = teacher_of(), torch.rand(2, 3, 12, 20)
-    teacher(student_images(raw, COLOURS))
-    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-    torch.testing.assert_close(teacher.model.seen, (raw - mean) / std, atol=1e-5, rtol=1e-5)
-
-
 def test_a_teacher_of_the_same_normalisation_and_size_sees_the_students_images_bit_for_bit():
     teacher, images = teacher_of(mean=COLOURS.mean, std=COLOURS.std), torch.randn(2, 3, 12, 20)
     teacher(images)
     assert torch.equal(teacher.model.seen, images)
 
 
-@pytest.mark.parametrize("size", [(6, 10), (25, 31), (12, 40)])
-def test_images_are_resized_to_the_size_of_the_teacher(size):
-    teacher, raw = teacher_of(), torch.rand(2, 3, *size)
-    teacher(student_images(raw, COLOURS))
-    resized = F.interpolate(raw, (12, 20), mode="bicubic", antialias=True)
-    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-    torch.testing.assert_close(teacher.model.seen, (resized - mean) / std, atol=1e-4, rtol=1e-4)
-
-
-def test_a_gray_image_is_repeated_in_three_channels():
-    teacher, raw = teacher_of(DIGITS), torch.rand(2, 1, 12, 20)
-    teacher(student_images(raw, DIGITS))
-    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-    torch.testing.assert_close(teacher.model.seen, (raw.expand(-1, 3, -1, -1) - mean) / std, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("size", [(12, 20), (6, 10), (25, 31), (12, 40)])
+@pytest.mark.parametrize("info", [COLOURS, DIGITS], ids=["colors", "gray"])
+def test_the_teacher_receives_the_raw_image_in_its_own_normalization_size_and_channels(info, size):
+    teacher, raw = teacher_of(info), torch.rand(2, info.channels, *size)
+    teacher(normalized(raw, info.mean, info.std))
+    resized = raw if size == (12, 20) else F.interpolate(raw, (12, 20), mode="bicubic", antialias=True)
+    expected = normalized(resized.expand(-1, 3, -1, -1), MEAN, STD)
+    torch.testing.assert_close(teacher.model.seen, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_gray_teacher_of_gray_images_sees_one_channel():
     teacher, raw = teacher_of(DIGITS, (1, 12, 20), (0.5,), (0.5,)), torch.rand(2, 1, 12, 20)
     teacher.model.forward = lambda images: images  # (B, 1, 12, 20)
-    torch.testing.assert_close(teacher(student_images(raw, DIGITS)), (raw - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        teacher(normalized(raw, DIGITS.mean, DIGITS.std)), (raw - 0.5) / 0.5, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_gray_teacher_of_colour_images_is_refused():
@@ -347,7 +335,7 @@ def test_a_named_teacher_equals_the_model_of_timm(convnet, tmp_path):
     raw = torch.rand(2, 3, 160, 160)
     with torch.no_grad():
         logits = model.eval()((raw - 0.5) / 0.5)
-    torch.testing.assert_close(teacher(student_images(raw, COLOURS_OF_TEN)), logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher(normalized(raw, COLOURS.mean, COLOURS.std)), logits, atol=1e-4, rtol=1e-4)
 
 
 def test_a_named_model_of_ours_reads_safetensors(tmp_path):
@@ -358,7 +346,7 @@ def test_a_named_model_of_ours_reads_safetensors(tmp_path):
     raw = torch.rand(2, 1, 28, 28)
     with torch.no_grad():
         logits = model((raw - 0.5) / 0.5)
-    torch.testing.assert_close(teacher(student_images(raw, DIGITS)), logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teacher(normalized(raw, DIGITS.mean, DIGITS.std)), logits, atol=1e-4, rtol=1e-4)
 
 
 def test_building_a_teacher_draws_no_numbers(convnet):
@@ -388,71 +376,35 @@ def test_invalid_options_are_refused(options, message):
         Distillation(**options)
 
 
-def assert_refused(error, message, info=DIGITS, **options):
-    with pytest.raises(error, match=message):
-        build_teacher(Distillation(**options), info, (28, 28))
-
-
-def test_a_teacher_that_is_not_there_is_refused_with_the_nearest_names(tmp_path):
-    assert_refused(ValueError, r"got 'test_resnt', which is neither; did you mean 'test_resnet'", teacher="test_resnt")
-    assert_refused(ValueError, r"did you mean .*'regnety_160.deit_in1k'", teacher="regnety_160.deit")
-    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path / "nowhere"))
-    assert_refused(ValueError, "which has no recipe.json", teacher=str(tmp_path))
-
-
-def test_a_folder_does_not_shadow_the_name_of_a_teacher(tmp_path, monkeypatch):
+def test_teachers_that_do_not_fit_the_student_are_refused(convnet, teacher_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("test_resnet", "mine"):
-        (tmp_path / name).mkdir()
-    assert_refused(ValueError, "test_resnet has no weights", teacher="test_resnet")
-    assert_refused(ValueError, r"for the run in that folder, \./mine", teacher="mine")
-
-
-def test_a_named_teacher_without_weights_is_refused(tmp_path):
-    assert_refused(ValueError, "has no weights: give `distillation.teacher_checkpoint`", teacher="test_resnet")
-    assert_refused(
-        FileNotFoundError,
-        "`distillation.teacher_checkpoint` must be a file",
-        teacher="test_resnet",
-        teacher_checkpoint=tmp_path / "none.pth",
-    )
-
-
-def test_a_teacher_of_other_classes_is_refused_with_both_numbers(convnet, teacher_run):
-    message = r"the classes of colours, 2, got 10 in"
-    assert_refused(ValueError, message, COLOURS, teacher="test_resnet", teacher_checkpoint=convnet)
-    gray = DatasetInfo("gray", ("a", "b"), 1, None, (0.5,), (0.5,))
-    assert_refused(ValueError, r"the classes of gray, 2, got 10 in", gray, teacher=str(teacher_run.folder))
-
-
-def test_weights_that_do_not_fit_are_refused(convnet, tmp_path):
-    assert_refused(
-        ValueError,
-        r"`distillation.teacher_checkpoint` must fit test_convnext, got .*it lacks",
-        teacher="test_convnext",
-        teacher_checkpoint=convnet,
-    )
-    state = read_checkpoint(convnet)["model"]
-    torch.save({**state, "conv1.0.weight": torch.zeros(1)}, tmp_path / "shape.pth")
-    assert_refused(
-        ValueError,
-        r"conv1.0.weight is \(1,\) where the model has",
-        teacher="test_resnet",
-        teacher_checkpoint=tmp_path / "shape.pth",
-    )
+        (tmp_path / name).mkdir()  # a folder does not shadow the name of a teacher
+    torch.save({**read_checkpoint(convnet)["model"], "conv1.0.weight": torch.zeros(1)}, "shape.pth")
     (tmp_path / "text.pth").write_text("no weights")
-    assert_refused(ValueError, "not a checkpoint", teacher="test_resnet", teacher_checkpoint=tmp_path / "text.pth")
-
-
-def test_a_run_has_its_own_weights_and_its_weights_are_no_named_models(teacher_run, convnet):
-    assert_refused(
-        ValueError,
-        "`distillation.teacher_checkpoint` must be left out",
-        teacher=str(teacher_run.folder),
-        teacher_checkpoint=convnet,
-    )
-    for path in (teacher_run.weights, teacher_run.best):
-        assert_refused(ValueError, "must not be part of a run", teacher="posmlp_nano_32", teacher_checkpoint=path)
+    gray = DatasetInfo("gray", ("a", "b"), 1, None, (0.5,), (0.5,))
+    run = str(teacher_run.folder)
+    refused = [
+        ("test_resnt", None, DIGITS, "got 'test_resnt', which is neither; did you mean 'test_resnet'"),
+        ("regnety_160.deit", None, DIGITS, "did you mean .*'regnety_160.deit_in1k'"),
+        (str(tmp_path / "nowhere"), None, DIGITS, "which has no recipe.json"),
+        (str(tmp_path), None, DIGITS, "which has no recipe.json"),
+        ("mine", None, DIGITS, r"for the run in that folder, \./mine"),
+        ("test_resnet", None, DIGITS, "test_resnet has no weights: give `distillation.teacher_checkpoint`"),
+        ("test_resnet", convnet, COLOURS, "the classes of colours, 2, got 10 in"),
+        (run, None, gray, "the classes of gray, 2, got 10 in"),
+        ("test_convnext", convnet, DIGITS, "`distillation.teacher_checkpoint` must fit test_convnext, got .*it lacks"),
+        ("test_resnet", "shape.pth", DIGITS, r"conv1.0.weight is \(1,\) where the model has"),
+        ("test_resnet", "text.pth", DIGITS, "not a checkpoint"),
+        (run, convnet, DIGITS, "`distillation.teacher_checkpoint` must be left out"),
+        ("posmlp_nano_32", teacher_run.weights, DIGITS, "must not be part of a run"),
+        ("posmlp_nano_32", teacher_run.best, DIGITS, "must not be part of a run"),
+    ]
+    for teacher, checkpoint, info, message in refused:
+        with pytest.raises(ValueError, match=message):
+            build_teacher(Distillation(teacher=teacher, teacher_checkpoint=checkpoint), info, (28, 28))
+    with pytest.raises(FileNotFoundError, match=r"`distillation.teacher_checkpoint` must be a file"):
+        build_teacher(Distillation(teacher="test_resnet", teacher_checkpoint="none.pth"), DIGITS, (28, 28))
 
 
 def test_a_student_is_not_its_own_teacher(tmp_path):

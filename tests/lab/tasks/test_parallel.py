@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from forked import forked, two_processes
 from graticule.checkpoints.read import read_checkpoint
@@ -18,7 +17,7 @@ from graticule.lab.training.devices import check_shards, read_shards
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from short_runs import at_step, signal_itself
+from short_runs import assert_equal_runs, at_step, signal_itself
 
 #: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
 #: not full, and an odd number of test images.
@@ -55,19 +54,6 @@ def alone(tmp_path_factory) -> Run:
 def alone_in_float32(tmp_path_factory) -> Run:
     """Return the reference of sharded runs: Lightning shards only in float32 and bfloat16."""
     return train(Recipe(**(PLAIN | FLOAT32)), tmp_path_factory.mktemp("alone32") / "run", progress=False)
-
-
-def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
-    ours, theirs = load_file(run.weights), load_file(other.weights)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=atol)
-    rows = [
-        [[float(value) for value in line.split(",")[:-1]] for line in one.metrics_file.read_text().split()[1:]]
-        for one in (run, other)
-    ]
-    torch.testing.assert_close(torch.tensor(rows[0]), torch.tensor(rows[1]), rtol=0, atol=1e-5)
-    assert [row[3] for row in rows[0]] == pytest.approx([row[3] for row in rows[1]], abs=1e-9)  # top-1, to the image
 
 
 def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):

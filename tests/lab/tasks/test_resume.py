@@ -13,7 +13,7 @@ from graticule.lab.cli import main
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from short_runs import assert_same_end, at_step, copied, rows, short, signal_itself
+from short_runs import assert_same_end, at_step, copied, rows, short, signal_itself, stopped
 
 #: All options with random numbers or state are on; three epochs of 10 steps.
 TYPED = """
@@ -111,3 +111,14 @@ def test_a_run_killed_after_its_last_epoch_only_writes_its_results(tmp_path, pla
     run.weights.unlink()
     train(short(), run.folder, resume=True, progress=False)
     assert run.result() == result and run.weights.is_file() and run.last.stat().st_mtime_ns == written
+
+
+def test_a_run_with_images_of_several_sizes_resumes_bit_for_bit(tmp_path):
+    recipe = short(train_sizes=("28", "20x36", "36"), model_kwargs=("depth=1",))
+    whole = train(recipe, tmp_path / "whole", progress=False)
+    resumed = stopped(recipe, tmp_path / "resumed", step=4)
+    train(recipe, resumed.folder, resume=True, progress=False)
+    assert_same_end(resumed, whole)
+    with pytest.raises(ValueError, match="`img_size` must be a positive multiple of the patch size, got height 30"):
+        train(short(train_sizes=("30",)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "recipe.json").exists()

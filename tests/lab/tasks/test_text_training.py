@@ -22,7 +22,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
 from graticule.lab.training.validation import held_out
 from in_turn import in_turn
-from short_runs import assert_same_end, rows, stopped
+from short_runs import assert_equal_runs, assert_same_end, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
@@ -179,19 +179,6 @@ def test_values_that_do_not_change_the_result_may_change_in_a_resumed_run(tmp_pa
     assert train(recipe, run.folder, resume=True, progress=False).finished
 
 
-def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
-    assert_equal_runs(train(TextRecipe(**PLAIN, accumulate=2), tmp_path / "run", progress=False), alone)
-
-
-def assert_equal_runs(run: Run, other: Run, atol: float = 1e-10) -> None:
-    ours, theirs = load_file(run.weights), load_file(other.weights)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=atol)
-    for row, expected in zip(rows(run), rows(other), strict=True):
-        assert {k: float(v) for k, v in row.items()} == pytest.approx({k: float(v) for k, v in expected.items()}, 1e-5)
-
-
 def both(folder, **options) -> Run:
     """Train with two processes."""
     recipe = TextRecipe(**(PLAIN | {"devices": 2} | options))
@@ -203,21 +190,18 @@ def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
     assert_equal_runs(both(tmp_path / "run"), alone)
 
 
-def test_sharded_parameters_make_the_steps_and_the_scores_of_one(tmp_path):
-    options = {"precision": "32-true", "tied": False}
+@pytest.mark.parametrize("tied", [True, False])
+def test_sharded_parameters_make_the_steps_and_the_scores_of_one(tmp_path, tied):
+    options = {"precision": "32-true", "tied": tied}
     alone = train(TextRecipe(**(PLAIN | options)), tmp_path / "alone", progress=False)
     run = both(tmp_path / "run", strategy="fsdp", **options)
     assert run.last is not None and run.last.is_dir()
     assert_equal_runs(run, alone, atol=1e-6)
 
 
-def test_tied_weights_are_sharded_too(tmp_path):
-    alone = train(TextRecipe(**(PLAIN | {"precision": "32-true"})), tmp_path / "alone", progress=False)
-    assert_equal_runs(both(tmp_path / "run", strategy="fsdp", precision="32-true"), alone, atol=1e-6)
-
-
-def test_checkpointed_activations_change_nothing(tmp_path, alone):
-    assert_equal_runs(train(TextRecipe(**PLAIN, grad_checkpointing=True), tmp_path / "run", progress=False), alone)
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"grad_checkpointing": True}])
+def test_micro_batches_and_checkpointed_activations_make_the_same_steps(tmp_path, alone, options):
+    assert_equal_runs(train(TextRecipe(**PLAIN, **options), tmp_path / "run", progress=False), alone)
 
 
 def test_a_loss_that_is_not_finite_names_the_windows(tmp_path, monkeypatch):
@@ -370,12 +354,14 @@ def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vo
     assert not (tmp_path / "third").exists()
 
 
-def test_a_run_on_text_starts_only_from_an_existing_run_on_text(tmp_path):
+def test_a_run_on_images_has_no_tokenizer_and_no_run_on_text_starts_from_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
         train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
     images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)
     with pytest.raises(ValueError, match="`start_from` must be a run on text"):
         train(short(start_from=images.folder), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="`run` must be a run on text"):
+        tokenizer_of(images)
 
 
 def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
@@ -386,12 +372,6 @@ def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
     options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
     second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
     assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint
-
-
-def test_a_run_on_images_has_no_tokenizer(tmp_path):
-    run = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "run", progress=False)
-    with pytest.raises(ValueError, match="`run` must be a run on text"):
-        tokenizer_of(run)
 
 
 def test_text_of_no_window_is_refused(tmp_path, texts):

@@ -170,6 +170,7 @@ class Classification(Task[Recipe, "DataModule"]):
     evaluation = ImageEvaluation
     description = _Classes
     examples = "images"
+    unit = "img/s"
 
     mixup: Mixup | None = None
     teacher: Teacher | None = None
@@ -320,11 +321,6 @@ class Classification(Task[Recipe, "DataModule"]):
         lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
         entries = {"classes.json": [{"image_id": number, "top": top}]}
         return Found(Prediction(image, labels=lines), entries, lines=lines)
-
-    @property
-    def rate(self) -> tuple[str, int]:
-        """Return the unit, images per second, and the number of images per step."""
-        return "img/s", self.recipe.batch_size
 
     @property
     def sync_batchnorm(self) -> bool:

@@ -11,18 +11,20 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from graticule.checkpoints.read import read_checkpoint
+from graticule.lab.training.devices import REST
 from graticule.lab.training.interruption import SIGNALS, Preempted, handling_signals
 from graticule.lab.training.results import Metric
-from graticule.registry.fields import read_typed
+from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value, read_typed
 from graticule.system.files import remove, write_json, write_whole
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
@@ -60,6 +62,46 @@ def best_checkpoint(folder: Path) -> Path | None:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{pointer} must name a checkpoint beside it, such as step-000000100.ckpt, got {name!r}.")
     return folder / name
+
+
+class _Progress(TypedDict):
+    """The progress of a run; sums: of the losses and the examples of the epoch so far, per process."""
+
+    epoch: Epochs
+    batches: Whole
+    sums: Annotated[list[tuple[Number, NotNegative]], Field(min_length=1)]
+    skipped_steps: Whole
+    skipped_in_a_row: Whole
+    accumulate: Count
+
+
+class _Best(TypedDict):
+    best: Number
+    best_name: str | None
+
+
+class _Rows(TypedDict):
+    rows: list[dict[str, Number]]
+    seconds: NotNegative
+
+
+class _Callbacks(TypedDict):
+    Checkpoints: _Best
+    History: _Rows
+
+
+class Rest(TypedDict):
+    """The values that this library stores in a checkpoint besides weights and optimizer."""
+
+    progress: _Progress
+    callbacks: _Callbacks
+
+
+def read_rest(path: Path) -> Rest:
+    """Read a checkpoint's progress, history and best score."""
+    found = read_checkpoint(path if path.is_file() else path / REST)
+    rest: Rest = check_value(Rest, found, f"{path} is damaged")
+    return rest
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -8,15 +8,11 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed.checkpoint as dcp
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from pydantic import Field
-from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -27,12 +23,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from typing_extensions import TypedDict
 
 from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
-from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value
+from graticule.lab.training.recipe import TrainingRecipe
 from graticule.system.files import replace
 
 #: A block of a backbone, by its name: blocks.3, layers.1.blocks.0, block2.1
@@ -40,7 +34,7 @@ _BLOCK = re.compile(r"(?:^|\.)blocks?\d*\.\d+$")
 #: The precisions in which Lightning shards.
 _SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 #: The file of a sharded checkpoint with everything except weights and optimizer; Lightning's name.
-_REST = "meta.pt"
+REST = "meta.pt"
 
 
 def build_strategy(recipe: TrainingRecipe) -> Strategy | str:
@@ -88,7 +82,7 @@ class ShardedStrategy(ModelParallelStrategy):
         try:
             super().save_checkpoint(checkpoint, temporary, storage_options)
             if self.global_rank == 0:
-                with (temporary / _REST).open("rb") as file:
+                with (temporary / REST).open("rb") as file:
                     os.fsync(file.fileno())
         except (OSError, RuntimeError, CheckpointException) as error:
             failure = error
@@ -96,7 +90,7 @@ class ShardedStrategy(ModelParallelStrategy):
         if failed:  # if one process fails, all raise, so that none waits for another
             if self.global_rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-            reason = "by another process" if failure is None else f"({_reason(failure)})"
+            reason = "by another process" if failure is None else f"({reason_of(failure)})"
             raise OSError(
                 f"{path} could not be written {reason}; is the disk full? The last one is intact."
             ) from failure
@@ -119,11 +113,11 @@ class ShardedStrategy(ModelParallelStrategy):
             dcp.load(state, checkpoint_id=path, planner=_PlainValues())
             dcp.load(moments, checkpoint_id=path, planner=_PlainValues())
         except CheckpointException as error:  # raised in all processes
-            raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
+            raise ValueError(f"{path} cannot be read ({reason_of(error)}).") from None
         model.load_state_dict(state["state_dict"])
         options = StateDictOptions(cpu_offload=True)
         set_optimizer_state_dict(model, optimizer, optim_state_dict=moments["optimizer_0"], options=options)
-        return read_checkpoint(path / _REST)
+        return read_checkpoint(path / REST)
 
 
 class _PlainValues(DefaultLoadPlanner):
@@ -159,10 +153,10 @@ class _Metadata(pickle.Unpickler):
 
 def check_shards(path: Path) -> None:
     """Check that a sharded checkpoint is complete and that its metadata are plain data."""
-    described, rest = path / ".metadata", path / _REST
+    described, rest = path / ".metadata", path / REST
     if not described.is_file() or not rest.is_file():
         raise ValueError(
-            f"{path} is not a checkpoint of strategy fsdp, or it is incomplete: it lacks .metadata or {_REST}."
+            f"{path} is not a checkpoint of strategy fsdp, or it is incomplete: it lacks .metadata or {REST}."
         )
     try:
         with described.open("rb") as file:
@@ -188,7 +182,7 @@ def read_shards(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")
             dcp.load(found, storage_reader=reader, planner=_PlainValues(), no_dist=True)
     except (Exception, CheckpointException) as error:  # the latter is not an Exception
-        raise ValueError(f"{path} cannot be read ({_reason(error)}).") from None
+        raise ValueError(f"{path} cannot be read ({reason_of(error)}).") from None
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
@@ -209,90 +203,9 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-class _Progress(TypedDict):
-    """The progress of a run; sums: of the losses and the examples of the epoch so far, per process."""
-
-    epoch: Epochs
-    batches: Whole
-    sums: Annotated[list[tuple[Number, NotNegative]], Field(min_length=1)]
-    skipped_steps: Whole
-    skipped_in_a_row: Whole
-    accumulate: Count
-
-
-class _Best(TypedDict):
-    best: Number
-    best_name: str | None
-
-
-class _Rows(TypedDict):
-    rows: list[dict[str, Number]]
-    seconds: NotNegative
-
-
-class _Callbacks(TypedDict):
-    Checkpoints: _Best
-    History: _Rows
-
-
-class Rest(TypedDict):
-    """The values that this library stores in a checkpoint besides weights and optimizer."""
-
-    progress: _Progress
-    callbacks: _Callbacks
-
-
-def read_rest(path: Path) -> Rest:
-    """Read a checkpoint's progress, history and best score."""
-    found = read_checkpoint(path if path.is_file() else path / _REST)
-    rest: Rest = check_value(Rest, found, f"{path} is damaged")
-    return rest
-
-
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return one line about an error of any process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
-    """Check by a step of a small layer that an optimizer runs here: some need libraries, GPUs or second derivatives."""
-    try:
-        layer = nn.Linear(2, 2).to(device)
-        optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
-
-        def closure() -> Any:
-            loss = layer(torch.ones(1, 2, device=device)).sum()
-            loss.backward()
-            return loss
-
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer.step(closure)
-    except Exception as error:  # each fails in its own way
-        raise ValueError(
-            f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
-            f"{recipe.optimizer!r} ({_reason(error)})."
-        ) from None
-
-
-def check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
-    """Check that the number of processes is that of the recipe, and that they can find each other."""
-    if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
-        raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
-    if recipe.optimizer not in USUAL_OPTIMIZERS:
-        _check_optimizer(recipe, trainer.strategy.root_device)
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
-        raise ValueError(
-            "`nodes` must be 1 unless the machines are known: start the same command on each, by "
-            "torchrun or SLURM, or with MASTER_ADDR and MASTER_PORT (of the first machine) and NODE_RANK (0, 1, ...) "
-            f"in the environment; got {recipe.nodes}."
-        )
-    if trainer.world_size != recipe.devices * recipe.nodes:
-        raise ValueError(
-            f"`devices` x `nodes` must be the number of processes that were started, {trainer.world_size}, got "
-            f"{recipe.devices} x {recipe.nodes}."
-        )

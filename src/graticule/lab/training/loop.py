@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerStatus
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from graticule.checkpoints.load import load_position
@@ -27,11 +29,17 @@ from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.locks import locked
 from graticule.lab.training.callbacks import History, Progress
-from graticule.lab.training.checkpoints import Checkpoints, WholeFileCheckpoints, remove_leftovers, saved_checkpoints
-from graticule.lab.training.devices import build_strategy, check_trainer, read_rest, read_shards
+from graticule.lab.training.checkpoints import (
+    Checkpoints,
+    WholeFileCheckpoints,
+    read_rest,
+    remove_leftovers,
+    saved_checkpoints,
+)
+from graticule.lab.training.devices import build_strategy, read_shards, reason_of
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
-from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.system.files import held, write_json
@@ -206,8 +214,49 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
             enable_model_summary=False,
             log_every_n_steps=1,  # nothing is logged by step
         )
-    check_trainer(trainer, recipe, task.sync_batchnorm)
+    _check_trainer(trainer, recipe, task.sync_batchnorm)
     return trainer
+
+
+def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
+    """Check by a step of a small layer that an optimizer runs here: some need libraries, GPUs or second derivatives."""
+    try:
+        layer = nn.Linear(2, 2).to(device)
+        optimizer = create_optimizer_v2(layer, opt=recipe.optimizer, lr=1e-3, weight_decay=0.0, momentum=0.9)
+
+        def closure() -> Any:
+            loss = layer(torch.ones(1, 2, device=device)).sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.step(closure)
+    except Exception as error:  # each fails in its own way
+        raise ValueError(
+            f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
+            f"{recipe.optimizer!r} ({reason_of(error)})."
+        ) from None
+
+
+def _check_trainer(trainer: L.Trainer, recipe: TrainingRecipe, sync_batchnorm: bool) -> None:
+    """Check that the number of processes is that of the recipe, and that they can find each other."""
+    if sync_batchnorm and trainer.strategy.root_device.type == "cpu":
+        raise ValueError("`sync_batchnorm` must be off on CPUs, since PyTorch has it for GPUs only, got True.")
+    if recipe.optimizer not in USUAL_OPTIMIZERS:
+        _check_optimizer(recipe, trainer.strategy.root_device)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if recipe.nodes > 1 and type(environment) is LightningEnvironment and "MASTER_ADDR" not in os.environ:
+        raise ValueError(
+            "`nodes` must be 1 unless the machines are known: start the same command on each, by "
+            "torchrun or SLURM, or with MASTER_ADDR and MASTER_PORT (of the first machine) and NODE_RANK (0, 1, ...) "
+            f"in the environment; got {recipe.nodes}."
+        )
+    if trainer.world_size != recipe.devices * recipe.nodes:
+        raise ValueError(
+            f"`devices` x `nodes` must be the number of processes that were started, {trainer.world_size}, got "
+            f"{recipe.devices} x {recipe.nodes}."
+        )
 
 
 def _progress(run: Run, last: Path, recipe: TrainingRecipe, batches: BatchOrder) -> Any:

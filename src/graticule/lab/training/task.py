@@ -82,8 +82,9 @@ class Task(ABC, Generic[R, D]):
     evaluation: ClassVar[type[Evaluation[Any]]] = HeldOutEvaluation
     #: The type (a TypedDict) of the values of `describe`; it is checked when recipe.json is read.
     description: ClassVar[Any] = _NoDescription
-    #: The word for examples in messages.
+    #: The word for examples in messages, and the unit of speed in the progress bar.
     examples: ClassVar[str] = "examples"
+    unit: ClassVar[str] = "ex/s"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
     #: Names of further files that `save` writes into the run folder.
@@ -196,7 +197,7 @@ class Task(ABC, Generic[R, D]):
     @property
     def rate(self) -> tuple[str, int]:
         """Return the unit of speed, and the amount per step."""
-        return "ex/s", self.recipe.batch_size
+        return self.unit, self.recipe.batch_size
 
     @property
     def sync_batchnorm(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from commands import run_command
 from forked import forked, two_processes
-from graticule.checkpoints.read import read_checkpoint, save_weights
+from graticule.checkpoints.read import save_weights
 from graticule.lab.tasks.parts.dense import freeze_batchnorm
 from graticule.lab.tasks.segmentation import SegmentationEvaluation, pixel_losses, windows_of
 from graticule.lab.training.loop import train
@@ -19,6 +20,7 @@ from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_model, task_of
 from in_turn import in_turn
+from short_runs import assert_same_end, at_step, signal_itself
 from tiny import holds
 
 PLAIN = {"precision": "64-true", "optimizer": "sgd", "lr": 0.02}
@@ -37,14 +39,7 @@ def whole(kind, tmp_path_factory):
 
 def die_at(recipe, folder, step):
     """Train, and kill this process in the step after `step`."""
-    inner = TrainingModule.training_step
-
-    def outer(self, *arguments):
-        if self.global_step == step:
-            signal.raise_signal(signal.SIGKILL)
-        return inner(self, *arguments)
-
-    TrainingModule.training_step = outer
+    at_step(pytest.MonkeyPatch(), step, lambda: signal_itself(signal.SIGKILL))
     train(recipe, folder, progress=False)
 
 
@@ -53,12 +48,7 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bi
     process = forked(die_at, recipe, tmp_path / "run", 3)
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    resumed = train(recipe, tmp_path / "run", resume=True, progress=False)
-    ours, theirs = load_file(resumed.weights), load_file(whole.weights)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
-    last = [read_checkpoint(run.last)["optimizer_states"][0]["state"] for run in (resumed, whole)]
-    assert all(torch.equal(last[0][n]["exp_avg"], state["exp_avg"]) for n, state in last[1].items())
-    assert resumed.result() | {"seconds": 0} == whole.result() | {"seconds": 0}
+    assert_same_end(train(recipe, tmp_path / "run", resume=True, progress=False), whole)
 
 
 def test_two_processes_make_the_steps_and_the_scores_of_one(kind, tmp_path):
@@ -96,15 +86,7 @@ def test_the_rate_of_a_layer_is_that_of_the_next_times_the_decay(tmp_path):
     described = {"channels": 3, "class_names": tuple("ab"), "category_ids": (1, 2)}
     model = build_model(recipe, **described)
 
-    class Batches:
-        steps = 5
-
-    class Task:
-        pass
-
-    task = Task()
-    task.recipe = recipe
-    module = TrainingModule(task, model, Batches())
+    module = TrainingModule(SimpleNamespace(recipe=recipe), model, SimpleNamespace(steps=5))
     groups = module.configure_optimizers()["optimizer"].param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     scale = {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}

@@ -157,6 +157,7 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     description = DenseClasses
     examples = "images"
+    unit = "img/s"
     inputs = "images with boxes, masks or classes of pixels"
 
     #: True if the data normalize the images; a model that normalizes gets them in [0, 1].
@@ -256,11 +257,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def setup(self, model: nn.Module, data: DenseModule, device: torch.device) -> None:
         """Do nothing."""
-
-    @property
-    def rate(self) -> tuple[str, int]:
-        """Return the unit, images per second, and the number of images per step."""
-        return "img/s", self.recipe.batch_size
 
     @property
     def sync_batchnorm(self) -> bool:

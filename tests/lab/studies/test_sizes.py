@@ -1,4 +1,4 @@
-"""Bits per byte at other lengths: the tables are those of the scores, and a wrong length is found before any work."""
+"""Scores at other sizes and lengths: the tables equal the scores, and invalid sizes are refused before any work."""
 
 import json
 from dataclasses import replace
@@ -6,14 +6,24 @@ from dataclasses import replace
 import pytest
 
 from graticule.lab.studies.comparison import compare
-from graticule.lab.studies.sizes import Lengths, lengths
+from graticule.lab.studies.sizes import Lengths, Resolutions, lengths, resolutions
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe, evaluate_text
+from graticule.lab.tasks.parts.image_scores import evaluate
 from text_commands import spoiled_after_first_epoch
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
-FOUND = Lengths(
+RESOLUTIONS = Resolutions(
+    seeds=(0, 1, 2),
+    trained_at=(28, 28),
+    scores={
+        "a": {(20, 20): [50.0, 51.0, 51.0], (28, 28): [70.0, 71.0, 71.0]},
+        "b": {(20, 20): [60.0, 60.0, 63.0], (28, 28): [71.0, 73.0, 74.0]},
+    },
+    images=1000,
+)
+LENGTHS = Lengths(
     seeds=(0, 1, 2),
     trained_at={"a": 128, "b": 256},
     num_bytes={"a": 9000, "b": 9000},
@@ -26,17 +36,62 @@ FOUND = Lengths(
 )
 
 
-def test_the_tables_have_mean_deviation_difference_and_p_and_marks():
-    assert FOUND.rows() == [
+@pytest.mark.parametrize("found", [RESOLUTIONS, LENGTHS], ids=lambda found: found.file)
+def test_tables_values_and_figures_are_written(tmp_path, found):
+    table, numbers, *pictures = found.write(tmp_path)
+    assert [path.name for path in (table, numbers)] == [f"{found.file}.md", f"{found.file}.json"]
+    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF", b"<?xm"]
+    assert table.read_text(encoding="utf-8") == found.markdown() + "\n"
+    assert json.loads(numbers.read_text()) == json.loads(json.dumps(found.record()))
+
+
+def test_the_records_have_the_values_of_every_seed():
+    assert RESOLUTIONS.record()["top1"]["b"]["20"] == [60.0, 60.0, 63.0]
+    record = LENGTHS.record()
+    assert record["bpb"]["b"][128] == [2.6, 2.6, 2.63] and record["trained_at"] == {"a": 128, "b": 256}
+    assert record["resampled"] == {"a": [256], "b": []} and record["by_place"]["a"][256] == [3.0, 3.0, 3.0]
+
+
+def test_the_tables_of_sizes_have_mean_deviation_difference_and_p():
+    assert RESOLUTIONS.rows() == [
+        ("choice", "20", "28 (trained)"),
+        ("a", "50.67 ± 0.58", "70.67 ± 0.58"),
+        ("b", "61.00 ± 1.73", "72.67 ± 1.53"),
+    ]
+    assert RESOLUTIONS.differences()[1][2] == "+2.00 (p 0.074; 0.074)"
+    tables = RESOLUTIONS.markdown().split("\n\n")
+    assert [len(table.splitlines()) for table in tables] == [4, 3, 1]
+    assert tables[1].splitlines()[2] == "| b | +10.33 (p 0.007; 0.014) | +2.00 (p 0.074; 0.074) |"
+    assert tables[2].endswith("adjusted by Holm's method for 2 comparisons")
+
+
+def test_every_run_is_scored_at_every_size_with_its_last_weights(tmp_path):
+    base = {"limit_train": 40, "limit_test": 20, "batch_size": 20, "epochs": 1, "accelerator": "cpu"}
+    choices = {"learnable": Recipe(**base), "peg": Recipe(encoding="peg", global_pool="avg", **base)}
+    comparison = compare(choices, [0, 1], tmp_path, progress=False)
+    found = resolutions(comparison, [(28, 28), (20, 36)], progress=False)
+    assert list(found.scores["peg"]) == [(28, 28), (20, 36)] and found.trained_at == (28, 28)
+    for name, runs in comparison.runs.items():
+        assert found.scores[name][28, 28] == pytest.approx(comparison.scores[name], abs=1e-4)
+        (score,) = evaluate(runs[1].model(checkpoint="last"), runs[1].data(), [(20, 36)], progress=False)
+        assert found.scores[name][20, 36][1] == score.top1
+    with pytest.raises(ValueError, match="`img_size`"):
+        resolutions(comparison, [(28, 28), (30, 28)], progress=False)
+    with pytest.raises(ValueError, match="`sizes`"):
+        resolutions(comparison, [(28, 28), (28, 28)], progress=False)
+
+
+def test_the_tables_of_lengths_have_mean_deviation_difference_p_and_marks():
+    assert LENGTHS.rows() == [
         ("choice", "128", "256"),
         ("a", "2.507 ± 0.006 *", "2.700 ± 0.100 ~"),
         ("b", "2.610 ± 0.017", "2.400 ± 0.100 *"),
     ]
-    assert FOUND.differences() == [
+    assert LENGTHS.differences() == [
         ("against the first", "128", "256"),
         ("b", "+0.103 (p 0.007; 0.007)", "-0.300 (p -; -)"),
     ]
-    tables = FOUND.markdown().split("\n\n")
+    tables = LENGTHS.markdown().split("\n\n")
     assert [len(table.splitlines()) for table in tables] == [4, 3, 1, 1]
     assert tables[1].splitlines()[2] == "| b | +0.103 (p 0.007; 0.007) | -0.300 (p -; -) |"
     assert tables[2].endswith("for 1 comparison")  # if all differences are equal there is no test
@@ -49,18 +104,8 @@ def test_marks_that_are_not_there_are_not_explained():
 
 
 def test_the_legend_warns_if_choices_were_scored_on_different_text():
-    assert "not to be compared" not in FOUND.markdown()
-    assert "not to be compared: limit_test" in replace(FOUND, num_bytes={"a": 9000, "b": 18000}).markdown()
-
-
-def test_tables_values_and_figures_are_written(tmp_path):
-    table, numbers, *pictures = FOUND.write(tmp_path)
-    assert [path.name for path in (table, numbers)] == ["lengths.md", "lengths.json"]
-    assert [path.read_bytes()[:4] for path in pictures] == [b"\x89PNG", b"%PDF", b"<?xm"]
-    assert "2.610 ± 0.017" in table.read_text(encoding="utf-8")
-    written = json.loads(numbers.read_text())
-    assert written["bpb"]["b"]["128"] == [2.6, 2.6, 2.63] and written["trained_at"] == {"a": 128, "b": 256}
-    assert written["resampled"] == {"a": [256], "b": []} and written["by_place"]["a"]["256"] == [3.0, 3.0, 3.0]
+    assert "not to be compared" not in LENGTHS.markdown()
+    assert "not to be compared: limit_test" in replace(LENGTHS, num_bytes={"a": 9000, "b": 18000}).markdown()
 
 
 def test_every_run_is_scored_at_every_length_with_its_last_weights(tmp_path):
