@@ -83,7 +83,7 @@ class Carried:
         return future
 
 
-def test_a_gym_that_other_processes_carry_has_the_same_scores_even_if_some_die(finished, tmp_path):
+def test_a_gym_in_other_processes_has_the_same_scores_even_if_some_die(finished, tmp_path):
     executor = Carried(BrokenProcessPool("died"), OSError("away"))
     gym(CHOICES, tmp_path, tasks=["place", "shift"], seeds=[0], sides=[7], progress=False, executor=executor)
     here, there = (

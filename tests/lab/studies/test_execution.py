@@ -74,13 +74,13 @@ def table(folder):
     return {key: record[key] for key in ("recipe", "choices", "seeds", "top1", "parameters", "runs")}
 
 
-def test_a_comparison_carried_by_an_executor_has_the_same_numbers(here, tmp_path):
+def test_a_comparison_by_an_executor_has_the_same_numbers(here, tmp_path):
     compare(CHOICES, [0], tmp_path, progress=False, executor=Scripted())
     assert table(tmp_path) == table(here)
     assert all((one.folder / OUTPUT).exists() for one in plan(CHOICES, [0], tmp_path))
 
 
-def test_dask_carries_runs(here, tmp_path, monkeypatch):
+def test_runs_are_executed_by_dask(here, tmp_path, monkeypatch):
     """Uses a client in this process; benchmarks/engine.py has real workers, whose threads would break forked tests."""
     addresses = []
 
@@ -106,7 +106,7 @@ def test_dask_carries_runs(here, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its logs open
-def test_submitit_carries_runs(here, tmp_path):
+def test_runs_are_executed_by_submitit(here, tmp_path):
     with executor_of("slurm(cluster='debug', timeout_min=5)", tmp_path) as executor:
         assert isinstance(executor, submitit.AutoExecutor)
         compare(CHOICES, [0], tmp_path, progress=False, executor=executor)
@@ -145,7 +145,7 @@ def test_runs_that_only_waited_are_not_counted_as_dead(tmp_path):
     assert executor.calls == 4 * ATTEMPTS + 1
 
 
-def test_a_mistake_in_a_run_is_not_tried_again(tmp_path):
+def test_a_run_with_an_invalid_recipe_is_not_submitted_again(tmp_path):
     runs = plan(CHOICES, [0], tmp_path)
     executor = Scripted(ValueError("`lr` must be positive"))
     with pytest.raises(RuntimeError, match="`lr` must be positive"):
@@ -154,7 +154,7 @@ def test_a_mistake_in_a_run_is_not_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("executor", [None, Scripted()], ids=["here", "elsewhere"])
-def test_a_run_that_another_process_trains_is_waited_for(tmp_path, monkeypatch, executor):
+def test_a_run_in_another_process_is_waited_for(tmp_path, monkeypatch, executor):
     runs = plan(CHOICES, [0], tmp_path)
     runs[0].folder.mkdir(parents=True)
     with locked(runs[0].folder) as free:
@@ -175,7 +175,7 @@ def _free_after(times):
     return lock
 
 
-def test_a_process_that_takes_another_run_after_it_was_stopped_is_stopped_again(tmp_path, monkeypatch):
+def test_a_process_that_starts_another_run_after_a_signal_gets_another_signal(tmp_path, monkeypatch):
     def two_runs():
         signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         (tmp_path / "begun").touch()
@@ -209,7 +209,7 @@ def test_a_worker_imports_the_plugins_that_were_loaded(tmp_path, registered_data
         train_job(one.recipe.to_dict(), str(one.folder), [str(plugin)])
 
 
-def test_places_that_are_none_are_refused(tmp_path):
+def test_unknown_executors_are_refused(tmp_path):
     for on, message in [
         ("everywhere", "`on` must be here, local:N"),
         ("local:0", "`on` must be here, local:N"),

@@ -69,7 +69,7 @@ def test_a_run_is_finished_running_stopped_or_has_no_epoch_yet(tmp_path):
     assert summarise(running).state == "stopped"
 
 
-def test_a_run_is_not_touched_by_looking_at_it(tmp_path):
+def test_reading_a_run_does_not_change_it(tmp_path):
     folder = write_run(tmp_path / "run", (50,))
     before = sorted(folder.iterdir())
     summarise(folder)
@@ -88,7 +88,7 @@ def test_epochs_and_top1_are_those_of_the_metrics(tmp_path):
     assert (one.epoch, one.epochs, one.best, one.last) == (0, 10, None, None)
 
 
-def test_a_score_that_is_no_number_is_neither_best_nor_last(tmp_path):
+def test_a_score_that_is_not_finite_is_neither_best_nor_last(tmp_path):
     one = summarise(write_run(tmp_path / "run", ("nan", 40, "")))
     assert (one.epoch, one.best, one.last, one.state) == (3, (40.0, 2), None, "stopped")
     assert summarise(write_run(tmp_path / "other", ("nan",))).best is None
@@ -250,23 +250,23 @@ def metrics(*top1, seconds=10.0):
     }
 
 
-def test_one_run_is_followed_as_it_is():
+def test_the_curve_of_one_run_has_its_values():
     assert curve([metrics(50, 60)], "val_top1") == [Point(1, 10, 50, None), Point(2, 20, 60, None)]
 
 
-def test_several_runs_are_a_mean_and_a_deviation_over_the_epochs_that_all_have():
+def test_the_curve_of_several_runs_has_means_and_deviations_over_shared_epochs():
     points = curve([metrics(50, 60, 70), metrics(54, 64, seconds=20)], "val_top1")
     assert points == [Point(1, 15, 52, pytest.approx(8**0.5)), Point(2, 30, 62, pytest.approx(8**0.5))]
     assert curve([metrics(50), metrics()], "val_top1") == []
 
 
 @pytest.mark.parametrize("missing", [math.nan, math.inf])
-def test_where_one_run_has_no_number_there_is_none(missing):
+def test_the_curve_has_no_value_where_a_run_has_none(missing):
     first, second = curve([metrics(50, missing), metrics(54, 64)], "val_top1")
     assert first.mean == 52 and math.isnan(second.mean) and math.isnan(second.deviation)
 
 
-def test_seconds_that_are_not_there_are_no_number():
+def test_missing_seconds_are_nan():
     without = metrics(50, 60)
     del without["seconds"]
     assert [point.epoch for point in curve([without], "val_top1")] == [1, 2]

@@ -18,7 +18,7 @@ NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
         (0.0, 20, "undecided: would need 68 seeds"),
     ],
 )
-def test_scores_that_plainly_deserve_an_answer_get_it(gain, scale, answer):
+def test_clear_scores_get_their_answer(gain, scale, answer):
     (one,) = family([("a", [gain + scale * value for value in NOISE], 1.0)])
     assert one.answer == answer
 

@@ -129,7 +129,7 @@ def test_the_bytes_weighted_mean_over_places_is_that_of_the_text(any_data):
         assert mean == pytest.approx(score.bits_per_byte, rel=1e-12)
 
 
-def test_a_model_that_knows_nothing_needs_the_logarithm_of_the_vocabulary_a_token(any_data):
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(any_data):
     model = small(any_data)
     for parameter in model.parameters():
         parameter.data.zero_()
@@ -150,7 +150,7 @@ def test_a_model_with_nan_weights_has_no_score_and_is_unchanged(data):
     assert model.norm.weight.isnan().all() and model.context == CONTEXT
 
 
-def test_places_come_in_bins_that_double(data):
+def test_bins_of_positions_double_in_size(data):
     found = {score.length: score.by_place for score in scores(small(data, "none"), data, 1, 2, 3, 8, 10)}
     bins = {length: [(first, last) for first, last, _ in places] for length, places in found.items()}
     assert bins[1] == [(1, 1)]
@@ -160,7 +160,7 @@ def test_places_come_in_bins_that_double(data):
     assert bins[10] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
 
 
-def test_a_bin_has_the_bits_of_its_own_places(data):
+def test_a_bin_has_the_bits_of_its_positions(data):
     model = small(data)
 
     def forward(tokens):

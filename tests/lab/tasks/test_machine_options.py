@@ -99,7 +99,7 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
         ("--nonfinite skip", ["`nonfinite`"]),
     ],
 )
-def test_anything_else_is_refused_by_name(tmp_path, capsys, within, options, named):
+def test_other_changes_of_a_resumed_run_are_refused_by_name(tmp_path, capsys, within, options, named):
     run = copied(within, tmp_path / "run")
     code, said = command(capsys, "train", "--resume", run.folder, *options.split())
     assert code == 1 and "whose recipe differs" in said and all(name in said for name in named), said
@@ -176,7 +176,7 @@ def test_a_folder_is_of_one_run_until_that_is_killed_and_its_processes_end_with_
         time.sleep(0.05)
 
 
-def test_a_folder_that_is_held_is_refused_in_a_line(tmp_path, capsys, within):
+def test_a_locked_folder_is_refused_in_one_line(tmp_path, capsys, within):
     run = copied(within, tmp_path / "run")
     assert not run.running
     with locked(run.folder):
@@ -195,7 +195,7 @@ def kill_a_loader(number: int = signal.SIGKILL) -> None:
     time.sleep(0.5)
 
 
-def test_a_loader_that_is_killed_is_named_and_the_last_checkpoint_is_resumed(tmp_path, capsys, monkeypatch, whole):
+def test_a_killed_loader_is_reported_and_the_run_resumes(tmp_path, capsys, monkeypatch, whole):
     # PyTorch installs its handler for ended processes only once, and Lightning removes it after the first training
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)

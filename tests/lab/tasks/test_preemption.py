@@ -134,7 +134,7 @@ def test_a_run_stopped_in_every_step_ends_as_one_that_was_not(tmp_path, rich):
     assert_same_end(run, rich)
 
 
-def test_two_signals_in_a_row_are_one(tmp_path, monkeypatch):
+def test_several_signals_are_treated_as_one(tmp_path, monkeypatch):
     at_step(monkeypatch, 1, lambda: [signal_itself(), signal_itself(), signal_itself(signal.SIGUSR1)])
     with pytest.raises(Preempted):
         train(short(), tmp_path / "run", progress=False)
@@ -156,7 +156,7 @@ def test_before_the_first_step_the_run_stops_at_once_and_can_be_started_again(tm
     assert main(command) == 0
 
 
-def test_while_the_trainer_is_set_up_the_run_stops_at_once_too(tmp_path, monkeypatch):
+def test_a_signal_while_the_trainer_is_set_up_stops_the_run_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingModule, "configure_optimizers", lambda self: signal_itself())
     with pytest.raises(Preempted):
         train(short(), tmp_path / "run", progress=False)
@@ -191,7 +191,7 @@ def test_in_a_thread_a_run_trains_without_listening(tmp_path):
     assert found == [True]
 
 
-def test_an_error_gives_the_handlers_back_too(tmp_path, monkeypatch):
+def test_an_error_restores_the_handlers_of_signals(tmp_path, monkeypatch):
     def fail():
         raise ValueError("its own")
 

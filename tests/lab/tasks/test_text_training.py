@@ -100,7 +100,7 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_next_tokens_chance():
     assert nats[1, 4] == 0
 
 
-def test_a_score_begins_again():
+def test_each_evaluation_starts_new_sums():
     recipe = short()
     data = build_data(recipe)
     model = build_model(recipe, num_classes=257).eval()
@@ -154,7 +154,7 @@ def test_a_score_is_exact_though_the_model_is_in_half_precision(tmp_path):
     assert found == pytest.approx(nats / math.log(2) / data.num_bytes("test"), rel=1e-6)
 
 
-def test_training_makes_the_held_out_text_cheaper(tmp_path):
+def test_training_reduces_the_bits_of_the_held_out_text(tmp_path):
     run = train(short(limit_train=400, epochs=3, lr=3e-3), tmp_path / "run", progress=False)
     found = [float(row["val_bpb"]) for row in rows(run)]
     assert found[0] > found[1] > found[2] and found[2] < 6 < math.log2(257)
@@ -284,7 +284,7 @@ def test_a_run_of_another_task_is_not_resumed(tmp_path):
         train(Recipe(), tmp_path / "run", resume=True, progress=False)
 
 
-def test_arguments_of_the_model_reach_it():
+def test_arguments_of_a_recipe_are_passed_to_the_model():
     recipe = short(model_kwargs=("depth=2", "qkv_bias=false"), tied=False, drop_rate=0.3)
     model = build_model(recipe, num_classes=300)
     assert len(model.blocks) == 2 and model.blocks[0].attn.qkv.bias is None and model.head.weight.shape == (300, 64)

@@ -186,7 +186,7 @@ def test_runs_are_evaluated_at_several_sizes_on_the_original_images(kind, whole,
     assert code == 1 and "`sizes` must be SHORTERxLONGER" in err
 
 
-def test_windows_that_know_where_they_lie_are_evaluated(kind, whole, tmp_path, capsys):
+def test_located_windows_are_evaluated(kind, whole, tmp_path, capsys):
     if kind is detector:
         code, _, err = run_command(capsys, "evaluate", whole.folder, "--window", "64")
         assert code == 1 and "`window` must be left out with the task detection" in err
@@ -200,7 +200,7 @@ def test_windows_that_know_where_they_lie_are_evaluated(kind, whole, tmp_path, c
     assert not (tmp_path / "evaluation.png").exists()  # it was of other scores
 
 
-def test_a_window_of_ones_own_has_a_stride_of_its_own_whatever_the_recipe_has():
+def test_a_given_window_has_its_own_default_stride():
     task = task_of(segmenter(window=64, stride=64))
     for options, expected in (
         ({}, (64, 64, False)),

@@ -101,7 +101,7 @@ def test_a_report_on_a_backbone_without_position_says_that_there_is_nothing_to_d
     assert "Position in the backbone" in page and "Not drawn: " in page and page.count("<img") == 2
 
 
-def test_an_impossible_prediction_is_explained_in_a_line(runs, photos, tmp_path, capsys):
+def test_invalid_predictions_are_refused_in_one_line(runs, photos, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes(b"<html>")
     (tmp_path / "more").mkdir()
     twin = tmp_path / "more" / "12.jpg"
