@@ -8,15 +8,17 @@ from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
+from timm.layers import DropPath
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
-from graticule.backbones.token_model import Crops, Images, TokenModel, forward_each
+from graticule.backbones.token_model import Batch, Crops, Images, TokenModel, forward_each
 from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
+from graticule.position.packed import PackedRow, Segment
 from graticule.position.places import sides
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
@@ -80,6 +82,8 @@ class Backbone(TokenModel, HubModel):
     whole_grid: ClassVar[str] = "its blocks need the whole grid"
     #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
     axes: ClassVar[tuple[int, ...]] = (2,)
+    #: The share of the patches that training leaves out.
+    patch_drop_rate: float = 0.0
     head: nn.Module
     #: timm's configuration of a model that is built by name.
     pretrained_cfg: dict[str, Any]
@@ -460,6 +464,38 @@ class Backbone(TokenModel, HubModel):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
+    def forward_packed(self, x: Images, crop: Crop | Crops | None = None) -> Any:
+        """Classify images of any sizes in one row of tokens, in which attention stays within an image.
+
+        The outputs are those of `forward`. Linear layers, norms and MLPs compute the tokens of all images at once, and
+        no token is padded; on a CPU, one pass per size is as fast (benchmarks/packed.py).
+
+        Args:
+            x: a list of B images (C, height, width).
+            crop: the part of a larger image that they show, or a list with one for each image or None.
+
+        Raises:
+            ValueError: if the blocks or the position need the map of an image, in training with stochastic depth or
+                patch dropout, which are drawn per image, or if the lists cannot be combined.
+        """
+        dropped = any(isinstance(module, DropPath) and module.drop_prob for module in self.modules())
+        if self.training and (dropped or self.patch_drop_rate):
+            raise ValueError("`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images.")
+        if self.whole_grid:
+            raise ValueError(f"`x` must be given to `forward` in {type(self).__name__}: {self.whole_grid}.")
+        return forward_each(self, x, crop, self._packed)
+
+    def _packed(self, batches: Sequence[Batch]) -> list[Any]:
+        grids = [self.grid_of(images).cropped(crop) for images, crop in batches]
+        sizes = [(len(images), grid.tokens) for (images, _), grid in zip(batches, grids, strict=True)]
+        layers = zip(*map(self.position, grids), strict=True)
+        rows = [PackedRow.of([Segment(*size, one) for size, one in zip(sizes, each, strict=True)]) for each in layers]
+        x = torch.cat([self.embed(images).flatten(0, 1) for images, _ in batches])[None]
+        for tokens in self.run_blocks(x, [(self.block(0, i), row.tokens, (row,)) for i, row in enumerate(rows)]):
+            x = tokens
+        parts = rows[0].split(x, -2)
+        return [self.forward_head(self.final(part, grid)) for part, grid in zip(parts, grids, strict=True)]
+
     def forward(self, x: Tensor | Images, crop: Crop | Crops | None = None, keep: Tensor | None = None) -> Any:
         """Classify images: (B, num_classes).
 
@@ -479,7 +515,7 @@ class Backbone(TokenModel, HubModel):
         if isinstance(x, (list, tuple)):
             if keep is not None:
                 raise ValueError("`keep` must be None for a list of images; pass a batch of images of one size.")
-            return forward_each(self, x, crop)
+            return forward_each(self, x, crop, lambda batches: [self(images, part) for images, part in batches])
         if isinstance(crop, (list, tuple)):
             raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
         return self.forward_head(self.forward_features(x, crop, keep))

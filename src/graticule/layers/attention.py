@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
+from graticule.position.packed import PackedRow
 from graticule.registry.checks import checked
 
 
@@ -76,8 +77,13 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
-        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used."""
+    def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
+        """Mix the tokens x: (B, N, D) into (B, N, D); `where` is the grid, which is not used, or a `PackedRow`.
+
+        In a row of several images, (1, N, D), tokens attend to those of their image only.
+        """
+        if where and isinstance(where[0], PackedRow):
+            return self._output(self._attend_row(x, where[0]))
         return self._output(self._attend(*self._project(x, position), position))
 
     def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
@@ -89,6 +95,16 @@ class Attention(nn.Module):
         """Project the mixed values of all heads, (B, h, N, d), to (B, N, D)."""
         out: Tensor = self.proj_drop(self.proj(self.norm(mixed.transpose(1, 2).flatten(2))))
         return out
+
+    def _attend_row(self, x: Tensor, row: PackedRow) -> Tensor:
+        """Project all tokens of a row at once, and mix the values of each image, (1, h, N, d)."""
+        q, k, v, of_q = self._projected(x, row.tokens)
+        parts = (row.split(each, -2) for each in (self.q_norm(q), self.k_norm(k), v, of_q))
+        mixed = [
+            self._attend(*self._positioned(q, k, v, of_q, segment.position), segment.position)
+            for segment, q, k, v, of_q in zip(row.segments, *parts, strict=True)
+        ]
+        return row.join(mixed, -2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Mix the values: (B, h, N, d)."""
