@@ -111,7 +111,7 @@ def test_invalid_predictions_are_refused_in_one_line(runs, photos, tmp_path, cap
         ([run, tmp_path / "nothing.jpg"], "`images` must be files, got"),
         ([run, tmp_path / "broken.png"], "cannot be read as one"),
         ([run, photos[1], twin], "`images` must differ in their names"),
-        ([run, photos[0], "--threshold", "2"], "`threshold` must be from 0 to 1"),
+        ([run, photos[0], "--threshold", "2"], "`threshold` must be at most 1"),
         ([run, "--count", "0"], "`count` must be at least 1"),
         ([tmp_path / "no_run", photos[0]], "no_run"),
         ([runs["classification"].folder], "`images` must be given"),
