@@ -47,7 +47,7 @@ def write_image_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), im
 # Output of the commands
 
 
-def test_a_run_folder_holds_recipe_versions_seed_metrics_and_checkpoints(trained):
+def test_a_run_folder_contains_recipe_versions_seed_metrics_and_checkpoints(trained):
     described = json.loads(trained.recipe_file.read_text())
     assert described["recipe"]["joining"] == "lape" and described["recipe"]["seed"] == 0
     assert torch.__version__.startswith(described["versions"]["torch"]) and described["parameters"] > 0
@@ -133,7 +133,7 @@ def test_json_alone_is_on_stdout_if_it_is_asked_for(capsys, tmp_path, trained, q
     assert err.startswith("wrote ") if files else err == ""
 
 
-def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_side(
+def test_evaluate_measures_speed_and_memory_at_every_size_of_each_run(
     capsys, tmp_path, trained, pegged, quick_pictures
 ):
     sizes = ("--sizes", "28", "56")
@@ -145,14 +145,14 @@ def test_evaluate_tells_speed_and_memory_at_every_size_and_holds_runs_side_by_si
     assert records[1]["memory"] > 2 * records[0]["memory"]
 
 
-def test_the_drop_is_given_where_the_training_size_is_not_asked_for(capsys, tmp_path, trained, quick_pictures):
+def test_the_drop_is_measured_without_the_training_size(capsys, tmp_path, trained, quick_pictures):
     code, out, _ = run_command(capsys, "evaluate", trained.folder, "--sizes", "20", "--output", tmp_path)
     assert code == 0
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
     assert f"{record['top1'] - trained.result()['best_top1']:+.2f}" in out
 
 
-def test_translation_tells_how_far_each_layer_is_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
+def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_path, trained, pegged, quick_pictures):
     code, out, _ = run_command(
         capsys,
         "look",
@@ -217,7 +217,9 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
         (["train", "digits_quick", "--encoding", "learnable(kernel=5)"], "must not have the option 'kernel'"),
     ],
 )
-def test_a_mistake_in_a_look_is_named_and_nothing_is_written(capsys, tmp_path, trained, monkeypatch, arguments, said):
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    capsys, tmp_path, trained, monkeypatch, arguments, said
+):
     monkeypatch.chdir(tmp_path)
     given = [trained.folder if argument == "RUN" else argument for argument in arguments]
     before = sorted(trained.folder.iterdir())
@@ -235,7 +237,7 @@ def test_compare_evaluates_at_other_sizes_when_asked(capsys, tmp_path, quick_pic
     assert {"resolutions.md", "resolutions.json", "resolutions.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_learned_peg_stands_frozen_in_another_training(capsys, tmp_path, pegged):
+def test_a_trained_peg_can_be_frozen_in_another_training(capsys, tmp_path, pegged):
     frozen = ("--encoding", "peg(frozen=True)", "--global-pool", "avg", "--position-from", pegged.weights)
     code, _, err = run_command(capsys, "train", "digits_quick", "--quick", *frozen, "--output", tmp_path / "run")
     assert code == 0, err

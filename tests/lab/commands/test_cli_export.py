@@ -144,7 +144,7 @@ def test_a_published_model_of_a_plugin_says_which_one_to_pass(my_methods, tmp_pa
         graticule.from_pretrained(folder)
 
 
-def test_mistakes_are_one_line(lape_run, tmp_path, capsys):
+def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, capsys):
     run, new = lape_run.folder, tmp_path / "new"
     cases = [
         (("export", tmp_path / "nothing"), "`run` must be the folder of a run"),

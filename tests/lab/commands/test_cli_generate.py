@@ -72,7 +72,7 @@ class Recorder(io.StringIO):
 
 @pytest.mark.parametrize("prompt", ["", "the cat où "])
 @pytest.mark.parametrize("kind", ["rope_run", "table_run", "pairs_run"])
-def test_the_text_is_the_librarys_and_alone_on_standard_output(capsys, request, kind, prompt):
+def test_the_text_of_the_library_is_alone_on_standard_output(capsys, request, kind, prompt):
     run = request.getfixturevalue(kind)
     given = ["--prompt", prompt] if prompt else []
     code, out, err = run_command(capsys, "generate", run.folder, "--tokens", 12, "--device", "cpu", *given)
@@ -129,7 +129,7 @@ def test_the_text_is_in_the_file_that_is_asked_for(capsys, tmp_path, pairs_run):
 # Streaming
 
 
-def test_a_text_comes_piece_by_piece_and_a_character_when_it_is_whole(monkeypatch, rope_run):
+def test_the_text_is_printed_in_pieces_of_whole_characters(monkeypatch, rope_run):
     give_tokens(monkeypatch, "aé€".encode())
     monkeypatch.setattr(sys, "stdout", out := Recorder())
     assert run_main(rope_run) == 0
@@ -185,7 +185,7 @@ def test_the_text_before_it_was_stopped_stays(capsys, monkeypatch, tmp_path, rop
     assert file.read_text() == "so ab"
 
 
-def test_a_reader_that_goes_away_is_no_mistake(capsys, monkeypatch, rope_run):
+def test_a_closed_pipe_of_the_reader_is_no_error(capsys, monkeypatch, rope_run):
     give_tokens(monkeypatch, b"abc")
     read, write = os.pipe()
     os.close(read)

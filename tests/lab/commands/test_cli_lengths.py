@@ -77,7 +77,7 @@ def test_by_default_it_is_the_training_length_and_the_run_s_own_folder(capsys, r
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "last"])
-def test_the_difference_is_given_where_the_training_length_is_not_asked_for(capsys, tmp_path, rotary, checkpoint):
+def test_the_difference_is_measured_without_the_training_length(capsys, tmp_path, rotary, checkpoint):
     asked = ("--lengths", 4, "--checkpoint", checkpoint, "--output", tmp_path)
     code, out, _ = run_command(capsys, "evaluate", rotary.folder, *asked)
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())

@@ -67,7 +67,7 @@ def looked(runs, tmp_path_factory) -> tuple[Path, str]:
     return folder, out.getvalue()
 
 
-def test_mixing_draws_three_pictures_and_says_where_they_are(looked):
+def test_look_mixing_draws_three_figures_and_prints_their_paths(looked):
     folder, out = looked
     written = ["mixing-bias.png", "mixing-locality.png", "mixing.npz", "mixing.png"]
     assert files(folder) == written and all(str(folder / name) in out for name in written)
@@ -120,7 +120,7 @@ def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quic
     assert [row[1:3] + row[4:] for row in rows(out)] == [["7x7", "1", "-", "-"]] * 6
 
 
-def test_mixing_holds_two_runs_side_by_side(capsys, tmp_path, runs, quick_pictures):
+def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
     folders = [runs["posmlp"].folder, runs["gmlp"].folder]
     code, out, _ = run_command(capsys, "look", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path)
     assert code == 0
@@ -194,7 +194,9 @@ def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures)
         ("look mixing POSMLP VIT", "must mix its tokens by position"),
     ],
 )
-def test_a_mistake_in_mixing_is_named_and_nothing_is_written(capsys, tmp_path, runs, monkeypatch, arguments, said):
+def test_wrong_arguments_of_look_mixing_are_refused_and_nothing_is_written(
+    capsys, tmp_path, runs, monkeypatch, arguments, said
+):
     monkeypatch.chdir(tmp_path)
     assert_refused(capsys, tmp_path, runs, arguments, said)
 
@@ -318,7 +320,7 @@ def test_arguments_of_the_backbone_reach_it_and_the_run_folder(capsys, tmp_path,
         ("--share-seed -1", "`share_seed` must be at least 0"),
     ],
 )
-def test_a_wrong_option_of_a_gated_mlp_is_named_and_nothing_is_written(capsys, tmp_path, monkeypatch, options, said):
+def test_wrong_options_of_a_gated_mlp_are_refused_and_nothing_is_written(capsys, tmp_path, monkeypatch, options, said):
     monkeypatch.chdir(tmp_path)
     err = refused(capsys, "train", "digits_posmlp", "--quick", *options.split())
     assert err.startswith("graticule: error: ") and said in err

@@ -79,7 +79,7 @@ def test_the_traceback_of_an_error_is_shown_on_request(monkeypatch):
         ("train --img-size 28 28 digits_quick", "`RECIPE` must come first: graticule train RECIPE --option ..."),
     ],
 )
-def test_an_option_that_took_what_the_command_is_about_says_how_to_write_it(capsys, arguments, message):
+def test_an_option_that_swallowed_the_target_is_named(capsys, arguments, message):
     assert message in refused(capsys, *arguments.split())
 
 
@@ -98,7 +98,7 @@ def test_any_other_order_finds_the_run(capsys, arguments):
     assert "`run` must be the folder of a run, got './RUN', which does not exist" in err
 
 
-def test_what_a_recipe_sets_can_be_opened_by_none(tmp_path):
+def test_none_resets_a_value_of_a_recipe(tmp_path):
     from graticule.lab.commands.options import overridden
     from graticule.lab.recipes.load import load_recipe
 

@@ -177,7 +177,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
 # Shown text
 
 
-def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run):
+def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, run):
     red = run.folder.rename(tmp_path / "\x1b[31mred\n")
     for arguments in (
         ["runs", tmp_path],
@@ -196,7 +196,7 @@ def test_no_name_or_value_of_a_file_commands_the_terminal(capsys, tmp_path, run)
     assert "\x1b" not in refused(capsys, "train", "digits_quick", "--\x1b[31m")
 
 
-def test_a_run_whose_checkpoint_went_meanwhile_is_not_taken_for_a_sharded_one(tmp_path):
+def test_a_missing_checkpoint_is_named(tmp_path):
     from graticule.lab.training.devices import load_weights
 
     with pytest.raises(FileNotFoundError, match="does not exist; if the run is being trained"):

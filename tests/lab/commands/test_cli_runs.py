@@ -68,7 +68,7 @@ def snapshot(root: Path) -> dict[Path, bytes]:
 # runs
 
 
-def test_runs_tells_how_far_every_run_is_and_the_newest_is_last(capsys, folder):
+def test_runs_lists_the_progress_of_every_run_the_newest_last(capsys, folder):
     before = snapshot(folder)
     code, out, err = run_command(capsys, "runs")
     assert code == 0 and err == ""
@@ -109,7 +109,7 @@ def test_runs_shows_the_options_of_the_encoding_and_of_the_joining(capsys, folde
     assert records(capsys, folder / "wide")["seed-0"]["encoding"] == "learnable(std=1.0)"
 
 
-def test_values_that_differ_are_columns_and_all_columns_shows_those_that_do_not(capsys, tmp_path):
+def test_values_that_differ_are_columns_and_all_columns_shows_every_value(capsys, tmp_path):
     for lr in (0.001, 0.002):
         write_run(tmp_path / str(lr), (50, 60), lr=lr, dataset="digits")
     _, out, _ = run_command(capsys, "runs", tmp_path)
@@ -248,7 +248,7 @@ def test_a_score_has_the_name_of_its_metric_for_a_program(capsys, mixed):
     assert not any("bpb" in key or "top1" in key for key in strange)
 
 
-def test_names_of_whatever_letters_are_a_row_each(capsys, tmp_path):
+def test_unusual_names_are_one_row_each(capsys, tmp_path):
     names = ["with space", "näme", "a$b$", "_under", "line\nend", "\x1b[31mred", "=1+1", os.fsdecode(b"no\xfftext")]
     for name in names:
         write_run(tmp_path / name, (50, 60))

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 @pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
-def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, table_run, checkpoint, epoch):
+def test_the_weights_of_a_run_on_text_are_written_to_one_file(capsys, tmp_path, table_run, checkpoint, epoch):
     path = tmp_path / "weights.safetensors"
     given = ("--consolidate", "--checkpoint", checkpoint, "--output", path)
     code, out, _ = run_command(capsys, "export", table_run.folder, *given)
@@ -45,7 +45,7 @@ def test_the_weights_of_a_run_on_text_are_put_into_one_file(capsys, tmp_path, ta
     assert torch.equal(loaded(tokens), model(tokens))
 
 
-def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, table_run):
+def test_position_correlations_of_a_run_on_text_are_drawn(capsys, tmp_path, table_run):
     code, out, _ = run_command(capsys, "look", "correlations", table_run.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
     found = Correlations.load(tmp_path / "correlations.npz")
@@ -55,7 +55,7 @@ def test_what_every_layer_knows_of_position_is_drawn(capsys, tmp_path, table_run
 
 
 @pytest.mark.parametrize("kind", ["translation", "attention", "mixing"])
-def test_a_look_at_images_refuses_a_run_on_text_and_says_what_there_is(capsys, table_run, tmp_path, kind):
+def test_looks_at_images_refuse_a_run_on_text_and_name_other_commands(capsys, table_run, tmp_path, kind):
     before = sorted(table_run.folder.iterdir())
     err = refused(capsys, "look", kind, table_run.folder)
     assert sorted(table_run.folder.iterdir()) == before
@@ -148,7 +148,7 @@ def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, op
     assert f" {option.split()[0]} " not in every
 
 
-def test_weights_of_another_vocabulary_are_no_start(capsys, tmp_path, table_run, pairs_run):
+def test_weights_of_another_vocabulary_are_refused(capsys, tmp_path, table_run, pairs_run):
     err = refused_training(capsys, tmp_path, "--start-from", pairs_run.folder)
     assert "vocabulary" in err and str(pairs_run.folder) in err
     vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (table_run, pairs_run)]

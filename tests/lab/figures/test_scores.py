@@ -94,7 +94,7 @@ def test_a_run_that_has_no_number_at_all_is_in_the_legend():
 @pytest.mark.parametrize(
     ("seconds", "unit", "size"), [(599, "s", 1), (600, "min", 60), (3 * 3600 - 1, "min", 60), (90_000, "h", 3600)]
 )
-def test_seconds_are_told_in_a_unit_that_suits_them(seconds, unit, size):
+def test_seconds_are_drawn_in_a_suitable_unit(seconds, unit, size):
     (ax,) = drawn(convergence_plot({"a": [(60, 1, None), (seconds, 2, None)]}, "lr", "seconds")).axes
     assert ax.get_xlabel() == f"time of training ({unit})" and ax.get_ylabel() == "learning rate"
     np.testing.assert_allclose(ax.lines[0].get_xdata(), [60 / size, seconds / size])

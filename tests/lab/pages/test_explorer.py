@@ -81,7 +81,7 @@ def test_a_value_is_off_by_at_most_half_a_percent_of_the_range_of_its_row():
     assert again[0, 0, 0] == 2.5
 
 
-def test_the_page_holds_the_values_that_the_analyses_compute(both):
+def test_the_page_contains_the_values_of_the_analyses(both):
     _, found, _ = both
     about, text, notes = page_data([found], 10_000_000)
     pairs = list(zip(read(about, text), [one for size in found.sizes for one in size.maps], strict=True))
@@ -252,7 +252,7 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
     assert " --img-size 48 --sizes 32 48 24x40 " in (tmp_path / "b.html").read_text()
 
 
-def test_what_explore_cannot_show_is_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):
+def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "runs" / "rope").mkdir(parents=True)
