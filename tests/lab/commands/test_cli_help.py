@@ -10,10 +10,12 @@ from commands import refused, run_command
 from graticule.lab.arguments import options_of
 from graticule.lab.cli import COMMANDS
 from graticule.lab.commands.help import command_options, help_page
+from graticule.lab.commands.look import KINDS
 from graticule.lab.commands.options import parse
 from in_turn import in_turn
 
 HELPS = [[name, "--help"] for name in COMMANDS if name != "train"] + [
+    *(["look", kind, "--help"] for kind in KINDS),
     ["train", "digits_quick", "--help"],
     ["train", "pydoc_quick", "--help"],
     ["train", "scenes_detection", "--help"],
