@@ -50,7 +50,7 @@ def same(found, expected, atol=1e-10):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
-def test_it_computes_what_the_built_in_model_computes_with_every_joining_at_every_size(stock, x):
+def test_outputs_equal_the_built_in_model_with_every_joining_at_every_size(stock, x):
     for encoding, joining in CHOICES:
         built_in = draw(tiny(encoding, joining, reg_tokens=1)).double().eval()
         left = built_in.load_state_dict({k: v for k, v in stock.state_dict().items() if k != "pos_embed"}, strict=False)
@@ -63,7 +63,7 @@ def test_it_computes_what_the_built_in_model_computes_with_every_joining_at_ever
             assert not torch.equal(model(x[0]), stock(x[0])), (encoding, joining)
 
 
-def test_detached_it_is_as_before_bit_by_bit(stock, x):
+def test_detach_restores_the_module_exactly(stock, x):
     for encoding, joining in CHOICES:
         model = copy.deepcopy(stock).train()
         own, names, before = model.pos_embed, list(model.state_dict()), hooks(model)
@@ -94,7 +94,7 @@ def test_its_own_embedding_is_replaced_by_zeros_unless_it_is_kept(stock, x):
     assert torch.equal(attach(copy.deepcopy(stock), "none", remove=())(image), stock(image))
 
 
-def test_a_buffer_that_is_replaced_is_put_back_as_it_was(stock):
+def test_a_replaced_buffer_is_restored(stock):
     for persistent in (True, False):
         model = copy.deepcopy(stock)
         table = model.pos_embed.detach()
@@ -237,7 +237,7 @@ def test_beside_the_embedding_of_the_module_a_position_starts_without_effect(sto
             assert any(p.grad is not None and p.grad.any() for p in model.graticule.parameters()) or "sinus" in encoding
 
 
-def test_one_line_says_what_is_kept(stock, x):
+def test_the_representation_states_the_kept_share(stock, x):
     line = attach(copy.deepcopy(stock), "learnable").graticule.extra_repr()
     assert line == "grid=(4, 4), prefix=2, instead of pos_embed, of which layers keep 1.000"
     model = attach(copy.deepcopy(stock), "learnable", "lape", example=x[0])

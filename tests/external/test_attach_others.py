@@ -99,7 +99,7 @@ JOININGS = [
 ]
 
 
-def test_models_of_others_compute_what_the_built_in_model_computes(models):
+def test_outputs_of_models_of_other_libraries_equal_the_built_in_model(models):
     x = images(dtype=torch.float64)
     for name in ("vit", "torchvision"):
         stock, how = models[name]
@@ -137,7 +137,7 @@ def test_torchvision_refuses_tupe_because_its_queries_cannot_be_reached(models):
         attach(stock, "learnable", "tupe", **how)
 
 
-def test_every_model_is_copied_loaded_trained_and_detached_as_it_was(models):
+def test_every_model_is_copied_loaded_trained_and_restored(models):
     x = images(dtype=torch.float64)
     for name, (stock, how) in models.items():
         for encoding, joining in (("learnable + peg", "lape"), ("learnable", "queries_keys")):
@@ -237,7 +237,7 @@ OWN = {
 }
 
 
-def test_a_module_of_ones_own_gets_the_sum_of_its_tokens_and_the_table():
+def test_a_table_is_added_to_the_tokens_of_an_unknown_module():
     x = images(dtype=torch.float64)
     module = own()
     with torch.no_grad():
@@ -319,7 +319,7 @@ def test_a_block_that_returns_more_than_tokens_keeps_it():
     assert more == "more"
 
 
-def test_modules_of_ones_own_that_do_not_fit_are_refused_with_the_reason():
+def test_unsupported_unknown_modules_are_refused_with_the_reason():
     class Pyramid(Own):
         def forward(self, x):
             return self.layers[1](self.layers[0](self.patches(x))[:, ::2])

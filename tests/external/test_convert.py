@@ -15,7 +15,7 @@ def vit():
     return draw(timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (24, 40)})).double().eval()
 
 
-def test_a_converted_model_computes_what_timms_does(vit):
+def test_output_of_a_converted_model_equals_timm(vit):
     x = images(24, 40, dtype=torch.float64)
     torch.testing.assert_close(graticule.convert(vit)(x), vit(x), rtol=0, atol=1e-12)
 
@@ -44,7 +44,7 @@ def test_with_another_position_there_is_no_way_back(vit):
         graticule.to_timm(graticule.convert(vit, encoding="rope"))
 
 
-def test_a_saved_model_goes_back_by_another_model_of_timm_that_is_built_alike(vit, tmp_path):
+def test_a_saved_model_is_converted_back_with_a_model_of_timm_of_the_same_arguments(vit, tmp_path):
     theirs, x = copy.deepcopy(vit).float(), images(24, 40)
     opened = graticule.from_pretrained(graticule.convert(theirs).save_pretrained(tmp_path))
     like = timm.create_model("vit_tiny_patch16_224", **{**SIZE, "img_size": (32, 32), "num_classes": 3})

@@ -61,7 +61,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("build", "form", "size"), MODELS)
-def test_outputs_and_bits_of_the_way_back_equal_timms(build, form, size):
+def test_outputs_and_bits_of_the_way_back_equal_timm(build, form, size):
     with in_float64():
         theirs = build(**form)
         ours = graticule.convert(theirs)
@@ -70,7 +70,7 @@ def test_outputs_and_bits_of_the_way_back_equal_timms(build, form, size):
         assert graticule.published_state_dict(ours).keys() == theirs.state_dict().keys()
 
 
-def test_outputs_equal_timms_in_float32():
+def test_outputs_equal_timm_in_float32():
     theirs, cait = timms(use_cls_token=True), caits()
     assert difference(graticule.convert(theirs), theirs, 64, 64) < 1e-5
     assert difference(graticule.convert(cait), cait, 32, 48) < 1e-5

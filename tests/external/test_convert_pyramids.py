@@ -66,7 +66,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_it_computes_what_timms_does_and_goes_back_with_equal_bits(name):
+def test_outputs_and_bits_of_the_way_back_equal_timm(name):
     theirs = timms(name)
     ours = graticule.convert(theirs)
     x = images(*ours.img_size, dtype=torch.float64)

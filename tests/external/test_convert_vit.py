@@ -189,7 +189,7 @@ def test_transforms_resolve_as_those_of_timm():
     assert timm.data.resolve_model_data_config(ours) == {**expected, "input_size": (3, 32, 48)}
 
 
-def test_what_is_trained_and_the_mode_are_kept():
+def test_mode_and_trainable_parameters_are_kept():
     theirs = build("deit3_small_patch16_224").train()
     theirs.blocks[0].requires_grad_(False)
     ours = graticule.convert(theirs)

@@ -55,7 +55,7 @@ def changed(folder, copy, **values):
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-def test_a_converted_model_comes_back_without_timms(name, tmp_path):
+def test_a_converted_model_is_published_and_opened(name, tmp_path):
     theirs = timms(name)
     ours = graticule.convert(theirs)
     ours.save_pretrained(tmp_path / "published")
@@ -68,7 +68,7 @@ def test_a_converted_model_comes_back_without_timms(name, tmp_path):
     assert_same(again, ours, images(*(2 * side for side in ours.img_size)))
 
 
-def test_a_conversion_with_another_position_comes_back(tmp_path):
+def test_a_conversion_with_another_position_is_published_and_opened(tmp_path):
     ours = draw(graticule.convert(timms("vit_small_patch16_dinov3"), "learnable + relative_bias", "lape(layers=2)"))
     again = graticule.from_pretrained(graticule.save_pretrained(ours, tmp_path / "published"))
     assert_same(again, ours, images(*ours.img_size))
@@ -94,7 +94,7 @@ def published(attached, tmp_path_factory):
     return graticule.save_pretrained(attached, tmp_path_factory.mktemp("attached") / "published", host=HOST)
 
 
-def test_an_attached_position_comes_back_in_its_host(attached, published):
+def test_an_attached_position_is_published_and_opened_with_its_host(attached, published):
     again = graticule.from_pretrained(published)
     assert_same(again, attached, images(32, 48))
     assert [removed.name for removed in again.graticule.removed] == ["pos_embed"]
@@ -105,7 +105,7 @@ def test_an_attached_position_comes_back_in_its_host(attached, published):
 RESIZED = "timm:vit_tiny_patch16_224(img_size=(32, 64), depth=1)"
 
 
-def test_a_resized_one_comes_back_in_its_size(tmp_path):
+def test_a_resized_model_with_an_attached_position_is_published_in_its_size(tmp_path):
     host = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     model = draw(graticule.attach(host, "learnable", "lape_sharing")).eval()
     graticule.resize(model, (32, 64))
@@ -132,7 +132,7 @@ def test_a_host_of_torchvision_is_built_by_its_name(tmp_path, monkeypatch):
     assert_same(graticule.from_pretrained("published/vit_b_16"), names["model"].eval(), images(32, 32))
 
 
-def test_what_cannot_be_built_again_is_refused_with_the_reason(attached, published, tmp_path):
+def test_a_module_that_names_cannot_rebuild_is_refused_with_the_reason(attached, published, tmp_path):
     own = graticule.attach(
         torchvision.models.VisionTransformer(32, 8, 1, 2, 16, 16), blocks="encoder.layers.*", norm="ln_1"
     )
@@ -193,7 +193,7 @@ def dense(kind):
 
 
 @pytest.mark.parametrize("kind", ["segmenter", "detector"])
-def test_a_dense_model_comes_back(kind, tmp_path):
+def test_a_dense_model_is_published_and_opened(kind, tmp_path):
     model = dense(kind)
     again = graticule.from_pretrained(model.save_pretrained(tmp_path / "published"))
     assert type(again) is type(model) and set(KINDS) >= {kind}

@@ -84,7 +84,7 @@ def assert_exact(model, old, x):
     ids=lambda pair: ", ".join(pair),
 )
 @torch.no_grad()
-def test_what_the_new_position_can_express_comes_back(old, new, x):
+def test_a_position_that_the_new_one_can_express_is_recovered(old, new, x):
     model = draw(tiny(*old, img_size=(24, 40))).double().eval()
     before = model(x)
     assert_exact(change_position(model, *new, images=x), before, x)
@@ -100,7 +100,7 @@ def test_a_table_of_rows_and_columns_is_factorized_exactly():
 
 
 @torch.no_grad()
-def test_factorizing_leaves_what_has_no_mean_in_any_row_or_column():
+def test_the_residual_of_a_factorization_has_mean_zero_in_rows_and_columns():
     table = torch.randn(3, 5, 4, dtype=torch.float64)
     new = Factorized(Grid(3, 5), 4).double()
     factorize(new, new, Before(GRID, [], [], table.flatten(0, 1)))
@@ -120,7 +120,7 @@ def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
 
 
 @torch.no_grad()
-def test_lape_gets_exactly_what_a_table_alone_in_the_residual_stream_contributed(model, x):
+def test_lape_has_exactly_the_contribution_of_a_table_alone_in_the_residual_stream(model, x):
     """Without content the layer receives LN(w) instead of LN(0): LaPE's norms have the same scale and shift."""
     for parameter in model.patch_embed.parameters():
         parameter.zero_()
@@ -184,7 +184,7 @@ def test_the_parameters_of_a_norm_are_at_the_minimum(norm):
 
 
 @torch.no_grad()
-def test_queries_and_keys_get_the_mean_of_what_the_table_contributed(model, x):
+def test_queries_and_keys_get_the_mean_contribution_of_the_table(model, x):
     found = [one.mean for one in table_contributions(model, x)]
     change_position(model, "learnable", "queries_keys", images=x)
     mean = torch.stack(found).mean(0)
@@ -229,7 +229,7 @@ def test_the_fitted_norms_keep_more_than_fresh_ones(model, x):
 
 
 @torch.no_grad()
-def test_the_report_says_what_was_fitted_and_what_is_kept(model, x):
+def test_the_report_states_fits_shares_and_drift(model, x):
     report = change_position(model, "learnable", "lape(layers=2)", images=x).certificate
     text = str(report)
     assert "Learnable, Default -> Learnable, Lape: fitted" in text and "table after the norm" in text
@@ -303,7 +303,7 @@ def test_images_of_another_size_are_refused_before_anything_changes(model):
     assert model.position is position and model.certificate is None
 
 
-def test_a_model_that_is_not_a_backbone_of_the_library_is_refused_with_what_to_do():
+def test_a_model_of_another_library_is_refused_and_the_message_names_convert():
     theirs = timm.create_model("vit_tiny_patch16_224", depth=1)
     with pytest.raises(ValueError, match=r"one of our backbones, got VisionTransformer; graticule\.convert makes"):
         change_position(theirs, "learnable", "lape")
@@ -336,7 +336,7 @@ def planted_streams(seed, layers=3):
 
 
 @torch.no_grad()
-def test_the_table_that_gives_layers_what_they_got_after_their_norms_is_found():
+def test_the_table_that_replaces_exact_contributions_is_found():
     streams, table = planted_streams(7)
     # the contribution to the MLPs does not matter for an exact fit
     found = Streams(list(streams), [Stream(streams[0].tokens, streams[0].norm, torch.zeros_like(table))]).fit()
@@ -346,7 +346,7 @@ def test_the_table_that_gives_layers_what_they_got_after_their_norms_is_found():
 
 @pytest.mark.parametrize("joining", ["lape", "lape_sharing", "lape(layers=[0, 2])"])
 @torch.no_grad()
-def test_lape_goes_back_into_the_residual_stream_by_least_squares(joining, model, x):
+def test_a_table_in_the_residual_stream_replaces_lape_by_least_squares(joining, model, x):
     change_position(model, "learnable", joining, images=x)
     before = model(x)
     lape = change_module._before(model, x)[0]
@@ -433,7 +433,7 @@ FIXED = [name for name, kind in ENCODINGS.items() if issubclass(kind, BiasEncodi
 
 @pytest.mark.parametrize("encoding", FIXED)
 @torch.no_grad()
-def test_a_fixed_bias_is_kept_where_it_comes_back_and_has_nothing_to_choose(encoding, x):
+def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
     model = draw(tiny(encoding, img_size=(24, 40))).double().eval()
     before = model(x)
     change_position(change_position(model, "relative_bias", images=x), encoding, images=x)

@@ -288,7 +288,7 @@ class ContentPosition(Position):
         """Does nothing: nothing depends on the grid."""
 
 
-def test_a_bias_that_depends_on_the_image_stays_the_function_that_it_is():
+def test_a_bias_that_depends_on_the_image_is_not_folded():
     model = draw(VisionTransformer(lambda grid, *, dim, depth, num_heads: ContentPosition(depth), **SIZE)).eval()
     position, x, wide = model.position, images(), images(24, 40)
     before, before_wide = model(x), model(wide)

@@ -62,7 +62,7 @@ def models():
     return [built(name, encoding, joining, **options) for name, encoding, joining, options, _ in CASES]
 
 
-def test_a_resized_model_computes_what_the_forward_pass_computed_at_that_size(models):
+def test_a_resized_model_has_the_outputs_of_the_forward_pass_at_that_size(models):
     for built_once, (*_, size) in zip(models, CASES, strict=True):
         model = copy.deepcopy(built_once)
         x = images(*size, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_a_resized_model_computes_what_the_forward_pass_computed_at_that_size(mo
                 same(found, value)
 
 
-def test_at_its_own_size_a_model_stays_as_it_is_bit_by_bit(models):
+def test_at_its_own_size_a_model_is_unchanged(models):
     for model in models:
         before = {key: value.clone() for key, value in model.state_dict().items()}
         parameters = list(model.parameters())
@@ -207,7 +207,7 @@ def test_a_model_that_holds_backbones_is_resized_with_all_of_them():
     assert all(module[name].img_size == (24, 40) for name in "ab")
 
 
-def test_a_stock_model_of_timm_computes_what_ours_computes_with_the_same_weights():
+def test_a_resized_model_of_timm_equals_ours_with_the_same_weights():
     stock = draw(timm.create_model("vit_tiny_patch16_224", **SIZE)).double().eval()
     ours = tiny("learnable").double().eval()
     ours.load_state_dict(stock.state_dict())
@@ -288,7 +288,7 @@ def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
             resize(vit, wrong)
 
 
-def test_what_fails_half_way_is_undone():
+def test_a_failed_resize_is_undone():
     model = Undone()
     weight, index = model.weight, model.index
     with pytest.raises(RuntimeError, match="no such size"):
@@ -297,7 +297,7 @@ def test_what_fails_half_way_is_undone():
     assert list(model.state_dict()) == ["weight", "index"]
 
 
-def test_what_fails_half_way_in_a_folded_model_is_undone(monkeypatch):
+def test_a_failed_resize_of_a_folded_model_is_undone(monkeypatch):
     model = fold(built("vit_tiny_patch16_224", "learnable", "lape", **SIZE))
     x = images(dtype=torch.float64)
     before = model(x)

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from graticule.encodings.build import build_position
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
-from graticule.external.attach_survey import added_tables, find_blocks, find_ways, make_example, names_of_blocks, survey
+from graticule.external.attach_survey import (
+    added_tables,
+    find_blocks,
+    find_ways,
+    flow_of,
+    make_example,
+    names_of_blocks,
+    survey,
+)
 from graticule.external.images import call, evaluating
 from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
@@ -101,14 +109,14 @@ def attach(
         )
     if hasattr(module, NAME):
         raise ValueError(f"`module` must have no attribute {NAME!r}, which the position is attached as.")
-    names = find_blocks(module, blocks, norm) if blocks is not None and norm is not None else []
     seen = make_example(module, patch_grid) if example is None else example
+    flow = flow_of(module, seen)
     if blocks is None or norm is None:
-        given_blocks, given_norm = names_of_blocks(module, seen, blocks)
-        blocks, norm = blocks or given_blocks, norm or given_norm
-        names = find_blocks(module, blocks, norm)
+        found_blocks, found_norm = names_of_blocks(module, flow, blocks)
+        blocks, norm = blocks or found_blocks, norm or found_norm
+    names = find_blocks(module, blocks, norm)
     found = survey(module, names, norm, seen)
-    removed = _own_embeddings(module, remove, found, seen)
+    removed = _own_embeddings(module, remove, added_tables(module, flow, found))
     grid = _grid(found, patch_grid, prefix)
     ways = find_ways(module.get_submodule(names[0]), found)
     position = build_position(
@@ -161,12 +169,9 @@ def _text(spec: str | Spec | tuple[Spec, ...]) -> str:
     return " + ".join(map(str, spec)) if isinstance(spec, tuple) else str(spec)
 
 
-def _own_embeddings(
-    module: nn.Module, remove: str | tuple[str, ...] | None, found: Survey, example: Tensor | Mapping[str, Any]
-) -> tuple[str, ...]:
+def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, usual: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the position embeddings to replace by zeros."""
     tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-    usual = added_tables(module, example, found.blocks, found.dim)
     if remove is None:
         if len(usual) > 1:
             raise ValueError(

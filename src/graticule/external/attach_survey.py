@@ -26,22 +26,22 @@ _PROJECTIONS = (
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 
 
-def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], blocks: str | None) -> tuple[str, str]:
+def flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
+    """Return the flow of a call with any input; where the module refuses it, up to that."""
+    flow = Flow(module)
+    with suppress(Exception):
+        flow.run(example)
+    return flow
+
+
+def names_of_blocks(module: nn.Module, flow: Flow, blocks: str | None) -> tuple[str, str]:
     """Return a pattern of the names of the blocks of any module, and the name in a block of the norm of its input.
 
-    Args:
-        module: called with `example`, a tensor or a mapping of keyword arguments.
-        example: the input.
-        blocks: the pattern if it is known.
-
-    Returns:
-        'blocks.*' and 'norm1', as in timm, for what is not found.
+    They are 'blocks.*' and 'norm1', as in timm, where they are not found. `blocks` is the pattern if it is known.
     """
-    flow = _flow_of(module, example)
     names = called_blocks(flow)
     if blocks is not None:
-        pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
-        names = tuple(name for name in flow.called if pattern.fullmatch(name))
+        names = tuple(name for name in flow.called if _pattern(blocks).fullmatch(name))
     if not names or len({pattern_of(name) for name in names}) > 1:
         return "blocks.*", "norm1"
     weight = flow.norms.get(names[0], (None,))[0]
@@ -51,29 +51,22 @@ def names_of_blocks(module: nn.Module, example: Tensor | Mapping[str, Any], bloc
     return f"{pattern_of(parent)}.*" if parent else "*", norm
 
 
-def added_tables(
-    module: nn.Module, example: Tensor | Mapping[str, Any], blocks: Sequence[str], dim: int
-) -> tuple[str, ...]:
-    """Return the names of the parameters and buffers with rows (..., `dim`) that are added to tokens before blocks."""
-    tensors = dict([*module.named_buffers(), *module.named_parameters()])
-    outside = [one for one in _flow_of(module, example).meetings if not set(one.within) & set(blocks)]
+def _pattern(blocks: str) -> re.Pattern[str]:
+    return re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
+
+
+def added_tables(module: nn.Module, flow: Flow, found: Survey) -> list[str]:
+    """Return the names of the parameters and buffers with rows (..., D) that are added to tokens before the blocks."""
+    outside = [one for one in flow.meetings if not set(one.within) & set(found.blocks)]
     added = {name for one in outside if one.kind == "added" for name in one.origins}
-    tables = (name for name in tensors if name in added and tensors[name].numel() > dim)
-    return tuple(name for name in tables if tensors[name].shape[-1:] == (dim,))
-
-
-def _flow_of(module: nn.Module, example: Tensor | Mapping[str, Any]) -> Flow:
-    """Return the flow of a call with any input; where the module refuses it, up to that."""
-    flow = Flow(module)
-    with suppress(Exception):
-        flow.run(example)
-    return flow
+    tensors = [*module.named_buffers(), *module.named_parameters()]
+    of_tokens = [name for name, one in tensors if one.shape[-1:] == (found.dim,) and one.numel() > found.dim]
+    return [name for name in of_tokens if name in added]
 
 
 def find_blocks(module: nn.Module, blocks: str, norm: str) -> list[str]:
     """Return the names of the modules that `blocks` matches, where * stands for one part of a name."""
-    pattern = re.compile(re.escape(blocks).replace(r"\*", r"[^.]*"))
-    found = [name for name, _ in module.named_modules() if name and pattern.fullmatch(name)]
+    found = [name for name, _ in module.named_modules() if name and _pattern(blocks).fullmatch(name)]
     if not found:
         known = "; ".join(_candidates(module)) or "none: no list of blocks of the same class is in it"
         raise ValueError(

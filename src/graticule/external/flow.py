@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from graticule.external.images import call, evaluating
-from graticule.external.recorder import logits_of
+from graticule.external.recorder import attention_arguments, logits_of
 
 #: Values of a mask below which a pair of tokens is masked.
 _MASKED = -50.0
@@ -289,7 +289,7 @@ class Flow(TorchFunctionMode):
 
     def _attention(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Meet the mask of PyTorch's attention; returns all of its arguments by name."""
-        given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | named
+        given = attention_arguments(args, named)
         query, key, mask = given["query"], given["key"], given.get("attn_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
             shape = torch.Size((*query.shape[:-1], key.shape[-2]))
@@ -297,7 +297,7 @@ class Flow(TorchFunctionMode):
                 given["attn_mask"] = self._meet("logits", query, mask, shape)
             elif self._facts[mask].terms:
                 given["attn_mask"] = self._relative(mask)
-        weights = logits_of(**{k: v for k, v in given.items() if k != "value"}).softmax(-1) if self._keep else None
+        weights = logits_of(**given).softmax(-1) if self._keep else None
         self.attentions.append(AttentionCall(tuple(self._within), weights))
         return given
 

@@ -28,6 +28,7 @@ from graticule.external.structure import OF_PAIRS, Structure, find_structure, gr
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
 from graticule.position.grid import Grid
 from graticule.position.windows import Windows
+from graticule.surgery.resize import shared_copy
 
 #: Names of parameters that look like position information.
 _NAMES = re.compile(r"pos_embed|rel_pos|relative_position|rope|pos_block|pos_proj|attention_biases|position_embedding")
@@ -298,12 +299,6 @@ def _places(own: Structure, larger: Structure, tokens: int) -> Tensor:
         if 0 <= ahead <= wide.prefix:
             return torch.cat([torch.arange(ahead), nearest(here, wide) + ahead])
     raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
-
-
-def shared_copy(model: nn.Module) -> Any:
-    """Return a copy of `model` that shares its parameters and buffers."""
-    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
-    return copy.deepcopy(model, memo)
 
 
 def _logits(model: nn.Module, output: Any) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ class Recording:
 def logits_of(
     query: Tensor,
     key: Tensor,
+    value: Tensor | None = None,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -64,6 +65,12 @@ def logits_of(
     if attn_mask.dtype == torch.bool:
         return logits.masked_fill(~attn_mask, -torch.inf)
     return logits + attn_mask
+
+
+def attention_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `scaled_dot_product_attention` by name."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    return dict(zip(names, args, strict=False)) | dict(named)
 
 
 class _Stop(Exception):
@@ -110,7 +117,10 @@ class _Watcher(TorchFunctionMode):
         elif name in ("matmul", "__matmul__", "bmm") and len(args) == 2 and args[0].ndim >= 3:
             self._product = args[0], args[1]
         elif func is F.scaled_dot_product_attention:
-            if self._attention(*args, **named):
+            given = attention_arguments(args, named)
+            if given["query"].shape[-2] != given["key"].shape[-2]:
+                raise _Stop  # fewer keys than queries: the logits are not for pairs of patches
+            if self._keep(given["query"], logits_of(**given)):
                 return _mean_of_queries(func(*args, **named))
         elif name in ("softmax", "_softmax") and self._softmax(args[0] if args else named["input"]):
             return _mean_of_queries(func(*args, **named))
@@ -120,22 +130,6 @@ class _Watcher(TorchFunctionMode):
         x = by_image(x, self._batch)
         if x.ndim >= 3 and x.shape[0] % self._batch == 0:
             self.recording.inputs.append(x.detach().reshape(self._batch, -1, x.shape[-1]).clone())
-
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> bool:
-        if query.shape[-2] != key.shape[-2]:
-            raise _Stop  # fewer keys than queries: the logits are not for pairs of patches
-        logits = logits_of(query, key, attn_mask, scale=scale, enable_gqa=enable_gqa)
-        return self._keep(query, logits)
 
     def _softmax(self, logits: Tensor) -> bool:
         if logits.ndim < 3 or logits.shape[-1] < 2:

@@ -40,13 +40,18 @@ def resampled_modules(model: nn.Module) -> list[Any]:
     return found
 
 
+def shared_copy(model: nn.Module) -> Any:
+    """Return a copy of `model` that shares its parameters and buffers."""
+    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    return copy.deepcopy(model, memo)
+
+
 def with_resampler(model: nn.Module, name: str) -> nn.Module | None:
     """Return a copy of `model` that resamples all suitable tables by `name`; None if there are none.
 
     Parameters are shared with `model`.
     """
-    memo = {id(value): value for value in [*model.parameters(), *model.buffers()]}
-    changed = copy.deepcopy(model, memo)
+    changed = shared_copy(model)
     kind = RESAMPLERS[Spec.parse(name).name]
     able = [module for module in resampled_modules(changed) if table_of(module) in kind.takes]
     for module in able:
