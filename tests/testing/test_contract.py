@@ -226,3 +226,11 @@ def test_a_text_that_fails_and_points_that_are_not_the_grid_are_found(monkeypatc
     monkeypatch.setattr(Kerple, "patch_bias", only_images)
     with pytest.raises(AssertionError, match=r"a grid of \(6,\) must be taken or refused with a ValueError"):
         methods._check_axes("kerple", "default")
+
+
+def test_a_field_without_a_line_in_the_contract_is_given_by_an_encoding_that_is_found(monkeypatch):
+    monkeypatch.setattr(methods, "FIELDS", {})
+    assert issubclass(ENCODINGS[methods._giving("bias")], BiasEncoding) and methods._giving("after") == "peg"
+    monkeypatch.setattr(methods, "ENCODINGS", {})
+    with pytest.raises(AssertionError, match="must have only fields that an encoding gives to layers, not `bias`"):
+        methods._giving("bias")

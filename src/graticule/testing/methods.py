@@ -33,7 +33,7 @@ _PATCH, _DIM, _HEADS, _DEPTH, _CLASSES = 8, 24, 3, 3, 5
 #: Grids of patches, (H, W): the first is that of the model, none is square.
 _GRIDS = ((3, 5), (4, 2), (5, 7))
 
-#: Field of `LayerPosition` -> an encoding and a joining that give it to layers.
+#: Field of `LayerPosition` -> an encoding and a joining that give it to layers; others are looked for.
 FIELDS = {
     "pre": ("learnable", "shared"),
     "before": ("peg(places=-1)", "default"),
@@ -252,11 +252,11 @@ def _check_fields(build: _Build) -> None:
     images, grids = torch.randn(2, model.in_chans, *model.img_size), model.layer_grids(model.grid)
     logits = model.forward_head(model.features_of(list(model.each_layer(images))))
     check_same(logits, run(model, images), "a model must compute its output from that of `each_layer`", 1e-4)
-    unknown = model.takes - FIELDS.keys()
+    unknown = model.takes - KINDS.keys()
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     own = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
     for field in sorted(model.takes):
-        encoding, joining = FIELDS[field]
+        encoding, joining = FIELDS.get(field) or (_giving(field), "default")
         for chosen in (encoding, f"{own} + {encoding}", own):  # a family may need its own encoding
             try:
                 model = build(encoding=chosen, joining=joining)
@@ -273,6 +273,19 @@ def _check_fields(build: _Build) -> None:
                     f"`takes` must have only fields that every layer uses, not `{field}`, which layer {layer} ignores"
                 )
             break
+
+
+def _giving(field: str) -> str:
+    """Return the first encoding that gives a field to layers."""
+    grid = Grid(2, 2)
+    for name in ENCODINGS:
+        try:
+            layers = build_position(grid, dim=_DIM, depth=2, num_heads=_HEADS, encoding=name)(grid)
+        except ValueError:
+            continue
+        if any(getattr(layer, field) is not None for layer in layers):
+            return name
+    raise AssertionError(f"`takes` must have only fields that an encoding gives to layers, not `{field}`")
 
 
 def _after(model: Any, images: Tensor, layer: int, **changed: Any) -> Tensor:
