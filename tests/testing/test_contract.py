@@ -16,7 +16,7 @@ from graticule.registry import plugins
 from graticule.testing import methods
 from graticule.testing.methods import check_backbone, check_encoding, check_joining
 from in_turn import in_turn
-from tiny import SMALL, every_family, shallow
+from tiny import SMALL, every_family, layers, shallow
 
 #: Options that change nothing in a model of 15 patches, or only the algorithm of the same result.
 WITHOUT_EFFECT = {"bucketed_bias": ("max_distance",)}
@@ -228,9 +228,10 @@ def test_a_text_that_fails_and_points_that_are_not_the_grid_are_found(monkeypatc
         methods._check_axes("kerple", "default")
 
 
-def test_a_field_without_a_line_in_the_contract_is_given_by_an_encoding_that_is_found(monkeypatch):
-    monkeypatch.setattr(methods, "FIELDS", {})
-    assert issubclass(ENCODINGS[methods._giving("bias")], BiasEncoding) and methods._giving("after") == "peg"
+def test_a_new_field_is_tested_with_the_first_encoding_that_gives_it(monkeypatch):
+    for field in ("bias", "after"):
+        given = layers(methods._giving(field))
+        assert any(getattr(one, field) is not None for one in given)
     monkeypatch.setattr(methods, "ENCODINGS", {})
     with pytest.raises(AssertionError, match="must have only fields that an encoding gives to layers, not `bias`"):
         methods._giving("bias")
