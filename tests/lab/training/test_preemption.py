@@ -55,18 +55,18 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
     step = TrainingModule.training_step
 
-    def slow(self, *arguments):  # so that the signal arrives within a step, while both workers wait or load
+    def slow(self, batch, batch_idx):  # so that the signal arrives within a step, while both workers wait or load
+        if batch_idx == 1:
+            (tmp_path / "both workers have started").touch()
         time.sleep(0.2)
-        return step(self, *arguments)
+        return step(self, batch, batch_idx)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "training_step", slow)
         process = forked(run_command, command, errors)
-    log = Run(folder).log_file
-    while not (log.exists() and "starts" in log.read_text()):
+    while not (tmp_path / "both workers have started").exists():
         assert process.is_alive(), errors.read_text()
         time.sleep(0.05)
-    time.sleep(0.3)
     os.killpg(process.pid, signal.SIGTERM)
     process.join(120)
     run, said = Run.open(folder), errors.read_text()
