@@ -95,14 +95,6 @@ def test_nothing_is_learned_or_saved_and_the_grid_it_is_built_for_does_not_matte
     assert torch.equal(Alibi(OTHER, 3, distance=distance)(OTHER), asked)
 
 
-@pytest.mark.parametrize("distance", [*DISTANCES, "axes"])
-def test_bfloat16_stays_bfloat16_and_agrees(distance):
-    encoding = Alibi(BUILT, 3, distance=distance)
-    exact, rounded = encoding(BUILT), encoding.bfloat16()(BUILT)
-    assert rounded.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.float(), exact, rtol=2**-6, atol=0)
-
-
 @pytest.mark.parametrize("grid", [BUILT, OTHER, Grid(1, 7, prefix=2)], ids=str)
 def test_squared_distances_alone_have_four_factors(grid):
     squared = Alibi(BUILT, 3, distance="squared").double()

@@ -296,13 +296,6 @@ def test_the_options_of_a_convolutional_projection_have_their_effect():
     assert not any(parameter.requires_grad for parameter in position.parameters())
 
 
-@in_turn("form", [{"convolution": "dense"}, {"layers": 2}, {"acts_on": "queries_keys"}, {"kernel": 5, "layers": 3}])
-def test_options_that_a_convolutional_projection_has_not_are_refused(form):
-    known = "he options are kernel, padding, bias, places, frozen"
-    with pytest.raises(ValueError, match=f"`encoding` convolutional_projection must not have the option .*{known}"):
-        build(spec("convolutional_projection", **form))
-
-
 def test_a_place_may_be_given_as_a_number_or_as_a_sequence():
     assert list(build("peg(places=2)").pegs) == list(build("peg(places=[2])").pegs) == ["2"]
     assert list(build("peg(places=(0, -1))").pegs) == ["first", "0"]
@@ -313,48 +306,44 @@ def test_the_order_of_places_does_not_matter():
     assert list(a.state_dict()) == list(b.state_dict())
 
 
-@in_turn("places", [(), [], (0, 0), (1, -1, 1)])
-def test_places_that_are_no_different_layers_are_refused(places):
-    with pytest.raises(ValueError, match=r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"):
-        build(spec("peg", places=places))
-
-
-@in_turn("places", [("0",), "12", (0.5,), None, True])
-def test_places_that_are_not_integers_are_refused(places):
-    with pytest.raises(ValueError, match="`places` of encoding peg must be"):
-        build(spec("peg", places=places))
+_DIFFERENT = r"`places` must be different layers, at least one, such as \[0, 1, 2\], got"
+_KNOWN = "convolutional_projection must not have the option .*he options are kernel, padding, bias, places, frozen"
 
 
 @in_turn(
-    ("form", "message"),
+    ("name", "form", "message"),
     [
-        ({"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
-        ({"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
-        ({"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
-        ({"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
-        ({"kernel": 4}, r"`kernel` must be odd, so that it has a center, got 4"),
-        ({"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
-        ({"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
-        ({"layers": 0}, r"`layers` must be at least 1, got 0"),
-        ({"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
-        ({"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
-        ({"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
+        ("peg", {"place": 1}, r"`encoding` peg must not have the option 'place'; did you mean 'places'\?"),
+        ("peg", {"kernel_size": 3}, r"option 'kernel_size'; did you mean 'kernel'\?"),
+        ("peg", {"kernel": 3, "xyzzy": 3}, r"option 'xyzzy': the options are kernel, convolution, .*frozen\.$"),
+        ("peg", {"acts_on": "values"}, r"`acts_on` of encoding peg .*'tokens' or 'queries_keys'.*got 'values'"),
+        ("peg", {"kernel": 4}, r"`kernel` must be odd, so that it has a center, got 4"),
+        ("peg", {"convolution": "sparse"}, r"`convolution` of encoding peg .*'separable' or 'dense'.*got 'sparse'"),
+        ("peg", {"padding": "same"}, r"`padding` of encoding peg .*got 'same'"),
+        ("peg", {"layers": 0}, r"`layers` must be at least 1, got 0"),
+        *(("peg", {"places": same}, _DIFFERENT) for same in ((), [], (0, 0), (1, -1, 1))),
+        *(("peg", {"places": one}, "`places` of encoding peg must be") for one in (("0",), "12", (0.5,), None, True)),
+        ("peg", {"places": (0, 3)}, r"`places` must be from -1, before the first of the 3 layers, to 2, got 3"),
+        ("peg", {"places": -2}, r"`places` must be from -1, .* to 2, got -2"),
+        ("peg", {"places": 2, "acts_on": "queries_keys"}, r"`places` must be from -1, .* to 1, got 2"),
+        *(
+            ("convolutional_projection", {"places": place}, rf"`places` must be from -1, .* to 1, got {place}")
+            for place in (2, -2)
+        ),
+        (
+            "convolutional_projection",
+            {"padding": "none"},
+            r"`padding` must keep the grid's size to convolve queries, got 'none'",
+        ),
+        ("convolutional_projection", {"convolution": "dense"}, _KNOWN),
+        ("convolutional_projection", {"layers": 2}, _KNOWN),
+        ("convolutional_projection", {"acts_on": "queries_keys"}, _KNOWN),
+        ("convolutional_projection", {"kernel": 5, "layers": 3}, _KNOWN),
     ],
 )
-def test_invalid_options_of_a_peg_are_refused_by_name(form, message):
+def test_invalid_options_of_conditional_encodings_are_refused(name, form, message):
     with pytest.raises(ValueError, match=message):
-        build(spec("peg", **form))
-
-
-@in_turn("place", [2, -2])
-def test_a_place_without_a_layer_after_it_is_refused_for_a_convolutional_projection(place):
-    with pytest.raises(ValueError, match=rf"`places` must be from -1, .* to 1, got {place}"):
-        build(spec("convolutional_projection", places=place))
-
-
-def test_a_convolutional_projection_without_padding_is_refused():
-    with pytest.raises(ValueError, match="`padding` must keep the grid's size to convolve queries, got 'none'"):
-        build("convolutional_projection(padding='none')")
+        build(spec(name, **form))
 
 
 def test_two_makers_of_the_inputs_of_one_layer_are_refused():

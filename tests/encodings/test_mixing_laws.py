@@ -119,15 +119,6 @@ def test_the_first_number_of_a_centre_is_the_column_and_the_second_the_row():
     assert right == 12 + 2 and below == 12 + 2 * 5
 
 
-@grids
-@forms
-@in_turn("groups", [1, 4])
-def test_rows_sum_to_one_and_no_weight_is_negative(grid, form, groups):
-    weights = drawn(QuadraticMixing(grid, groups, form))(grid)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(groups, grid.patches, dtype=torch.float64))
-    assert (weights >= 0).all()
-
-
 @forms
 @roads
 def test_what_is_the_same_everywhere_stays_as_it_is(form, road):

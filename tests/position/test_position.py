@@ -359,12 +359,6 @@ FOLDED = [
 folded_ones = pytest.mark.parametrize(("encoding", "kwargs"), FOLDED, ids=[f"{e}-{k}" for e, k in FOLDED])
 
 
-@folded_ones
-def test_a_folded_position_computes_the_same(encoding, kwargs):
-    original = build(encoding, **kwargs).eval()
-    assert_stands_for(FoldedPosition(original, GRID).eval(), original)
-
-
 def test_folding_makes_constants_of_tables_and_keeps_functions():
     original = build("peg+learnable", joining="lape").eval()
     folded = FoldedPosition(original, GRID).eval()
