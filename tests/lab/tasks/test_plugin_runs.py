@@ -93,9 +93,10 @@ def test_a_run_records_the_plugin_of_a_resampler():
 
 def test_the_matrix_has_the_methods_of_a_plugin(methods, capsys):
     command = (
-        "matrix",
+        "models",
         "convolutional_vit",
         "posmlp_nano_32",
+        "--matrix",
         "--encodings",
         "random_fourier",
         "distance",
