@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import inspect
-import pickle
 import re
 from functools import cache
 from pathlib import Path
@@ -32,6 +31,7 @@ from graticule.checkpoints.read import read_checkpoint, save_weights
 from graticule.encodings.forms.mixing import MixingEncoding
 from graticule.encodings.learnable import Learnable
 from graticule.external.attention_map import save_attention
+from graticule.hub.config import argument_defaults
 from graticule.lab import figures, pages
 from graticule.lab.figures.attention_sheet import attention_sheet
 from graticule.lab.figures.layers import locality_plot, non_locality_plot, translation_plot
@@ -171,6 +171,10 @@ def layers(model: Any) -> int:
     return sum(getattr(model, "depths", ())) or len(model.blocks)
 
 
+def blocks_of(model: Any) -> list[Any]:
+    return [block for stage in range(len(model.depths)) for block in model.stage_blocks(stage)]
+
+
 def own(family: str, encoding: str | None) -> str | None:
     """Return the reason that a case has no position correlations, or None."""
     if encoding is None:
@@ -184,27 +188,17 @@ def unmixed(family: str, encoding: str | None) -> str | None:
     return own_refusal or refusal("mixing_maps", family)
 
 
-@every
+@three_families
 @torch.no_grad()
-def test_an_image_of_another_shape_is_classified_independently_of_its_batch(family, encoding, joining):
-    model = held(family, encoding, joining)
-    x = images(model, taller=2)
-    logits = model(x)
-    assert logits.shape == (2, CLASSES) and logits.isfinite().all()
-    torch.testing.assert_close(model(x[1:]), logits[1:], rtol=0, atol=1e-10)
-
-
-@every
-@torch.no_grad()
-def test_no_images_have_no_logits(family, encoding, joining):
-    model = held(family, encoding, joining)
+def test_no_images_have_no_logits(family):
+    model = held(family, None, "default")
     assert model(images(model, batch=0)).shape == (0, CLASSES)
 
 
-@every
+@three_families
 @torch.no_grad()
-def test_the_intermediates_are_those_that_the_model_goes_through(family, encoding, joining):
-    model = held(family, encoding, joining)
+def test_the_intermediates_are_those_that_the_model_goes_through(family):
+    model = held(family, None, "default")
     x = images(model, wider=2)
     final, maps = model.forward_intermediates(x)
     torch.testing.assert_close(final, model.forward_features(x))
@@ -283,23 +277,6 @@ def test_timm_makes_a_backbone_of_features(family):
     torch.testing.assert_close(found, model.forward_intermediates(x, indices=1, intermediates_only=True)[0])
 
 
-@every
-@torch.no_grad()
-def test_the_size_that_is_set_is_computed_as_without_setting_it(family, encoding, joining):
-    model = model_of(family, encoding, joining)
-    x = images(model, taller=2)
-    passing = model(x)
-    model.set_input_size(x.shape[-2:])
-    assert model.img_size == tuple(x.shape[-2:])
-    if family in ("Swin", "Swin V2"):  # a stage that had one window and now has several shifts them, as in timm
-        assert model(x).shape == passing.shape and model(x).isfinite().all()
-    else:
-        torch.testing.assert_close(model(x), passing, rtol=0, atol=1e-10)
-    other = build(family, encoding, joining, img_size=model.img_size).double().eval()
-    other.load_state_dict(model.state_dict(), strict=True)
-    torch.testing.assert_close(other(x), model(x), rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize(("family", "encoding", "joining"), [case for case in CASES if case[0] in ("Swin", "PosMLP")])
 @pytest.mark.parametrize("folded", [False, True])
 @torch.no_grad()
@@ -342,21 +319,6 @@ def test_windows_by_stage_are_set_where_there_are_some(family):
     result(refused, set_windows, model, (4, 2))
     if refused is None:
         assert model.windows == (4, 2) and model(images(model)).isfinite().all()
-
-
-@every
-@torch.no_grad()
-def test_a_folded_model_computes_the_same_and_refuses_another_grid_and_training(family, encoding, joining):
-    model = model_of(family, encoding, joining)
-    x = images(model, wider=2)
-    expected = model(x)
-    graticule.fold(model, (x.shape[-2], x.shape[-1]))
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match="is folded for a grid"):
-        model(images(model, taller=3))
-    with pytest.raises(RuntimeError, match="is folded"):
-        model.train()(x)
-    torch.testing.assert_close(graticule.unfold(model).eval()(x), expected, rtol=0, atol=0)
 
 
 @every
@@ -543,11 +505,11 @@ def test_every_trainable_parameter_is_in_one_group_of_timms_layer_decay(family, 
     assert not decayed & {id(p) for p in model.position.parameters()} - mixing
 
 
-@every
-def test_checkpointing_changes_no_gradient(family, encoding, joining):
+@three_families
+def test_checkpointing_changes_no_gradient(family):
     gradients = []
     for checkpointing in (False, True):
-        model = model_of(family, encoding, joining)
+        model = model_of(family)
         model.set_grad_checkpointing(checkpointing)
         torch.manual_seed(0)
         x, runs = images(model), []
@@ -561,42 +523,49 @@ def test_checkpointing_changes_no_gradient(family, encoding, joining):
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-@every
+@three_families
 @torch.no_grad()
-def test_a_copy_shares_nothing(family, encoding, joining):
-    model = held(family, encoding, joining)
-    x = images(model)
-    logits = model(x)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        for tensor in [*other.parameters(), *other.buffers()]:
-            tensor.zero_()
-        other.reset_classifier(3)
-        other.set_input_size((2 * model.img_size[0], model.img_size[1]))
-        assert torch.equal(model(x), logits)
-
-
-@every
-@torch.no_grad()
-def test_memory_layout_and_autocast_do_not_change_the_logits(family, encoding, joining):
-    model = model_of(family, encoding, joining)
+def test_memory_layout_and_autocast_do_not_change_the_logits(family):
+    model = model_of(family)
     x = images(model)
     expected, last = model(x), x.to(memory_format=torch.channels_last)
     torch.testing.assert_close(model(last), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(model.to(memory_format=torch.channels_last)(last), expected, rtol=0, atol=1e-10)
-    model = build(family, encoding, joining).eval()
+    model = build(family).eval()
     x = x.float()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(x)
     torch.testing.assert_close(logits.float(), model(x), rtol=0.05, atol=0.05)
 
 
-@every
-def test_a_model_without_memory_has_the_same_parameters(family, encoding, joining):
+@three_families
+def test_a_model_without_memory_has_the_same_parameters(family):
     with torch.device("meta"):
-        model = build(family, encoding, joining, drop_path_rate=0.1)
-    shapes = {name: p.shape for name, p in held(family, encoding, joining).named_parameters()}
+        model = build(family, drop_path_rate=0.1)
+    shapes = {name: p.shape for name, p in held(family, None, "default").named_parameters()}
     assert {name: p.shape for name, p in model.named_parameters()} == shapes
     assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@three_families
+def test_dropout_is_where_its_argument_says_and_in_training_alone(family):
+    rates = ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
+    own = argument_defaults(type(held(family, None, "default")))
+    assert own.keys() >= set(rates) - {"attn_drop_rate"}
+    for rate in [rate for rate in rates if rate in own]:
+        model = draw(build(family, **{rate: 0.5}))
+        x = images(model, batch=8).float()
+        assert not torch.equal(model.train()(x), model(x)), rate
+        assert torch.equal(model.eval()(x), model(x)), rate
+
+
+@pytest.mark.parametrize("family", ["ViT, DeiT", "PVT", "Swin", "PosMLP"])
+def test_stochastic_depth_grows_linearly_through_all_stages_from_nothing(family):
+    model = build(family, drop_path_rate=0.3)
+    first, *rest = [getattr(block, "drop_path1", None) or block.drop_path for block in blocks_of(model)]
+    assert isinstance(first, nn.Identity)
+    steps = torch.linspace(0, 0.3, len(rest) + 1)[1:]
+    assert [module.drop_prob for module in rest] == pytest.approx(steps.tolist(), abs=1e-7)
 
 
 @three_families

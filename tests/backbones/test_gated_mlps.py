@@ -109,8 +109,8 @@ def test_tokens_mix_within_their_window_and_no_further():
     tokens = model.embed(x)
     changed = tokens.clone()
     changed[:, 0] += torch.randn(16, dtype=torch.float64)  # the first patch of a 16 x 16 grid in windows of 4 x 4
-    given, grid = model.position(model.grid)[0], model.grid
-    moved = (model.block(0, 0)(changed, given, grid) - model.block(0, 0)(tokens, given, grid)).abs().sum(-1)
+    given = model.position(model.grid)[0], *model.where(0, model.grid)[0]
+    moved = (model.block(0, 0)(changed, *given) - model.block(0, 0)(tokens, *given)).abs().sum(-1)
     assert set(moved[0].view(16, 16).nonzero().amax(0).tolist()) <= {0, 1, 2, 3}
     assert moved[0].view(16, 16)[:4, :4].all()
 
@@ -120,8 +120,8 @@ def test_shifted_windows_reach_over_the_edge_of_unshifted_ones():
     tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64))
     changed = tokens.clone()
     changed[:, 3 * 16 + 3] += torch.randn(16, dtype=torch.float64)  # the corner of the first window
-    given, grid = model.position(model.grid)[1], model.grid
-    moved = (model.block(0, 1)(changed, given, grid) - model.block(0, 1)(tokens, given, grid)).abs().sum(-1)[0]
+    given = model.position(model.grid)[1], *model.where(0, model.grid)[1]
+    moved = (model.block(0, 1)(changed, *given) - model.block(0, 1)(tokens, *given)).abs().sum(-1)[0]
     assert moved.view(16, 16)[2:6, 2:6].all()
     assert moved.count_nonzero() == 16
 

@@ -99,14 +99,6 @@ def test_published_names_are_exactly_those_of_the_public_code(case):
 
 
 @recorded
-def test_a_state_dict_of_the_public_code_loads_and_computes_the_recorded_output(case):
-    state, x, output = reference(case)
-    model = pvt(RECORDED[case]).double().eval()
-    model.load_state_dict(dict(state), strict=True)
-    torch.testing.assert_close(model(x), output, rtol=0, atol=1e-10)
-
-
-@recorded
 @in_turn("kind", ["plain", "model", "safetensors"])
 def test_a_file_of_the_public_code_loads_and_computes_the_recorded_output(case, kind, tmp_path):
     state, x, output = reference(case)

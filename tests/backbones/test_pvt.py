@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim, export
 
 import graticule
-from graticule import Grid, fold
+from graticule import Grid
 from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.encodings.build import build_position
 from in_turn import in_turn
@@ -206,47 +206,12 @@ def test_a_model_of_other_than_four_stages_can_be_built():
 # Training
 
 
-@in_turn(("name", "joining"), [("pvt_tiny_gap", "default"), *(("pvt_tiny", joining) for joining in JOININGS)])
-def test_a_gradient_reaches_every_parameter_with_every_joining(name, joining):
-    model = draw(pvt(name, joining=joining)).double()
-    model(wide(64, 96)).square().sum().backward()
-    for key, gradient in gradients(model).items():
-        assert gradient is not None, key
-        assert gradient.abs().max() > 0, key
-
-
-@pytest.mark.parametrize("name", ["pvt_tiny_peg", "pvt_tiny_peg_gap"])
-def test_a_gradient_reaches_every_peg(name):
-    """After the only block of the last stage none would reach a class token, so there are two blocks."""
-    model = draw(pvt(name, depths=[1, 2, 1, 2])).double()
-    assert sum("pegs" in key for key in gradients(model)) == 8
-    model(wide()).square().sum().backward()
-    for key, gradient in gradients(model).items():
-        assert gradient is not None, key
-        assert gradient.abs().max() > 0, key
-
-
-def test_dropout_is_where_its_argument_says_and_in_training_alone():
-    for rate in ("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"):
-        model = draw(pvt(**{rate: 0.5}))
-        x = images(64, 64, batch=8)
-        assert not torch.equal(model.train()(x), model(x)), rate
-        assert torch.equal(model.eval()(x), model(x)), rate
-
-
 def test_tokens_are_dropped_where_they_enter_a_stage_alone():
     model = pvt(depths=[2, 2, 2, 2], pos_drop_rate=0.5)
     seen = []
     model.pos_drop.register_forward_hook(lambda _, args, y: seen.append(tuple(y.shape)))
     model(images(64, 96))
     assert seen == [(2, 384, 8), (2, 96, 16), (2, 24, 24), (2, 7, 32)]
-
-
-def test_stochastic_depth_grows_linearly_through_the_stages():
-    model = pvt(drop_path_rate=0.4)
-    first, *rest = [block.drop_path1 for stage in model.blocks for block in stage]
-    assert isinstance(first, nn.Identity)
-    assert [module.drop_prob for module in rest] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-7)
 
 
 def test_weights_are_drawn_as_pvts_code_draws_them():
@@ -284,21 +249,6 @@ def test_layer_decay_puts_every_parameter_in_one_group_and_position_with_its_sta
 # timm's interface
 
 
-def test_reset_classifier_replaces_the_head():
-    model = draw(pvt()).double().eval()
-    features = model.forward_features(wide())
-    model.reset_classifier(7)
-    assert model.num_classes == 7
-    assert model.get_classifier() is model.head
-    assert_same(model.forward_head(features), model.head(features[:, 0]))
-    model.reset_classifier(3, "avg")
-    assert model.forward_head(features).shape == (2, 3)
-    assert_same(model.forward_head(features), model.head(features[:, 1:].mean(1)))
-    model.reset_classifier(0, "")
-    assert isinstance(model.head, nn.Identity)
-    assert torch.equal(model.forward_head(features), features)
-
-
 def test_an_invalid_pooling_leaves_the_classifier_unchanged():
     model = pvt("pvt_tiny_gap")
     head = model.head
@@ -307,20 +257,6 @@ def test_an_invalid_pooling_leaves_the_classifier_unchanged():
     with pytest.raises(ValueError, match="`global_pool` must be one of"):
         model.reset_classifier(7, "max")
     assert (model.global_pool, model.num_classes, model.head) == ("avg", 5, head)
-
-
-@forms
-def test_intermediates_are_what_leaves_each_stage(form):
-    model = exact(form)
-    x = wide(64, 96)
-    layers = [tokens for tokens, _ in model.each_layer(x)]
-    final, maps = model.forward_intermediates(x)
-    assert [tuple(y.shape) for y in maps] == [(2, 8, 16, 24), (2, 16, 8, 12), (2, 24, 4, 6), (2, 32, 2, 3)]
-    for stage, last in enumerate((0, 2, 3, 4)):
-        patches = layers[last][:, model.num_prefix_tokens if stage == 3 else 0 :]
-        assert_same(maps[stage].flatten(2).mT, patches)
-        assert maps[stage].is_contiguous()
-    assert_same(final, model.forward_features(x))
 
 
 def test_without_a_peg_what_leaves_a_stage_is_what_its_last_block_returns():
@@ -372,12 +308,6 @@ def test_the_module_of_a_stage_that_timm_knows_is_its_last_block():
 def two_stages(name, **kwargs):
     """Return a pyramid of two stages of one block, with every weight drawn, in float64."""
     return draw(graticule.create_model(name, **{**SMALL["PVT"][1], "depths": (1, 1), **kwargs})).double().eval()
-
-
-def test_the_forward_pass_of_a_folded_model_is_one_graph_with_the_same_numbers():
-    model = fold(two_stages("pvt_tiny", encoding="peg+learnable"))
-    x = wide(16, 16)
-    assert_same(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
 
 
 def test_forward_and_backward_are_one_graph_with_the_same_gradients():

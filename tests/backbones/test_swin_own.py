@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from graticule import Grid, fold, published_state_dict, unfold
+from graticule import Grid, published_state_dict
 from graticule.analysis.attention import attention_maps
 from graticule.backbones.swin import SwinTransformer
 from graticule.backbones.window_attention import WindowAttention
@@ -22,7 +22,7 @@ from graticule.encodings.build import build_position
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
 from in_turn import in_turn
-from tiny import count, draw, full_size, images, without_memory
+from tiny import count, draw, images
 
 TWO = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4)}
 THREE = {"img_size": (64, 96), "window_size": 4, "depths": (2, 2, 2), "num_heads": (1, 2, 4)}
@@ -143,18 +143,6 @@ def test_another_input_size_and_window_make_it_timms_that_is_built_with_them(siz
         assert_same(ours(x), theirs(x))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("swin_tiny_patch4_window7_224", 28_288_354), ("swin_small_patch4_window7_224", 49_606_258)],
-)
-def test_full_sizes_have_the_parameters_of_timms(name, parameters):
-    model = full_size(name)
-    with without_memory():
-        assert count(timm.create_model(name)) == parameters
-    assert count(model) == parameters
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 # Options of Microsoft's code and of timm's constructor
 
 
@@ -198,21 +186,6 @@ def test_an_image_of_any_size_is_one_filled_up_with_zeros_to_whole_patches(encod
     assert_same(model(x), model(F.pad(x, (0, 1, 0, 3))))
     for size in ((1, 1), (5, 64), (63, 17)):
         assert model(wide(*size)).isfinite().all()
-
-
-@joinings
-@torch.no_grad()
-def test_other_weights_of_position_make_another_output(encoding, joining):
-    model = swin(encoding, joining)
-    x = wide()
-    before = model(x)
-    for name, parameter in model.position.named_parameters():
-        if parameter.requires_grad:
-            held = parameter.clone()
-            parameter.copy_(torch.randn_like(parameter))
-            assert (model(x) - before).abs().max() > 1e-6, name
-            parameter.copy_(held)
-    assert_same(model(x), before, atol=0)
 
 
 # Windows
@@ -361,7 +334,7 @@ def test_attention_maps_are_looked_at_by_window(size):
 def test_a_window_is_no_larger_than_the_grid_and_a_stage_of_one_window_is_not_shifted():
     model = swin(img_size=(16, 48), window_size=7)  # grids 4 x 12 and 2 x 6
     stages = enumerate(model.position_grids(model.grid))
-    where = [[model.where(stage, index, at)[0] for index in (0, 1)] for stage, at in stages]
+    where = [[windows for (windows,) in model.where(stage, at)[:2]] for stage, at in stages]
     found = [[(windows.window.shape, windows.shift) for windows in stage] for stage in where]
     assert found == [[((4, 7), (0, 0)), ((4, 7), (0, 3))], [((2, 6), (0, 0)), ((2, 6), (0, 0))]]
     tables = {name: value.shape for name, value in published_state_dict(model).items() if name.endswith("table")}
@@ -509,27 +482,6 @@ def test_tables_of_their_own_stand_before_every_block():
 # Folding
 
 
-@joinings
-@torch.no_grad()
-def test_a_folded_swin_takes_another_size_and_window_as_an_unfolded_one_does(encoding, joining):
-    model = swin(encoding, joining)
-    folded = fold(copy.deepcopy(model))
-    for one in (model, folded):
-        one.set_input_size((96, 64), 6)
-    x = wide(96, 64)
-    assert_same(folded(x), model(x))
-    assert_same(unfold(folded)(x), model(x))
-
-
-@joinings
-@torch.no_grad()
-def test_a_folded_swin_folds_again_when_weights_are_loaded(encoding, joining):
-    model, other = swin(encoding, joining), swin(encoding, joining)
-    fold(model).load_state_dict(other.state_dict())
-    x = wide()
-    assert_same(model(x), other(x))
-
-
 # With a PEG
 
 
@@ -550,11 +502,6 @@ def test_a_peg_stands_after_the_first_block_of_every_stage_and_is_nothing_where_
         if name in pegs:
             value.zero_()
     assert_same(model(x), plain(x))
-
-
-def test_swin_with_peg_has_ten_parameters_a_channel_of_every_stage_more():
-    model = full_size("swin_tiny_peg_patch4_window7_224")
-    assert count(model) == 28_288_354 + 10 * (96 + 192 + 384 + 768)
 
 
 @torch.no_grad()

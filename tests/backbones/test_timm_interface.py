@@ -113,7 +113,7 @@ def test_fresh_classifiers_of_a_distilled_model():
     model.reset_classifier(7)
     assert [head.out_features for head in model.get_classifier()] == [7, 7]
     assert model(images()).shape == (2, 7)
-    with pytest.raises(ValueError, match="`global_pool` must be 'token' in a distilled model, got 'avg'"):
+    with pytest.raises(ValueError, match="`global_pool` must be one of 'token', got 'avg'"):
         model.reset_classifier(7, "avg")
     model.reset_classifier(0)
     assert model(images()).shape == (2, 24)
@@ -226,17 +226,6 @@ def test_a_size_that_the_patch_does_not_divide_leaves_the_model_unchanged():
     with pytest.raises(ValueError, match="`img_size` must be a positive multiple"):
         model.set_input_size(30)
     assert torch.equal(model(x), before)
-
-
-@choices
-def test_a_pruned_model_computes_the_same_intermediates(encoding, joining):
-    model = draw(tiny(encoding, joining)).double().eval()
-    x = images(dtype=torch.float64)
-    _, before = model.forward_intermediates(x, indices=[0, 1])
-    assert model.prune_intermediate_layers([0, 1]) == [0, 1]
-    after = model.forward_intermediates(x, indices=[0, 1], intermediates_only=True)
-    for a, b in zip(after, before, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_stopping_early_runs_no_block_after_the_last_one_wanted():

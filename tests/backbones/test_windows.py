@@ -60,8 +60,8 @@ def assert_windows(model, windows, grids=(16, 8, 4, 2)):
     """Check that the model, its blocks and its positions have the same windows."""
     assert model.windows == tuple(windows)
     for stage, (side, grid, part) in enumerate(zip(windows, grids, mixing_of(model), strict=True)):
-        window = model.grid.pyramid(4)[stage].within
-        assert {block.windows(model.grid.pyramid(4)[stage]).window for block in model.blocks[stage]} == {window}
+        whole = model.grid.pyramid(4)[stage]
+        assert {given.window for (given,) in model.where(stage, whole)} == {whole.within}
         assert part.grid == Grid(min(side, grid), min(side, grid))
         assert {encoding.grid for encoding in part.encodings} == {part.grid}
 
@@ -123,14 +123,6 @@ def test_what_is_left_out_stays():
     assert torch.equal(model(x), before)
 
 
-def test_windows_of_the_same_sides_change_nothing():
-    model, x = posmlp("lrpe_m"), image()
-    before, state = model(x), state_of(model)
-    model.set_input_size(windows=list(SIZES["windows"]))
-    assert_same_state(model, state)
-    assert torch.equal(model(x), before)
-
-
 def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
     model = posmlp(NO_BIAS)
     model.set_input_size(windows=LARGER)
@@ -143,12 +135,12 @@ def test_after_a_change_tokens_mix_within_their_new_window_and_no_further():
 
 def reached(model, stage, index, place):
     """Return which tokens of a 16 x 16 grid of the first stage a change of the token at `place` affects, (16, 16)."""
-    block, grid, (row, column) = model.block(stage, index), model.grid, place
+    block, (row, column) = model.block(stage, index), place
     tokens = model.embed(torch.randn(1, 3, 64, 64, dtype=torch.float64), stage)
     changed = tokens.clone()
     changed[:, row * 16 + column] += torch.randn(16, dtype=torch.float64)
-    given = model.position(grid)[index]
-    return (block(changed, given, grid) - block(tokens, given, grid)).abs().sum(-1).view(16, 16)
+    given = model.position(model.grid)[index], *model.where(stage, model.grid)[index]
+    return (block(changed, *given) - block(tokens, *given)).abs().sum(-1).view(16, 16)
 
 
 @pytest.mark.parametrize("window", [2, 4, 8])
@@ -212,15 +204,15 @@ def test_no_token_receives_from_outside_its_window_or_the_image(encoding, produc
     for stage, grid in enumerate(model.grid.pyramid(4)):
         window = grid.window(windows[stage])
         for index in range(model.depths[stage]):
-            block, given = model.block(stage, index), layers[layer]
+            given, (shifted,) = layers[layer], model.where(stage, grid)[index]
             seen, place = cut(grid, window, index, shift)
             x = torch.randn(1, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64, requires_grad=True)
-            mixed = mix_tokens(x, given.mixing, None, block.windows(grid))
+            mixed = mix_tokens(x, given.mixing, None, shifted)
             whole = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
             expected = whole[:, place][:, :, place] * seen
             if encoding.endswith("gqpe"):
                 expected = expected / expected.sum(-1, keepdim=True)
-                ones = mix_tokens(torch.ones_like(x), given.mixing, None, block.windows(grid))
+                ones = mix_tokens(torch.ones_like(x), given.mixing, None, shifted)
                 torch.testing.assert_close(ones, torch.ones_like(x), rtol=0, atol=1e-12)
             by_hand = torch.einsum("gij,bjgc->bigc", expected, x.unflatten(-1, (len(whole), -1))).flatten(-2)
             torch.testing.assert_close(mixed, by_hand, rtol=0, atol=1e-10)
@@ -237,11 +229,11 @@ def test_a_token_of_a_part_of_a_window_has_the_bias_of_its_place(windows, shift)
         for part in mixing_of(model):
             for encoding in part.encodings:
                 encoding.relative_position_table.zero_()
-    grid, block, given = model.grid, model.block(0, 1), model.position(model.grid)[1]
+    grid, given, (shifted,) = model.grid, model.position(model.grid)[1], model.where(0, model.grid)[1]
     _, place = cut(grid, grid.window(windows[0]), 1, shift)
     x = torch.randn(1, grid.patches, 32, dtype=torch.float64)
     expected = given.spatial_bias[place][None, :, None].expand_as(x)
-    torch.testing.assert_close(mix_tokens(x, given.mixing, given.spatial_bias, block.windows(grid)), expected)
+    torch.testing.assert_close(mix_tokens(x, given.mixing, given.spatial_bias, shifted), expected)
 
 
 @in_turn("encoding", MIXING)
@@ -261,8 +253,7 @@ def test_stochastic_depth_drops_samples_and_not_windows():
     whole = model.grid_at((128, 128))
     block, grid = model.block(2, 1), whole.pyramid(4)[2]
     x = torch.randn(64, 64, 64, dtype=torch.float64)
-    given = model.position(whole)[4]
-    kept = (block(x, given, grid) != x).flatten(1)
+    kept = (block(x, model.position(whole)[4], *model.where(2, grid)[1]) != x).flatten(1)
     assert torch.equal(kept.any(1), kept.all(1)) and 0 < kept.any(1).sum() < 64
 
 
@@ -326,14 +317,6 @@ def test_rows_that_sum_to_one_do_so_in_windows_larger_than_trained_and_the_bias_
             torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-12)
             torch.testing.assert_close(bias, torch.full_like(bias, 0.25), rtol=0, atol=1e-12)
             assert rows.shape[1] == side * side
-
-
-@in_turn("encoding", MIXING)
-def test_windows_larger_than_trained_train_every_parameter(encoding):
-    model = posmlp(encoding).train()
-    model.set_input_size(128, windows=(8, 8, 8, 4))
-    model(image(128, 128)).square().sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 def test_what_is_not_trained_stays_so():
@@ -516,11 +499,11 @@ def test_an_axis_that_one_window_covers_is_not_shifted():
         .double()
         .eval()
     )
-    block, given = model.block(0, 1), model.position(model.grid)[1]
+    block, given = model.block(0, 1), (model.position(model.grid)[1], *model.where(0, model.grid)[1])
     x = torch.randn(1, 32, 32, dtype=torch.float64)
     changed = x.clone()
     changed[:, 0] += torch.randn(32)  # the token at (0, 0) of 4 x 8, one window high and two wide
-    moved = (block(changed, given, model.grid) - block(x, given, model.grid)).norm(dim=-1).view(4, 8)
+    moved = (block(changed, *given) - block(x, *given)).norm(dim=-1).view(4, 8)
     assert moved[:, :2].all() and moved.count_nonzero() == 8
 
 
@@ -551,7 +534,7 @@ def rolled(x, grid, window, mask):
 def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_are_extreme(size, stage, product):
     """A group whose center is far away has logits below -200 for all neighbors, so it takes the opposite border."""
     model = posmlp(spec("ggqpe", bias=False, product=product), img_size=size, shift="released", depths=(2, 2, 2, 1))
-    grid, block = model.grid.pyramid(4)[stage], model.block(stage, 1)
+    grid = model.grid.pyramid(4)[stage]
     encoding = mixing_of(model)[stage].encodings.get_submodule("1")
     encoding.center[0] = torch.tensor([300.0, -400.0])
     encoding.matrix[0] = torch.eye(2)
@@ -559,7 +542,7 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
     logits = encoding.logits(grid.within)
     pairs = given.mixing._replace(table=logits, softmax=False).matrix()
     x = torch.randn(2, grid.patches, 2 * model.embed_dims[stage], dtype=torch.float64)
-    mixed = mix_tokens(x, given.mixing, None, block.windows(grid))
+    mixed = mix_tokens(x, given.mixing, None, *model.where(stage, grid)[1])
     expected = rolled(x, grid, grid.within, lambda mask: (pairs + mask).softmax(-1))
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-10)
     hard = rolled(x, grid, grid.within, lambda mask: (pairs + 1e6 * mask).softmax(-1))
@@ -571,10 +554,10 @@ def test_released_windows_have_the_mask_of_the_authors_code_also_where_groups_ar
 def test_released_windows_without_a_softmax_mix_opposite_borders(encoding):
     options = {"softmax": False} if encoding == "ggqpe" else {}
     model = posmlp(spec(encoding, bias=False, **options), shift="released")
-    given, block = model.position(model.grid)[1], model.block(0, 1)
+    given = model.position(model.grid)[1]
     weights = given.mixing if isinstance(given.mixing, torch.Tensor) else given.mixing.matrix()
     x = torch.randn(2, 256, 32, dtype=torch.float64)
-    mixed = mix_tokens(x, given.mixing, None, block.windows(model.grid))
+    mixed = mix_tokens(x, given.mixing, None, *model.where(0, model.grid)[1])
     torch.testing.assert_close(mixed, rolled(x, model.grid, Grid(4, 4), lambda _: weights), rtol=0, atol=1e-10)
 
 
@@ -599,11 +582,10 @@ def test_channels_of_every_stage_can_be_given():
 
 
 def test_the_released_code_counts_shifted_blocks_through_the_whole_network():
-    model = posmlp(shift="released", depths=(1, 2, 1, 2))
-    blocks = [block for stage in model.blocks for block in stage]
-    assert [block.shift for block in blocks] == [None, "released"] * 3
-    model = posmlp(shift="swin", depths=(1, 2, 1, 2))
-    assert [[block.shift for block in stage] for stage in model.blocks] == [[None], [None, "swin"]] * 2
+    for shift, expected in (("released", [0, 1, 0, 1, 0, 1]), ("swin", [0, 0, 1, 0, 0, 0])):  # the last is one window
+        model = posmlp(shift=shift, depths=(1, 2, 1, 2), windows=(2, 2, 2, 2))
+        where = [model.where(stage, grid) for stage, grid in enumerate(model.grid.pyramid(4))]
+        assert [any(windows.shift) for stage in where for (windows,) in stage] == [bool(moves) for moves in expected]
 
 
 @pytest.mark.parametrize("windows", [(4.5, 4), 7, ("a", 2)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, cast
 
@@ -31,20 +31,23 @@ class Backbone(TokenModel, HubModel):
     A subclass turns an image into tokens (`tokenize`) and has blocks: modules that are called with tokens, their
     `LayerPosition` and their `Grid`. Its constructor takes a `PositionBuilder` as its first argument, and calls, in
     this order, `super().__init__`, `build_position`, `build_head` and `finish`; it may create parameters in between.
+    The arguments with a default are those of all families, which pass them on as `**kwargs`.
 
     It accepts any image whose sides are multiples of the patch, whatever `img_size` is: position information is
     resampled or computed for its grid in the forward pass (`set_input_size` does it once).
 
     Args:
-        img_size: in pixels, one side or (height, width).
         patch_size: in pixels, one side or (height, width), of a patch of the first stage.
+        embed_dims: D of each stage.
+        depths: number of blocks of each stage.
+        img_size: in pixels, one side or (height, width).
         in_chans: channels of the image.
         num_classes: 0 for no head.
         global_pool: one of `pools`.
-        embed_dims: D of each stage.
-        depths: number of blocks of each stage.
         drop_rate: dropout before the head.
         pos_drop_rate: dropout on the tokens that enter the first block of a stage.
+        proj_drop_rate: dropout on the outputs of attention or mixing and of the MLPs, by the blocks of the family.
+        drop_path_rate: stochastic depth of the last block (`drop_path_rates`).
     """
 
     #: Allowed values of `global_pool`.
@@ -63,19 +66,9 @@ class Backbone(TokenModel, HubModel):
     encoding_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: Arguments that select a module of the model; recipes and the command line do not offer them.
     hidden_arguments: ClassVar[frozenset[str]] = frozenset(
-        {
-            "position",
-            "embed_layer",
-            "block_layer",
-            "norm_layer",
-            "act_layer",
-            "mlp_layer",
-            "head_layer",
-            "qkv_layer",
-            "attn_layer",
-            "merging_layer",
-            "patch_norm",
-        }
+        {"position", "patch_norm"}.union(
+            f"{part}_layer" for part in ("embed", "block", "norm", "act", "mlp", "head", "qkv", "attn", "merging")
+        )
     )
 
     #: The reason for which its blocks need all patches of the grid; '' if they take any subset (`keep`).
@@ -97,15 +90,17 @@ class Backbone(TokenModel, HubModel):
     def __init__(
         self,
         *,
-        img_size: int | tuple[int, ...],
         patch_size: int | tuple[int, ...],
-        in_chans: int,
-        num_classes: int,
         embed_dims: Sequence[int],
         depths: Sequence[int],
+        img_size: int | tuple[int, ...] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
         global_pool: str = "avg",
         drop_rate: float = 0.0,
         pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         if len(embed_dims) != len(depths) or not depths:
@@ -128,6 +123,7 @@ class Backbone(TokenModel, HubModel):
         self.patch_size: tuple[int, int] = cast("Any", on_axes(patch_size, axes))
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.head_drop = nn.Dropout(drop_rate)
+        self.proj_drop_rate, self.drop_path_rate = proj_drop_rate, drop_path_rate
         self.feature_info: list[dict[str, Any]] = []
 
     # Called by the constructor of a subclass
@@ -169,6 +165,11 @@ class Backbone(TokenModel, HubModel):
         """Return the contents of the model's config.json (see `HubModel`)."""
         return backbone_config(self, preprocessing)
 
+    def drop_path_rates(self) -> list[float]:
+        """Return the rate of stochastic depth of each block: it grows linearly from 0 to that of the last."""
+        rates: list[float] = torch.linspace(0, self.drop_path_rate, sum(self.depths), device="cpu").tolist()
+        return rates
+
     def build_head(self, norm_layer: Callable[[int], nn.Module]) -> None:
         """Build the final norm and the classifier."""
         self.norm = norm_layer(self.num_features)
@@ -186,8 +187,11 @@ class Backbone(TokenModel, HubModel):
         """Turn images or the map of the previous stage, (B, C, height, width), into tokens (B, H * W, D), row-major."""
 
     def stage_blocks(self, stage: int) -> nn.Sequential | nn.ModuleList:
-        """Return the blocks of a stage."""
-        return cast("nn.ModuleList", self.blocks[stage]) if self.stage_lists else self.blocks
+        """Return the blocks of a stage: those of the last of `stage_lists`."""
+        if not self.stage_lists:
+            return self.blocks
+        found = getattr(self, self.stage_lists[-1])[stage]
+        return found.blocks if isinstance(found, Stage) else cast("nn.ModuleList", found)
 
     def block(self, stage: int, index: int) -> nn.Module:
         """Return a block of a stage."""
@@ -202,9 +206,9 @@ class Backbone(TokenModel, HubModel):
         grids = self.position_grids(grid)
         return [grids[stage] for stage in self.entered_stages()]
 
-    def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
-        """Return the arguments of a block that follow tokens and position: the `grid` of its stage."""
-        return (grid,)
+    def where(self, stage: int, grid: Grid) -> list[tuple[Any, ...]]:
+        """Return, for each block of a stage, its arguments after tokens and position: the `grid` of the stage."""
+        return [(grid,)] * self.depths[stage]
 
     def check_pool(self, global_pool: str) -> None:
         """Check a value of `global_pool`.
@@ -316,10 +320,8 @@ class Backbone(TokenModel, HubModel):
             at = grids[stage]
             x = self.embed(x, stage)
             x = x if kept is None else kept.of(x)
-            layers = [
-                (self.block(stage, index), positions[first + index], self.where(stage, index, at))
-                for index in range(depth)
-            ]
+            blocks = zip(self.stage_blocks(stage), self.where(stage, at), strict=True)
+            layers = [(block, positions[first + index], where) for index, (block, where) in enumerate(blocks)]
             for tokens in self.run_blocks(x, layers):
                 x = tokens
                 yield x, at
@@ -444,10 +446,18 @@ class Backbone(TokenModel, HubModel):
         self.keep(last + 1)
         self.feature_info = self.feature_info[: last + 1]
         if prune_norm:
-            self.norm = nn.Identity()
+            self.remove_norm()
         if prune_head:
-            self.reset_classifier(0, "")
+            self.remove_head()
         return take
+
+    def remove_norm(self) -> None:
+        """Remove the final norm."""
+        self.norm = nn.Identity()
+
+    def remove_head(self) -> None:
+        """Remove the classifier, and what else computes its input from the tokens."""
+        self.reset_classifier(0, "")
 
     def keep(self, count: int) -> None:
         """Keep only the first `count` blocks of the single stage."""
@@ -519,6 +529,15 @@ class Backbone(TokenModel, HubModel):
         if isinstance(crop, (list, tuple)):
             raise ValueError(f"`crop` must be one crop for a batch of images, got {len(crop)}; pass a list of images.")
         return self.forward_head(self.forward_features(x, crop, keep))
+
+
+class Stage(nn.Module):
+    """The blocks of a stage, and the merging of patches before them, with timm's names."""
+
+    def __init__(self, blocks: Iterable[nn.Module], downsample: nn.Module | None = None) -> None:
+        super().__init__()
+        self.downsample = nn.Identity() if downsample is None else downsample
+        self.blocks = nn.ModuleList(blocks)
 
 
 def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:

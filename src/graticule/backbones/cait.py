@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerScale, Mlp
+from timm.models.cait import ClassAttn
 from torch import Tensor, nn
 
 from graticule.backbones.registry import Size, register_sizes, register_small
@@ -59,7 +59,6 @@ class Cait(LateTokenTransformer):
         embed_dim: D.
         num_heads: h.
         qkv_bias: whether queries, keys and values have a bias.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
         norm_layer: builds a norm from D, or its name.
         act_layer: the MLPs' activation, or its name.
@@ -67,6 +66,11 @@ class Cait(LateTokenTransformer):
     """
 
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
+    published_parts = (  # in timm
+        *LateTokenTransformer.published_parts,
+        (".ls1.gamma", ".gamma_1"),
+        (".ls2.gamma", ".gamma_2"),
+    )
 
     def __init__(
         self,
@@ -78,7 +82,6 @@ class Cait(LateTokenTransformer):
         embed_dim: int = 768,
         num_heads: int = 16,
         qkv_bias: bool = True,
-        proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: str | type[nn.Module] | None = None,
@@ -93,15 +96,15 @@ class Cait(LateTokenTransformer):
                 "`init_values` must be positive and `depth_token_only` at least 1, got "
                 f"{init_values} and {depth_token_only}."
             )
-        same = {"qkv_bias": qkv_bias, "norm_layer": norm_layer, "act_layer": act_layer}
-        rates = {"proj_drop_rate": proj_drop_rate, "attn_drop_rate": attn_drop_rate}
+        same = {"norm_layer": norm_layer, "act_layer": act_layer, "attn_drop_rate": attn_drop_rate}
         super().__init__(
             position,
             global_pool=global_pool,
             init_values=init_values,
             embed_dim=embed_dim,
             num_heads=num_heads,
-            **{"fc_norm": False, **same, **rates, **kwargs},
+            qkv_bias=qkv_bias,
+            **{"fc_norm": False, **same, **kwargs},
         )
         self.blocks_token_only = nn.ModuleList(
             ClassAttentionBlock(
@@ -109,7 +112,7 @@ class Cait(LateTokenTransformer):
                 num_heads,
                 mlp_ratio_token_only,
                 qkv_bias,
-                proj_drop_rate,
+                self.proj_drop_rate,
                 attn_drop_rate,
                 norm_layer_of(norm_layer),
                 act_layer_of(act_layer) or nn.GELU,
@@ -124,9 +127,9 @@ class Cait(LateTokenTransformer):
         """Return the class of the attention of a layer."""
         return TalkingHeadsAttention
 
-    def drop_path_rates(self, last: float, depth: int) -> list[float]:
+    def drop_path_rates(self) -> list[float]:
         """Return the rate of stochastic depth of each block: the same for all."""
-        return [last] * depth
+        return [self.drop_path_rate] * self.depths[0]
 
     def final(self, x: Tensor, grid: Grid) -> Tensor:
         """Let the class token attend to the patches x: (B, H * W, D), prepend it to them, and normalize all tokens."""
@@ -148,23 +151,12 @@ class Cait(LateTokenTransformer):
         """Return the number of prefix tokens of the intermediates: none."""
         return 0
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices.
-
-        The class token and its blocks are removed with the head.
-        """
-        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_head:
-            self.blocks_token_only = nn.ModuleList()
-            self.cls_token = None
-            self.prefix_names, self.num_prefix_tokens = (), 0
-        return take
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", super().published_name(own))
+    def remove_head(self) -> None:
+        """Remove the classifier, the class token and its blocks."""
+        super().remove_head()
+        self.blocks_token_only = nn.ModuleList()
+        self.cls_token = None
+        self.prefix_names, self.num_prefix_tokens = (), 0
 
 
 class TalkingHeadsAttention(Attention):
@@ -203,38 +195,6 @@ def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:
     return y.movedim(-1, 1)
 
 
-class ClassAttention(nn.Module):
-    """Attention of the class token to itself and to the patches.
-
-    Reference: CaiT (Touvron et al., 2021), Eq. 6-8.
-
-    Args:
-        dim: D, a multiple of `num_heads`.
-        num_heads: h.
-        qkv_bias: whether queries, keys and values have a bias.
-        attn_drop: dropout rate on the attention weights.
-        proj_drop: dropout rate on the output.
-    """
-
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attn_drop = attn_drop
-        self.q, self.k, self.v = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
-        self.proj = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix the tokens x: (B, 1 + N, D), the class token first, into (B, 1, D)."""
-        q, k, v = (
-            project(tokens).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, h, 1 or 1 + N, d)
-            for project, tokens in ((self.q, x[:, :1]), (self.k, x), (self.v, x))
-        )
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
-        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
-        return out
-
-
 class ClassAttentionBlock(nn.Module):
     """Class attention, then an MLP of the class token, each after a norm, with LayerScale and a residual connection.
 
@@ -266,7 +226,7 @@ class ClassAttentionBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm1, self.norm2 = norm_layer(dim), norm_layer(dim)
-        self.attn = ClassAttention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.attn = ClassAttn(dim, num_heads, qkv_bias, attn_drop, proj_drop)  # Eq. 6-8
         self.ls1, self.ls2 = LayerScale(dim, init_values), LayerScale(dim, init_values)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
 
@@ -278,29 +238,23 @@ class ClassAttentionBlock(nn.Module):
 
 
 _XXS: dict[str, Any] = {"embed_dim": 192, "num_heads": 4}
+_XS: dict[str, Any] = {"embed_dim": 288, "num_heads": 6}
 _S: dict[str, Any] = {"embed_dim": 384, "num_heads": 8}
-_SIZES: dict[str, tuple[int, dict[str, Any]]] = {
-    "cait_xxs24_224": (11_956_264, {**_XXS, "depth": 24}),
-    "cait_xxs24_384": (12_029_224, {**_XXS, "depth": 24}),
-    "cait_xxs36_224": (17_299_720, {**_XXS, "depth": 36}),
-    "cait_xxs36_384": (17_372_680, {**_XXS, "depth": 36}),
-    "cait_xs24_384": (26_670_088, {"embed_dim": 288, "num_heads": 6, "depth": 24}),
-    "cait_s24_224": (46_916_200, {**_S, "depth": 24}),
-    "cait_s24_384": (47_062_120, {**_S, "depth": 24}),
-    "cait_s36_384": (68_366_632, {**_S, "depth": 36, "init_values": 1e-6}),
-    "cait_m36_384": (271_221_352, {"depth": 36, "init_values": 1e-6}),
-    "cait_m48_448": (356_460_520, {"depth": 48, "init_values": 1e-6}),
-}
+_36 = {"depth": 36, "init_values": 1e-6}
 register_sizes(
     Cait,
     {
-        name: Size(
-            count,
-            {**sizes, "img_size": int(name.rpartition("_")[2])},
-            hub=f"timm/{name}.fb_dist_in1k",
-            cfg={"crop_pct": 1.0},
-        )
-        for name, (count, sizes) in _SIZES.items()
+        "cait_xxs24_224": Size(11_956_264, {**_XXS, "depth": 24, "img_size": 224}, hub="fb_dist_in1k"),
+        "cait_xxs24_384": Size(12_029_224, {**_XXS, "depth": 24, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_xxs36_224": Size(17_299_720, {**_XXS, "depth": 36, "img_size": 224}, hub="fb_dist_in1k"),
+        "cait_xxs36_384": Size(17_372_680, {**_XXS, "depth": 36, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_xs24_384": Size(26_670_088, {**_XS, "depth": 24, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_s24_224": Size(46_916_200, {**_S, "depth": 24, "img_size": 224}, hub="fb_dist_in1k"),
+        "cait_s24_384": Size(47_062_120, {**_S, "depth": 24, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_s36_384": Size(68_366_632, {**_S, **_36, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_m36_384": Size(271_221_352, {**_36, "img_size": 384}, hub="fb_dist_in1k"),
+        "cait_m48_448": Size(356_460_520, {**_36, "depth": 48, "img_size": 448}, hub="fb_dist_in1k"),
     },
+    crop_pct=1.0,
 )
 register_small("CaiT", "cait_xxs24_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

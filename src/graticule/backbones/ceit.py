@@ -36,6 +36,12 @@ class CeitTransformer(VisionTransformer):
         kwargs: as `VisionTransformer`.
     """
 
+    pools = ("token",)  # its head reads the class tokens of all layers
+    published_parts = (  # in the authors' code
+        ("patch_embed.proj.", "i2t.proj."),
+        ("patch_embed.", "i2t.backbone."),
+        (".mlp.", ".leff."),
+    )
     first_conv = "patch_embed.conv"
     whole_grid = "its blocks convolve the map of all patches"
     needs_class_token = True
@@ -47,11 +53,6 @@ class CeitTransformer(VisionTransformer):
         patch_size: int | tuple[int, int] = 4,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
-            got = kwargs.get("global_pool", "no class token")
-            raise ValueError(
-                f"`global_pool` must be 'token' in CeiT, whose head reads the class tokens of all layers, got {got!r}."
-            )
         super().__init__(
             position,
             img_size=img_size,
@@ -67,7 +68,7 @@ class CeitTransformer(VisionTransformer):
             first.attn.num_heads,
             kwargs.get("mlp_ratio", 4.0),
             kwargs.get("qkv_bias", True),
-            kwargs.get("proj_drop_rate", 0.0),
+            self.proj_drop_rate,
             kwargs.get("attn_drop_rate", 0.0),
             kwargs.get("norm_layer") or partial(nn.LayerNorm, eps=1e-6),
         )
@@ -95,26 +96,6 @@ class CeitTransformer(VisionTransformer):
         if isinstance(found, tuple):
             return final, found[1]
         return found | {"image_features": final} if "image_features" in found else found
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier by a new one of `num_classes` outputs; 0 for none."""
-        if global_pool not in (None, "", "token"):
-            raise ValueError(f"`global_pool` must be 'token' in CeiT, got {global_pool!r}.")
-        super().reset_classifier(num_classes)
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of the authors' code."""
-        for theirs, own in (("i2t.backbone.", "patch_embed."), ("i2t.proj.", "patch_embed.proj.")):
-            if published.startswith(theirs):
-                return own + published.removeprefix(theirs)
-        return published.replace(".leff.", ".mlp.", 1)
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in the authors' code."""
-        if own.startswith("patch_embed."):
-            rest = own.removeprefix("patch_embed.")
-            return "i2t." + rest if rest.startswith("proj.") else "i2t.backbone." + rest
-        return own.replace(".mlp.", ".leff.", 1) if own.startswith("blocks.") else own
 
 
 class ClassAttentionOfLayers(nn.Module):
@@ -156,7 +137,7 @@ class ClassAttentionOfLayers(nn.Module):
 
 
 class LocallyEnhancedFeedForward(nn.Module):
-    """An MLP with a depth-wise convolution between its layers, on the patches alone; prefix tokens pass unchanged.
+    """An MLP with a depth-wise 3 x 3 convolution between its layers, on patches alone; prefix tokens pass unchanged.
 
     Each of the three convolutions has a batch norm, and the first two an activation.
 
@@ -165,17 +146,14 @@ class LocallyEnhancedFeedForward(nn.Module):
     Args:
         dim: D.
         hidden: number of hidden channels.
-        kernel: side of the depth-wise convolution, odd.
         act_layer: the activation.
     """
 
-    def __init__(self, dim: int, hidden: int, kernel: int = 3, act_layer: type[nn.Module] = nn.GELU) -> None:
+    def __init__(self, dim: int, hidden: int, act_layer: type[nn.Module] = nn.GELU) -> None:
         super().__init__()
-        if kernel < 1 or kernel % 2 == 0:
-            raise ValueError(f"`kernel` must be odd, got {kernel}.")
         self.conv1 = nn.Conv2d(dim, hidden, 1)
         self.bn1 = nn.BatchNorm2d(hidden)
-        self.conv2 = nn.Conv2d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden)
+        self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.bn2 = nn.BatchNorm2d(hidden)
         self.conv3 = nn.Conv2d(hidden, dim, 1)
         self.bn3 = nn.BatchNorm2d(dim)
@@ -229,18 +207,11 @@ class ImageToTokens(Tokenizer):
         patch_size: on the map, whose height and width are a quarter of the image's.
         in_chans: channels of the image.
         embed_dim: D.
-        channels: channels of the map.
     """
 
-    def __init__(
-        self,
-        img_size: tuple[int, int],
-        patch_size: tuple[int, int],
-        in_chans: int,
-        embed_dim: int,
-        channels: int = 64,
-    ) -> None:
+    def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:
         super().__init__(img_size, patch_size)
+        channels = 64
         self.conv = nn.Conv2d(in_chans, channels, 7, 2, 3, bias=False)
         self.bn = nn.BatchNorm2d(channels)
         self.maxpool = nn.MaxPool2d(3, 2, 1)

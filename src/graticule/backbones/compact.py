@@ -64,8 +64,6 @@ class CompactTransformer(VisionTransformer):
         attn_drop_rate: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        if tokenizer not in ("patches", "convolutions"):
-            raise ValueError(f"`tokenizer` must be 'patches' or 'convolutions', got {tokenizer!r}.")
         embed: Any = Patches
         if tokenizer == "convolutions":
             embed = partial(ConvolutionalTokenizer, layers=conv_layers, stride=conv_stride, padding=conv_padding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -41,6 +40,7 @@ class ConVit(LateTokenTransformer):
     takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}
     whole_grid = "its class token joins between the blocks"
     takes_why = "The class token has no position, and a function of all tokens cannot leave it out."
+    published_parts = ((".attn.qkv.qk.", ".attn.qk."), (".attn.qkv.v.", ".attn.v."))  # in timm
     default_encoding = "learnable + gpsa(layers=10)"
     encoding_options: ClassVar = {"gpsa": {"bias": True}}
 
@@ -109,14 +109,6 @@ class ConVit(LateTokenTransformer):
         if name.endswith(".attn.qkv.v"):
             nn.init.eye_(cast("nn.Linear", module).weight)
 
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of timm."""
-        return re.sub(r"\.attn\.(qk|v)\.", r".attn.qkv.\1.", published)
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return re.sub(r"\.attn\.qkv\.(qk|v)\.", r".attn.\1.", own)
-
 
 def _joined(given: LayerPosition, prefix: Tensor, first: bool) -> LayerPosition:
     """Return a layer's position with prefix tokens (1, n, D); they join before it if it is the `first` with them."""
@@ -160,16 +152,14 @@ class ContentAndValues(nn.Module):
         return torch.cat([self.qk(x), self.v(x)], -1)
 
 
-_CROP = {"crop_pct": 0.875}
 register_sizes(
     ConVit,
     {
-        "convit_tiny": Size(5_710_512, {"embed_dim": 192, "num_heads": 4}, hub="timm/convit_tiny.fb_in1k", cfg=_CROP),
-        "convit_small": Size(
-            27_777_322, {"embed_dim": 432, "num_heads": 9}, hub="timm/convit_small.fb_in1k", cfg=_CROP
-        ),
-        "convit_base": Size(86_540_040, {"embed_dim": 768, "num_heads": 16}, hub="timm/convit_base.fb_in1k", cfg=_CROP),
+        "convit_tiny": Size(5_710_512, {"embed_dim": 192, "num_heads": 4}, hub="fb_in1k"),
+        "convit_small": Size(27_777_322, {"embed_dim": 432, "num_heads": 9}, hub="fb_in1k"),
+        "convit_base": Size(86_540_040, {"embed_dim": 768, "num_heads": 16}, hub="fb_in1k"),
     },
+    crop_pct=0.875,
 )
 register_small(
     "ConViT", "convit_tiny", img_size=32, embed_dim=24, depth=2, num_heads=3, encoding="learnable + gpsa(layers=1)"

@@ -43,17 +43,17 @@ class ConditionalVisionTransformer(VisionTransformer):
         super().__init__(position, global_pool=global_pool, class_token=class_token, fc_norm=fc_norm, **kwargs)
 
 
-_CROP = {"crop_pct": 0.875}
-#: Table 9: each has the channels, heads and layers of the DeiT of its size. 'gap' has no class token.
+# Table 9: each has the channels, heads and layers of the DeiT of its size. 'gap' has no class token.
 register_sizes(
     ConditionalVisionTransformer,
     {
-        "cpvt_tiny_patch16_224": Size(5_681_512, TINY, cfg=_CROP),
-        "cpvt_tiny_gap_patch16_224": Size(5_681_320, {"global_pool": "avg", **TINY}, cfg=_CROP),
-        "cpvt_small_patch16_224": Size(21_978_856, SMALL, cfg=_CROP),
-        "cpvt_small_gap_patch16_224": Size(21_978_472, {"global_pool": "avg", **SMALL}, cfg=_CROP),
-        "cpvt_base_patch16_224": Size(86_424_040, cfg=_CROP),
-        "cpvt_base_gap_patch16_224": Size(86_423_272, {"global_pool": "avg"}, cfg=_CROP),
+        "cpvt_tiny_patch16_224": Size(5_681_512, TINY),
+        "cpvt_tiny_gap_patch16_224": Size(5_681_320, {"global_pool": "avg", **TINY}),
+        "cpvt_small_patch16_224": Size(21_978_856, SMALL),
+        "cpvt_small_gap_patch16_224": Size(21_978_472, {"global_pool": "avg", **SMALL}),
+        "cpvt_base_patch16_224": Size(86_424_040),
+        "cpvt_base_gap_patch16_224": Size(86_423_272, {"global_pool": "avg"}),
     },
+    crop_pct=0.875,
 )
 register_small("CPVT, GAP", "cpvt_tiny_gap_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

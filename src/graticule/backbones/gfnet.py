@@ -10,9 +10,9 @@ from torch import Tensor
 from graticule.backbones.mixer import Mixer, MixerBlock
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.layers.gating import mix_tokens
-from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
@@ -26,12 +26,12 @@ class FilterBlock(MixerBlock):
     Reference: GFNet (Rao et al., 2021), section 3.2 and its code.
     """
 
-    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
+        """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = position.inside(self.norm1(x))
-        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
         mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
         return mixed
 
@@ -54,6 +54,7 @@ class GfNet(Mixer):
     """
 
     default_encoding = "learnable + global_filter"
+    published_parts = (("stem.", "patch_embed."), (".mlp_channels.", ".mlp."))  # in the authors' code
     encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
 
     def __init__(
@@ -74,14 +75,6 @@ class GfNet(Mixer):
             block_layer=FilterBlock,
             **kwargs,
         )
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of the authors' code."""
-        return published.replace("patch_embed.", "stem.").replace(".mlp.", ".mlp_channels.")
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in the authors' code."""
-        return own.replace("stem.", "patch_embed.").replace(".mlp_channels.", ".mlp.")
 
 
 register_sizes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,11 +27,7 @@ class GMlp(SingleStage):
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        img_size: in pixels, one side or (height, width).
         patch_size: in pixels, one side or (height, width).
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
-        global_pool: 'avg' or '' (none).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
@@ -38,12 +35,9 @@ class GMlp(SingleStage):
         stem_norm: whether a LayerNorm follows the patches, as in PosMLP's code; timm's gMLP has none.
         gate_norm: whether the gating unit has its LayerNorm; by default, unless the mixing weights are a softmax.
         combine: how the halves are combined (`GatingUnit`).
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter the first block.
-        proj_drop_rate: dropout after the linear layers.
-        drop_path_rate: stochastic depth, the same for all blocks, as in timm.
         norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
+        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
@@ -52,11 +46,7 @@ class GMlp(SingleStage):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dim: int = 256,
         num_blocks: int = 30,
         mlp_ratio: float = 6.0,
@@ -64,28 +54,15 @@ class GMlp(SingleStage):
         stem_norm: bool = False,
         gate_norm: bool | None = None,
         combine: Combine = "gate",
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
+        **kwargs: Any,
     ) -> None:
         norm = norm_layer_of(norm_layer)
         mixed = int(embed_dim * mlp_ratio) // (1 if combine == "nonsplit" else 2)
-        if groups < 1 or mixed % groups:
+        if mixed % groups:
             raise ValueError(f"`groups` must divide the {mixed} channels that are mixed, got {groups}.")
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=(embed_dim,),
-            depths=(num_blocks,),
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        super().__init__(patch_size=patch_size, embed_dims=(embed_dim,), depths=(num_blocks,), **kwargs)
         self.build_position(position, groups)
         self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
@@ -95,12 +72,12 @@ class GMlp(SingleStage):
             mlp_ratio,
             nn.LayerNorm if gate_norm else None,  # eps is 1e-5, whatever the block's is, as in timm
             combine,
-            proj_drop_rate,
-            drop_path_rate,
+            self.proj_drop_rate,
+            self.drop_path_rate,
             norm,
             act_layer or nn.GELU,
         )
-        self.build_blocks(block, patch_size, in_chans, norm if stem_norm else None)
+        self.build_blocks(block, norm if stem_norm else None)
         self.finish()
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -112,27 +89,21 @@ class GMlp(SingleStage):
         return released_posmlp.released_names(self)
 
 
+_FOR_28 = {
+    **{"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 10},
+    **{"embed_dim": 64, "mlp_ratio": 4.0, "num_blocks": 6},
+}
+register_sizes(GMlp, {"gmlp_nano_patch4_28": Size(168_246, _FOR_28)})  # for small images
 _HALF = (0.5, 0.5, 0.5)
-_CFG = {"crop_pct": 0.875, "mean": _HALF, "std": _HALF}
-# The nano size is for small images.
 register_sizes(
     GMlp,
     {
-        "gmlp_nano_patch4_28": Size(
-            168_246,
-            {
-                "img_size": 28,
-                "patch_size": 4,
-                "in_chans": 1,
-                "num_classes": 10,
-                "embed_dim": 64,
-                "mlp_ratio": 4.0,
-                "num_blocks": 6,
-            },
-        ),
-        "gmlp_ti16_224": Size(5_867_328, {"embed_dim": 128}, cfg=_CFG),
-        "gmlp_s16_224": Size(19_422_656, hub="timm/gmlp_s16_224.ra3_in1k", cfg=_CFG),
-        "gmlp_b16_224": Size(73_075_392, {"embed_dim": 512}, cfg=_CFG),
+        "gmlp_ti16_224": Size(5_867_328, {"embed_dim": 128}),
+        "gmlp_s16_224": Size(19_422_656, hub="ra3_in1k"),
+        "gmlp_b16_224": Size(73_075_392, {"embed_dim": 512}),
     },
+    crop_pct=0.875,
+    mean=_HALF,
+    std=_HALF,
 )
 register_small("gMLP", "gmlp_s16_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)

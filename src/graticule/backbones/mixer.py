@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from timm.layers import DropPath, Mlp, PatchEmbed, lecun_normal_
-from timm.layers.helpers import to_2tuple
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -23,7 +22,10 @@ from graticule.position.windows import Windows
 
 
 class SingleStage(Pyramid):
-    """A pyramid of one stage, whose blocks mix tokens by the position's weights; names and initial weights of timm."""
+    """A pyramid of one stage, whose blocks mix tokens by the position's weights; names and initial weights of timm.
+
+    Stochastic depth has the same rate in all blocks, as in timm.
+    """
 
     needs = frozenset({"mixing"})
     first_conv = "stem.proj"
@@ -31,16 +33,19 @@ class SingleStage(Pyramid):
     def build_blocks(
         self,
         block: Callable[[], nn.Module],
-        patch_size: int | tuple[int, int],
-        in_chans: int,
         stem_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
-        self.stem = PatchEmbed(
-            None, to_2tuple(patch_size), in_chans, self.embed_dim, norm_layer=stem_norm, strict_img_size=False
+        embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
+        self.stem = embedding(
+            None, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm, strict_img_size=False
         )
         self.blocks = nn.Sequential(*[block() for _ in range(count)])
+
+    def where(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
+        """Return nothing for each block: tokens are mixed on the whole grid, without windows."""
+        return [()] * self.depths[stage]
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn the patches of images into tokens (B, H * W, D)."""
@@ -115,20 +120,16 @@ class MixerBlock(nn.Module):
             None if layer_scale is None else nn.Parameter(torch.full((dim,), float(layer_scale))) for _ in range(2)
         )
 
-    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
+        """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
         if position.mixing is None:
             raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
         y = position.inside(self.norm1(x))
-        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, self.windows(*where)))
+        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))
         mixed: Tensor = x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
         return mixed
-
-    def windows(self, *where: Grid) -> Windows | None:
-        """Return the windows within which tokens of the grid are mixed; here None, for the whole grid."""
-        return None
 
 
 class Mixer(SingleStage):
@@ -141,23 +142,16 @@ class Mixer(SingleStage):
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        img_size: in pixels, one side or (height, width).
         patch_size: in pixels, one side or (height, width).
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
-        global_pool: 'avg' or '' (none).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: hidden channels of the MLPs over channels, as a multiple of D.
         groups: s, groups of channels if the encoding has several.
         layer_scale: initial value of the scales per channel after both parts of a block; no scales if None.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter the first block.
-        proj_drop_rate: dropout after the mixing and in the MLPs.
-        drop_path_rate: stochastic depth, the same for all blocks, as in timm.
         norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
         block_layer: builds a block.
+        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
@@ -166,51 +160,34 @@ class Mixer(SingleStage):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
         patch_size: int | tuple[int, int] = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dim: int = 512,
         num_blocks: int = 8,
         mlp_ratio: float = 4.0,
         groups: int = 8,
         layer_scale: float | None = None,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = MixerBlock,
+        **kwargs: Any,
     ) -> None:
-        if groups < 1 or embed_dim % groups:
+        if embed_dim % groups:
             raise ValueError(f"`groups` must divide the {embed_dim} channels, got {groups}.")
         norm = norm_layer_of(norm_layer)
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=(embed_dim,),
-            depths=(num_blocks,),
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        super().__init__(patch_size=patch_size, embed_dims=(embed_dim,), depths=(num_blocks,), **kwargs)
         self.build_position(position, groups)
         self.build_head(norm)
         block = partial(
             block_layer,
             embed_dim,
             mlp_ratio,
-            proj_drop_rate,
-            drop_path_rate,
+            self.proj_drop_rate,
+            self.drop_path_rate,
             layer_scale,
             norm,
             act_layer or nn.GELU,
         )
-        self.build_blocks(block, patch_size, in_chans)
+        self.build_blocks(block)
         self.finish()
 
 
@@ -233,6 +210,7 @@ class ResMlp(Mixer):
 
     default_encoding = "sgu"
     encoding_options: ClassVar = {"sgu": {"std": 0.02, "bias_start": 0.0}}
+    published_parts = ((".mlp_channels.gate.proj.", ".linear_tokens."),)  # of the matrix, in timm's gMLP and ResMLP
 
     def __init__(
         self,
@@ -252,14 +230,6 @@ class ResMlp(Mixer):
             **kwargs,
         )
 
-    def own_name(self, published: str) -> str:
-        """Map the name of the matrix in timm's ResMLP to that in timm's gMLP, which the encoding knows."""
-        return published.replace(".linear_tokens.", ".mlp_channels.gate.proj.")
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return own.replace(".mlp_channels.gate.proj.", ".linear_tokens.")
-
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the authors' code under timm's names, any other one unchanged."""
         if "patch_embed.proj.weight" not in state:
@@ -276,37 +246,31 @@ class ResMlp(Mixer):
 _AUTHORS = (("patch_embed.", "stem."), (".attn.", ".linear_tokens."), (".mlp.", ".mlp_channels."), (".gamma_", ".ls"))
 
 _HALF = (0.5, 0.5, 0.5)
-_MIXER = {"crop_pct": 0.875, "mean": _HALF, "std": _HALF}
 _BASE, _LARGE = {"embed_dim": 768, "num_blocks": 12}, {"embed_dim": 1024, "num_blocks": 24}
 register_sizes(
     Mixer,
     {
-        "mixer_s32_224": Size(19_104_624, {"patch_size": 32}, cfg=_MIXER),
-        "mixer_s16_224": Size(18_528_264, cfg=_MIXER),
-        "mixer_b32_224": Size(60_293_428, {"patch_size": 32, **_BASE}, cfg=_MIXER),
-        "mixer_b16_224": Size(59_880_472, _BASE, hub="timm/mixer_b16_224.goog_in21k_ft_in1k", cfg=_MIXER),
-        "mixer_l32_224": Size(206_939_264, {"patch_size": 32, **_LARGE}, cfg=_MIXER),
-        "mixer_l16_224": Size(208_196_168, _LARGE, hub="timm/mixer_l16_224.goog_in21k_ft_in1k", cfg=_MIXER),
+        "mixer_s32_224": Size(19_104_624, {"patch_size": 32}),
+        "mixer_s16_224": Size(18_528_264),
+        "mixer_b32_224": Size(60_293_428, {"patch_size": 32, **_BASE}),
+        "mixer_b16_224": Size(59_880_472, _BASE, hub="goog_in21k_ft_in1k"),
+        "mixer_l32_224": Size(206_939_264, {"patch_size": 32, **_LARGE}),
+        "mixer_l16_224": Size(208_196_168, _LARGE, hub="goog_in21k_ft_in1k"),
     },
+    crop_pct=0.875,
+    mean=_HALF,
+    std=_HALF,
 )
-_CROP = {"crop_pct": 0.875}
+_BIG = {"patch_size": 8, "embed_dim": 768, "num_blocks": 24, "layer_scale": 1e-6}
 register_sizes(
     ResMlp,
     {
-        "resmlp_12_224": Size(15_350_872, hub="timm/resmlp_12_224.fb_in1k", cfg=_CROP),
-        "resmlp_24_224": Size(
-            30_020_680, {"num_blocks": 24, "layer_scale": 1e-5}, hub="timm/resmlp_24_224.fb_in1k", cfg=_CROP
-        ),
-        "resmlp_36_224": Size(
-            44_690_488, {"num_blocks": 36, "layer_scale": 1e-6}, hub="timm/resmlp_36_224.fb_in1k", cfg=_CROP
-        ),
-        "resmlp_big_24_224": Size(
-            129_138_280,
-            {"patch_size": 8, "embed_dim": 768, "num_blocks": 24, "layer_scale": 1e-6},
-            hub="timm/resmlp_big_24_224.fb_in1k",
-            cfg=_CROP,
-        ),
+        "resmlp_12_224": Size(15_350_872, hub="fb_in1k"),
+        "resmlp_24_224": Size(30_020_680, {"num_blocks": 24, "layer_scale": 1e-5}, hub="fb_in1k"),
+        "resmlp_36_224": Size(44_690_488, {"num_blocks": 36, "layer_scale": 1e-6}, hub="fb_in1k"),
+        "resmlp_big_24_224": Size(129_138_280, _BIG, hub="fb_in1k"),
     },
+    crop_pct=0.875,
 )
 register_small("MLP-Mixer", "mixer_s16_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)
 register_small("ResMLP", "resmlp_12_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)

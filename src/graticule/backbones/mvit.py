@@ -12,6 +12,7 @@ from timm.layers import DropPath, Mlp
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
+from graticule.backbones.base import Stage
 from graticule.backbones.pyramid import Pyramid, padded_grid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.encodings.forms.pyramid import PooledPosition, PooledPyramid, Pooling
@@ -55,9 +56,6 @@ class MultiscaleVisionTransformer(Pyramid):
 
     Args:
         position: builds the position of a stage.
-        img_size: in pixels, one side or (height, width).
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
         global_pool: 'token', 'avg' or ''; by default 'token' if there is a class token, else 'avg'.
         class_token: whether there is one, in all stages.
         embed_dim: D of the first stage; it doubles from stage to stage.
@@ -68,18 +66,16 @@ class MultiscaleVisionTransformer(Pyramid):
         qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether pooled queries are added to the output of attention.
         expand_attn: whether attention in the first block of a stage doubles the channels; if not, the MLP before it.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter the first block.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D, or its name.
+        kwargs: as `Backbone`.
     """
 
     takes = Pyramid.takes | {"inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"}
     takes_why = "Queries and keys are pooled to different grids."
     prefix_names = ("cls_token",)
     stage_lists = ("stages",)
+    published_parts = (("head.", "head.fc."),)  # in timm
     default_encoding = "decomposed"
     encoding_options: ClassVar = {"learnable": {"resampler": "bicubic"}}
     absolute_stages = 1
@@ -89,9 +85,6 @@ class MultiscaleVisionTransformer(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
         global_pool: str | None = None,
         class_token: bool = False,
         embed_dim: int = 96,
@@ -102,40 +95,26 @@ class MultiscaleVisionTransformer(Pyramid):
         qkv_bias: bool = True,
         residual_pooling: bool = True,
         expand_attn: bool = True,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
+        **kwargs: Any,
     ) -> None:
         norm = norm_layer_of(norm_layer)
         if key_stride < 1 or key_stride & (key_stride - 1):
             raise ValueError(f"`key_stride` must be a power of 2, got {key_stride}.")
-        if not depths or min(depths) < 1 or (len(depths) > 1 and depths[-1] < 2):
-            raise ValueError(f"`depths` must be at least 1, and 2 in the last of several stages, got {tuple(depths)}.")
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"`embed_dim` must be a multiple of `num_heads`, got {embed_dim} with {num_heads} heads.")
+        if len(depths) > 1 and depths[-1] < 2:
+            raise ValueError(f"`depths` must be at least 2 in the last of several stages, got {tuple(depths)}.")
         dims = [embed_dim << stage for stage in range(len(depths))]
-        super().__init__(
-            img_size=img_size,
-            patch_size=4,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=("token" if class_token else "avg") if global_pool is None else global_pool,
-            embed_dims=dims,
-            depths=depths,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        global_pool = ("token" if class_token else "avg") if global_pool is None else global_pool
+        super().__init__(patch_size=4, embed_dims=dims, depths=depths, global_pool=global_pool, **kwargs)
         self.key_strides = tuple(max(key_stride >> stage, 1) for stage in range(len(depths)))
         self.expand_attn = expand_attn
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.build_position(position, num_heads)
         self.build_head(norm)
         self.patch_embed = nn.Sequential()
-        self.patch_embed.add_module("proj", nn.Conv2d(in_chans, embed_dim, 7, 4, 3))
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        self.patch_embed.add_module("proj", nn.Conv2d(self.in_chans, embed_dim, 7, 4, 3))
+        rates = iter(self.drop_path_rates())
         self.stages = nn.ModuleList()
         for stage, depth in enumerate(depths):
             blocks = [
@@ -146,7 +125,7 @@ class MultiscaleVisionTransformer(Pyramid):
                     mlp_ratio,
                     qkv_bias,
                     residual_pooling,
-                    proj_drop_rate,
+                    self.proj_drop_rate,
                     attn_drop_rate,
                     next(rates),
                     norm,
@@ -274,18 +253,12 @@ class MultiscaleVisionTransformer(Pyramid):
         for (stage, _), tokens in zip(blocks, self.run_blocks(self.embed(images), layers), strict=True):
             yield tokens, grids[stage]
 
-    def stage_blocks(self, stage: int) -> nn.ModuleList:
-        """Return the blocks of a stage."""
-        found: Any = self.stages[stage]
-        blocks: nn.ModuleList = found.blocks
-        return blocks
-
     def own_name(self, published: str) -> str:
         """Return our name for a parameter of timm or of the released code."""
         name = re.sub(r"^blocks\.(\d+)\.", self._of_stage, published)
         projection = "shortcut_proj_attn" if self.expand_attn else "shortcut_proj_mlp"
         name = re.sub(r"(^stages\.\d+\.blocks\.\d+)\.proj\.", rf"\1.{projection}.", name)
-        return re.sub(r"^head\.(fc|projection)\.", "head.", name)
+        return super().own_name(name.replace("head.projection.", "head.fc."))
 
     def _of_stage(self, found: re.Match[str]) -> str:
         """Return our name for a block that is numbered through all stages."""
@@ -293,10 +266,6 @@ class MultiscaleVisionTransformer(Pyramid):
         while stage + 1 < len(self.depths) and index >= self.depths[stage]:
             index, stage = index - self.depths[stage], stage + 1
         return f"stages.{stage}.blocks.{index}."
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return re.sub(r"^head\.", "head.fc.", own)
 
 
 def _pooled_position(
@@ -316,14 +285,6 @@ def _pooled_position(
 
 
 torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node
-
-
-class Stage(nn.Module):
-    """The blocks of a stage, with timm's names."""
-
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
 
 
 @register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
@@ -478,23 +439,19 @@ _TINY: dict[str, Any] = {"depths": (1, 2, 5, 2)}
 _SMALL: dict[str, Any] = {"depths": (1, 2, 11, 2)}
 _LARGE: dict[str, Any] = {"depths": (2, 6, 36, 4), "embed_dim": 144, "num_heads": 2}
 _HUGE: dict[str, Any] = {"depths": (4, 8, 60, 8), "embed_dim": 192, "num_heads": 3}
-_POOL: dict[str, Any] = {"pool_size": (7, 7)}
-_22K: dict[str, Any] = {"cfg": {"num_classes": 19_168, **_POOL}}
+_CLS, _21K = {"class_token": True}, {"num_classes": 19_168}
 register_sizes(
     MultiscaleVisionTransformer,
     {
-        "mvitv2_tiny": Size(24_173_320, _TINY, hub="timm/mvitv2_tiny.fb_in1k", cfg=_POOL),
-        "mvitv2_small": Size(34_870_216, _SMALL, hub="timm/mvitv2_small.fb_in1k", cfg=_POOL),
-        "mvitv2_base": Size(51_472_744, hub="timm/mvitv2_base.fb_in1k", cfg=_POOL),
-        "mvitv2_large": Size(217_992_952, {**_LARGE, "expand_attn": False}, hub="timm/mvitv2_large.fb_in1k", cfg=_POOL),
-        "mvitv2_small_cls": Size(34_870_312, {**_SMALL, "class_token": True}, cfg=_POOL),
-        "mvitv2_base_cls": Size(65_444_032, {"class_token": True}, hub="timm/mvitv2_base_cls.fb_inw21k", **_22K),
-        "mvitv2_large_cls": Size(
-            234_583_216, {**_LARGE, "class_token": True}, hub="timm/mvitv2_large_cls.fb_inw21k", **_22K
-        ),
-        "mvitv2_huge_cls": Size(
-            694_804_128, {**_HUGE, "class_token": True}, hub="timm/mvitv2_huge_cls.fb_inw21k", **_22K
-        ),
+        "mvitv2_tiny": Size(24_173_320, _TINY, hub="fb_in1k"),
+        "mvitv2_small": Size(34_870_216, _SMALL, hub="fb_in1k"),
+        "mvitv2_base": Size(51_472_744, hub="fb_in1k"),
+        "mvitv2_large": Size(217_992_952, {**_LARGE, "expand_attn": False}, hub="fb_in1k"),
+        "mvitv2_small_cls": Size(34_870_312, {**_SMALL, **_CLS}),
+        "mvitv2_base_cls": Size(65_444_032, _CLS, hub="fb_inw21k", cfg=_21K),
+        "mvitv2_large_cls": Size(234_583_216, {**_LARGE, **_CLS}, hub="fb_inw21k", cfg=_21K),
+        "mvitv2_huge_cls": Size(694_804_128, {**_HUGE, **_CLS}, hub="fb_inw21k", cfg=_21K),
     },
+    pool_size=(7, 7),
 )
 register_small("MViTv2", "mvitv2_tiny", img_size=32, embed_dim=8, depths=(2, 3), class_token=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-import torch
 from timm.layers.helpers import to_2tuple
 from torch import Tensor, nn
 
@@ -19,7 +18,6 @@ from graticule.layers.parts import norm_layer_of
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
-from graticule.registry.checks import checked
 
 #: The norm after a convolution: over the batch for each channel, or over the channels of each position.
 ConvNorm = Literal["batch", "layer"]
@@ -48,10 +46,6 @@ class PosMlp(Pyramid):
 
     Args:
         position: builds the position of a stage; its `num_heads` are the groups of channels.
-        img_size: in pixels, one side or (height, width), multiples of 32.
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
-        global_pool: 'avg' or '' (none).
         embed_dim: C, channels of the first stage, which double from stage to stage, or those of each stage.
         depths: blocks of each stage.
         windows: side of each stage's windows, in patches.
@@ -67,12 +61,10 @@ class PosMlp(Pyramid):
         shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin',
             every second block of each stage, but not along an axis that one window covers, as in Swin; with
             'released', every second block of the network, always, with the mask of the authors' code.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout after the last linear layer of each block, as in the released code.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from its channels, or its name.
         act_layer: the activation.
+        kwargs: as `Backbone`; the sides of images are multiples of 32, `global_pool` is 'avg' or '' (none), and
+            `proj_drop_rate` is after the last linear layer of each block, as in the released code.
     """
 
     takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
@@ -87,10 +79,6 @@ class PosMlp(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dim: int | Sequence[int] = 96,
         depths: Sequence[int] = (2, 2, 18, 2),
         windows: Sequence[int] = (14, 14, 14, 7),
@@ -103,22 +91,11 @@ class PosMlp(Pyramid):
         gate_norm: bool | None = None,
         combine: Combine = "gate",
         shift: Shift | None = None,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
+        **kwargs: Any,
     ) -> None:
         norm = norm_layer_of(norm_layer)
-        for name, kind, known in (
-            ("patch_embedding", patch_embedding, ("conv", "linear")),
-            ("stem_norm", stem_norm, get_args(ConvNorm)),
-            ("patch_merging", patch_merging, ("conv", "dense_conv", "linear")),
-            ("merging_norm", merging_norm, get_args(ConvNorm)),
-        ):
-            if kind not in known:
-                raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {kind!r}.")
         for name, changed, sampling in (
             ("stem_norm", stem_norm != "batch", patch_embedding),
             ("merging_norm", merging_norm != "layer", patch_merging),
@@ -138,50 +115,37 @@ class PosMlp(Pyramid):
             )
         for dim, ratio, s in zip(dims, mlp_ratios, groups, strict=True):
             mixed = int(dim * ratio) // (1 if combine == "nonsplit" else 2)
-            if s < 1 or mixed % s:
+            if mixed % s:
                 raise ValueError(f"`groups` must divide the {mixed} channels that their stage mixes, got {s}.")
-        if shift is not None and shift not in get_args(Shift):
-            raise ValueError(f"`shift` must be one of {', '.join(get_args(Shift))} or None, got {shift!r}.")
-        super().__init__(
-            img_size=img_size,
-            patch_size=4,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=dims,
-            depths=depths,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        super().__init__(patch_size=4, embed_dims=dims, depths=depths, **kwargs)
         self.windows, self.shift = tuple(windows), shift
         self.build_position(position, groups)
         self.build_head(norm)
         gate_norm = not self.has_softmax() if gate_norm is None else gate_norm
         act_layer = act_layer or nn.GELU
-        stem: nn.Module = LinearPatchEmbed(in_chans, dims[0])
+        stem: nn.Module = LinearPatchEmbed(self.in_chans, dims[0])
         if patch_embedding == "conv":
-            stem = ConvPatchEmbed(in_chans, dims[0], stem_norm, act_layer)
+            stem = ConvPatchEmbed(self.in_chans, dims[0], stem_norm, act_layer)
         merging: Callable[[int, int], nn.Module] = LinearPatchMerging
         if patch_merging != "linear":
             merging = partial(ConvPatchMerging, norm=merging_norm, depthwise=patch_merging == "conv")
         self.downsamples = nn.ModuleList([stem, *itertools.starmap(merging, itertools.pairwise(dims))])
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        rates = iter(self.drop_path_rates())
         self.blocks = nn.ModuleList(
             nn.ModuleList(
-                _WindowBlock(
-                    shift if (index + (sum(depths[:stage]) if shift == "released" else 0)) % 2 else None,
-                    dim=dim,
-                    mlp_ratio=ratio,
-                    gate_norm=norm if gate_norm else None,
-                    combine=combine,
-                    proj_drop=(0.0, proj_drop_rate),
+                GatedBlock(
+                    dim,
+                    ratio,
+                    norm if gate_norm else None,
+                    combine,
+                    proj_drop=(0.0, self.proj_drop_rate),
                     drop_path=next(rates),
                     norm_layer=norm,
                     act_layer=act_layer,
                 )
-                for index in range(depth)
+                for _ in range(depth)
             )
-            for stage, (dim, depth, ratio) in enumerate(zip(dims, depths, mlp_ratios, strict=True))
+            for dim, depth, ratio in zip(dims, depths, mlp_ratios, strict=True)
         )
         self.finish()
 
@@ -221,6 +185,16 @@ class PosMlp(Pyramid):
                     )
         return grid
 
+    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+        """Return the windows of the blocks, shifted as `shift` says."""
+        if self.shift == "swin":
+            return self.alternating_windows(stage, grid)
+        window, earlier = grid.within, sum(self.depths[:stage])
+        kinds = [Windows(grid, window)] * 2
+        if self.shift == "released":
+            kinds[1] = Windows(grid, window, (window.height // 2, window.width // 2), rolled=True)
+        return [(kinds[(earlier + index) % 2],) for index in range(self.depths[stage])]
+
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Turn images, or the map of the previous stage, into tokens (B, H * W, D)."""
         tokens: Tensor = self.downsamples[stage](x)
@@ -246,25 +220,6 @@ class PosMlp(Pyramid):
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict under the names and in the layout of the released code."""
         return released_posmlp.to_released(self)
-
-
-class _WindowBlock(GatedBlock):
-    """A gated block that mixes within the windows of a grid, which may be shifted by half a window."""
-
-    @checked
-    def __init__(self, shift: Shift | None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.shift = shift
-
-    def windows(self, *where: Grid) -> Windows:
-        """Return the windows of the grid."""
-        (grid,) = where
-        window = grid.within
-        down, across = (
-            0 if self.shift is None or (self.shift == "swin" and step == side) else step // 2
-            for side, step in zip(grid.shape, window.shape, strict=True)
-        )
-        return Windows(grid, window, (down, across), rolled=self.shift == "released")
 
 
 class ConvPatchEmbed(nn.Module):
@@ -376,7 +331,11 @@ def _normalized(norm: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-_POOL = {"pool_size": (7, 7)}
+_NANO = {
+    **{"img_size": 32, "in_chans": 1, "num_classes": 10, "embed_dim": 32, "depths": (2, 4)},
+    **{"windows": (8, 4), "groups": (4, 8), "mlp_ratios": (4, 2)},
+}
+_AT_384 = {"img_size": 384, "windows": (12, 12, 24, 12)}
 # The nano size is for small images. At 384 pixels the windows are 12, 12, 24 and 12; the paper does not give them. As
 # at 224 pixels, the last two stages are one window each; in the first two the sides are the nearest to 14 that tile
 # the grids. The authors' code has 14, 14, 14 and 7 at 384 pixels, too, which do not tile them, so it cannot run. Ours
@@ -386,35 +345,13 @@ _POOL = {"pool_size": (7, 7)}
 register_sizes(
     PosMlp,
     {
-        "posmlp_nano_32": Size(
-            71_162,
-            {
-                "img_size": 32,
-                "in_chans": 1,
-                "num_classes": 10,
-                "embed_dim": 32,
-                "depths": (2, 4),
-                "windows": (8, 4),
-                "groups": (4, 8),
-                "mlp_ratios": (4, 2),
-            },
-            cfg={"pool_size": (4, 4)},
-        ),
-        "posmlp_tiny_224": Size(20_925_538, cfg=_POOL),
-        "posmlp_small_224": Size(36_816_450, {"embed_dim": 128}, cfg=_POOL),
-        "posmlp_base_224": Size(81_976_834, {"embed_dim": 192}, cfg=_POOL),
-        "posmlp_tiny_384": Size(
-            20_932_360, {"img_size": 384, "windows": (12, 12, 24, 12)}, cfg={"pool_size": (12, 12), "crop_pct": 1.0}
-        ),
+        "posmlp_nano_32": Size(71_162, _NANO, cfg={"pool_size": (4, 4)}),
+        "posmlp_tiny_224": Size(20_925_538),
+        "posmlp_small_224": Size(36_816_450, {"embed_dim": 128}),
+        "posmlp_base_224": Size(81_976_834, {"embed_dim": 192}),
+        "posmlp_tiny_384": Size(20_932_360, _AT_384, cfg={"pool_size": (12, 12), "crop_pct": 1.0}),
     },
+    pool_size=(7, 7),
 )
-register_small(
-    "PosMLP",
-    "posmlp_tiny_224",
-    img_size=16,
-    embed_dim=8,
-    depths=(2, 2),
-    windows=(2, 2),
-    groups=(2, 2),
-    mlp_ratios=(2, 2),
-)
+_SMALL = {"img_size": 16, "embed_dim": 8, "depths": (2, 2), "windows": (2, 2), "groups": (2, 2), "mlp_ratios": (2, 2)}
+register_small("PosMLP", "posmlp_tiny_224", **_SMALL)

@@ -120,10 +120,7 @@ class PyramidVisionTransformer(Pyramid):
 
     Args:
         position: builds the position of a stage.
-        img_size: in pixels, one side or (height, width), multiples of 8 patches.
         patch_size: side of a patch of the first stage, in pixels.
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
         global_pool: 'token' (class token) or 'avg' (GAP).
         embed_dims: D of each stage.
         depths: blocks of each stage.
@@ -132,13 +129,10 @@ class PyramidVisionTransformer(Pyramid):
         sr_ratios: R of each stage, the stride of the grid of keys.
         qkv_bias: whether the projections have a bias.
         class_token: whether the last stage has one; by default, if `global_pool` is 'token'.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D; patch embeddings and reduced keys have PyTorch's LayerNorm, as published.
         act_layer: the MLPs' activation.
+        kwargs: as `Backbone`; the sides of images are multiples of 8 patches.
     """
 
     takes = Pyramid.takes | {"inner"}
@@ -150,10 +144,7 @@ class PyramidVisionTransformer(Pyramid):
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
         patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
         global_pool: str = "token",
         embed_dims: Sequence[int] = (64, 128, 320, 512),
         depths: Sequence[int] = (3, 4, 6, 3),
@@ -162,13 +153,10 @@ class PyramidVisionTransformer(Pyramid):
         sr_ratios: Sequence[int] = (8, 4, 2, 1),
         qkv_bias: bool = True,
         class_token: bool | None = None,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: type[nn.Module] | None = None,
+        **kwargs: Any,
     ) -> None:
         class_token = check_class_token(global_pool, class_token)
         norm = norm_layer_of(norm_layer)
@@ -177,17 +165,7 @@ class PyramidVisionTransformer(Pyramid):
                 f"`mlp_ratios` and `sr_ratios` must have a value for each of the {len(depths)} stages, got "
                 f"{len(mlp_ratios)} and {len(sr_ratios)}."
             )
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=embed_dims,
-            depths=depths,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        super().__init__(patch_size=patch_size, embed_dims=embed_dims, depths=depths, global_pool=global_pool, **kwargs)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims[-1])) if class_token else None
         self.build_position(position, num_heads)
         self.build_head(norm)
@@ -199,20 +177,20 @@ class PyramidVisionTransformer(Pyramid):
                 )
         self.patch_embeds = nn.ModuleList(
             PatchEmbed(None, 2 if stage else patch_size, before, dim, norm_layer=nn.LayerNorm, strict_img_size=False)
-            for stage, (before, dim) in enumerate(zip((in_chans, *embed_dims), embed_dims, strict=False))
+            for stage, (before, dim) in enumerate(zip((self.in_chans, *embed_dims), embed_dims, strict=False))
         )
-        rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+        drop, rates = self.proj_drop_rate, iter(self.drop_path_rates())
         self.blocks = nn.ModuleList(
             nn.ModuleList(
                 Block(
                     dim,
                     heads,
                     ratio,
-                    proj_drop=proj_drop_rate,
+                    proj_drop=drop,
                     drop_path=next(rates),
                     norm_layer=norm,
                     act_layer=act_layer or nn.GELU,
-                    attn=self.attention_kind(index, reduction)(dim, heads, qkv_bias, attn_drop_rate, proj_drop_rate),
+                    attn=self.attention_kind(index, reduction)(dim, heads, qkv_bias, attn_drop_rate, drop),
                 )
                 for index in range(depth)
             )
@@ -296,9 +274,10 @@ class TwinsSvt(PyramidVisionTransformer):
         """Return the constructor of the attention of block `index` of a stage: within windows if it is even."""
         return super().attention_kind(index, reduction) if index % 2 else WindowAttention
 
-    def where(self, stage: int, index: int, grid: Grid) -> tuple[Grid | Windows]:
-        """Return the windows of an even block, and the grid of an odd one."""
-        return (grid,) if index % 2 else (Windows(grid, Grid(self.window_size, self.window_size)),)
+    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+        """Return, for each block of a stage, the windows if it is even, and the grid if it is odd."""
+        kinds = Windows(grid, Grid(self.window_size, self.window_size)), grid
+        return [(kinds[index % 2],) for index in range(self.depths[stage])]
 
 
 def check_class_token(global_pool: str, class_token: bool | None) -> bool:
@@ -315,79 +294,46 @@ def check_class_token(global_pool: str, class_token: bool | None) -> bool:
     return wanted
 
 
-_POOL = {"pool_size": (7, 7)}
+_TINY, _MEDIUM, _LARGE = {"depths": (2, 2, 2, 2)}, {"depths": (3, 4, 18, 3)}, {"depths": (3, 8, 27, 3)}
+_GAP = {"global_pool": "avg"}
 # 'peg' has a PEG after the first block of every stage instead of the tables; 'gap' has no class token. PVT + PEG + GAP
 # is PCPVT of Twins (Chu et al., 2021), whose published weights have 81.2 and 82.7 % top-1: the rows of CPVT's Table 13.
 # Its 'base' is PVT-Medium.
 register_sizes(
     PyramidVisionTransformer,
     {
-        "pvt_tiny": Size(13_229_288, {"depths": (2, 2, 2, 2)}, cfg=_POOL),
-        "pvt_tiny_peg": Size(12_850_152, {"depths": (2, 2, 2, 2)}, encoding="peg", cfg=_POOL),
-        "pvt_tiny_gap": Size(13_228_264, {"global_pool": "avg", "depths": (2, 2, 2, 2)}, cfg=_POOL),
-        "pvt_tiny_peg_gap": Size(12_849_640, {"global_pool": "avg", "depths": (2, 2, 2, 2)}, encoding="peg", cfg=_POOL),
-        "pvt_small": Size(24_485_864, cfg=_POOL),
-        "pvt_small_peg": Size(24_106_728, encoding="peg", cfg=_POOL),
-        "pvt_small_gap": Size(24_484_840, {"global_pool": "avg"}, cfg=_POOL),
-        "pvt_small_peg_gap": Size(
-            24_106_216, {"global_pool": "avg"}, hub="timm/twins_pcpvt_small.in1k", encoding="peg", cfg=_POOL
-        ),
-        "pvt_medium": Size(44_208_104, {"depths": (3, 4, 18, 3)}, cfg=_POOL),
-        "pvt_medium_peg": Size(43_828_968, {"depths": (3, 4, 18, 3)}, encoding="peg", cfg=_POOL),
-        "pvt_medium_gap": Size(44_207_080, {"global_pool": "avg", "depths": (3, 4, 18, 3)}, cfg=_POOL),
-        "pvt_medium_peg_gap": Size(
-            43_828_456,
-            {"global_pool": "avg", "depths": (3, 4, 18, 3)},
-            hub="timm/twins_pcpvt_base.in1k",
-            encoding="peg",
-            cfg=_POOL,
-        ),
-        "pvt_large": Size(61_369_320, {"depths": (3, 8, 27, 3)}, cfg=_POOL),
-        "pvt_large_peg_gap": Size(
-            60_989_672,
-            {"global_pool": "avg", "depths": (3, 8, 27, 3)},
-            hub="timm/twins_pcpvt_large.in1k",
-            encoding="peg",
-            cfg=_POOL,
-        ),
+        "pvt_tiny": Size(13_229_288, _TINY),
+        "pvt_tiny_peg": Size(12_850_152, _TINY, "peg"),
+        "pvt_tiny_gap": Size(13_228_264, {**_GAP, **_TINY}),
+        "pvt_tiny_peg_gap": Size(12_849_640, {**_GAP, **_TINY}, "peg"),
+        "pvt_small": Size(24_485_864),
+        "pvt_small_peg": Size(24_106_728, encoding="peg"),
+        "pvt_small_gap": Size(24_484_840, _GAP),
+        "pvt_small_peg_gap": Size(24_106_216, _GAP, "peg", hub="timm/twins_pcpvt_small.in1k"),
+        "pvt_medium": Size(44_208_104, _MEDIUM),
+        "pvt_medium_peg": Size(43_828_968, _MEDIUM, "peg"),
+        "pvt_medium_gap": Size(44_207_080, {**_GAP, **_MEDIUM}),
+        "pvt_medium_peg_gap": Size(43_828_456, {**_GAP, **_MEDIUM}, "peg", hub="timm/twins_pcpvt_base.in1k"),
+        "pvt_large": Size(61_369_320, _LARGE),
+        "pvt_large_peg_gap": Size(60_989_672, {**_GAP, **_LARGE}, "peg", hub="timm/twins_pcpvt_large.in1k"),
     },
+    pool_size=(7, 7),
 )
-register_small(
-    "PVT",
-    "pvt_tiny",
-    img_size=16,
-    embed_dims=(8, 16),
-    depths=(2, 2),
-    num_heads=(1, 2),
-    sr_ratios=(2, 1),
-    mlp_ratios=(2, 2),
-)
+_SMALL = {
+    **{"img_size": 16, "embed_dims": (8, 16), "depths": (2, 2), "num_heads": (1, 2)},
+    **{"sr_ratios": (2, 1), "mlp_ratios": (2, 2)},
+}
+register_small("PVT", "pvt_tiny", **_SMALL)
+
+_BASE = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)}
+_WIDE = {"embed_dims": (128, 256, 512, 1024), "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)}
 register_sizes(
     TwinsSvt,
     {
-        "twins_svt_small": Size(24_060_776, hub="timm/twins_svt_small.in1k", cfg=_POOL),
-        "twins_svt_base": Size(
-            56_070_952,
-            {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)},
-            hub="timm/twins_svt_base.in1k",
-            cfg=_POOL,
-        ),
-        "twins_svt_large": Size(
-            99_271_400,
-            {"embed_dims": (128, 256, 512, 1024), "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)},
-            hub="timm/twins_svt_large.in1k",
-            cfg=_POOL,
-        ),
+        "twins_svt_small": Size(24_060_776, hub="in1k"),
+        "twins_svt_base": Size(56_070_952, _BASE, hub="in1k"),
+        "twins_svt_large": Size(99_271_400, _WIDE, hub="in1k"),
     },
+    pool_size=(7, 7),
 )
-register_small(
-    "Twins-SVT",
-    "twins_svt_small",
-    img_size=16,
-    embed_dims=(8, 16),
-    depths=(2, 2),
-    num_heads=(1, 2),
-    sr_ratios=(2, 1),
-    mlp_ratios=(2, 2),
-    window_size=2,
-)
+register_small("Twins-SVT", "twins_svt_small", **_SMALL, window_size=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -12,11 +12,12 @@ from timm.layers import PatchEmbed
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from graticule.backbones.base import Backbone
+from graticule.backbones.base import Backbone, Stage
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
+from graticule.position.windows import Windows
 from graticule.system.symbolic import ceiling
 
 
@@ -76,6 +77,14 @@ class Pyramid(Backbone):
         """Compute the table of a stage, (N, D), from that of the previous stage, of `grid`, as tokens are computed."""
         return self.tokenize(grid.to_map(table[None]), stage)[0].contiguous()
 
+    def alternating_windows(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+        """Return the windows of the blocks of a stage: every second one shifts them by half a window.
+
+        An axis that one window covers is not shifted.
+        """
+        kinds = Windows(grid, grid.within), _shifted_windows(grid)
+        return [(kinds[index % 2],) for index in range(self.depths[stage])]
+
     def has_softmax(self) -> bool:
         """Return True if a softmax mixes tokens; a gating unit is then better without its norm (PosMLP, 5.3)."""
         return any(isinstance(module, TokenMixing) and module.softmax for module in self.position.modules())
@@ -122,7 +131,13 @@ def padded_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0)
     return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix=prefix)
 
 
-torch.fx.wrap("padded_grid")  # it compares sizes, so torch.fx records the call as one node
+def _shifted_windows(grid: Grid) -> Windows:
+    down, across = (step // 2 if side > step else 0 for side, step in zip(grid.shape, grid.within.shape, strict=True))
+    return Windows(grid, grid.within, (down, across))
+
+
+torch.fx.wrap("padded_grid")  # they compare sizes, so torch.fx records each call as one node
+torch.fx.wrap("_shifted_windows")
 
 
 class MergingPyramid(Pyramid):
@@ -139,8 +154,6 @@ class MergingPyramid(Pyramid):
     def build_stages(
         self,
         block: Callable[[int, int, float], nn.Module],
-        in_chans: int,
-        drop_path_rate: float,
         norm_layer: Callable[[int], nn.Module],
         merging_layer: Callable[..., nn.Module] = PatchMerging,
         patch_norm: bool = True,
@@ -149,8 +162,6 @@ class MergingPyramid(Pyramid):
 
         Args:
             block: builds a block from its stage, its index in the stage and its rate of stochastic depth.
-            in_chans: channels of the image.
-            drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
             norm_layer: builds a norm from its channels.
             merging_layer: builds the merging before a stage from the channels before and after it, and `norm_layer`.
             patch_norm: whether the patch embedding ends with a norm.
@@ -158,13 +169,15 @@ class MergingPyramid(Pyramid):
         dims = self.embed_dims
         embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
         norm = norm_layer if patch_norm else None
-        self.patch_embed = embedding(None, self.patch_size, in_chans, dims[0], norm_layer=norm, strict_img_size=False)
-        rates = iter(torch.linspace(0, drop_path_rate, sum(self.depths), device="cpu").tolist())
+        self.patch_embed = embedding(
+            None, self.patch_size, self.in_chans, dims[0], norm_layer=norm, strict_img_size=False
+        )
+        rates = iter(self.drop_path_rates())
         self.layers = nn.ModuleList()
         for stage, dim in enumerate(dims):
-            downsample = merging_layer(dims[stage - 1], dim, norm_layer) if stage else nn.Identity()
+            downsample = merging_layer(dims[stage - 1], dim, norm_layer) if stage else None
             blocks = [block(stage, index, next(rates)) for index in range(self.depths[stage])]
-            self.layers.append(Stage(downsample, blocks))
+            self.layers.append(Stage(blocks, downsample))
 
     def tokenize(self, x: Tensor, stage: int) -> Tensor:
         """Cut images into patches, or merge the patches of the previous stage's map; returns tokens (B, H * W, D)."""
@@ -195,19 +208,6 @@ class MergingPyramid(Pyramid):
             if not name.endswith((".attn_mask", ".relative_coords_table", ".relative_position_index")):
                 found[name] = value
         return found
-
-    def stage_blocks(self, stage: int) -> nn.ModuleList:
-        """Return the blocks of a stage."""
-        return cast("Stage", self.layers[stage]).blocks
-
-
-class Stage(nn.Module):
-    """A stage with timm's names: the merging before it, and its blocks."""
-
-    def __init__(self, downsample: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.downsample = downsample
-        self.blocks = nn.ModuleList(blocks)
 
 
 def pad_to(images: Tensor, patch: tuple[int, int]) -> Tensor:

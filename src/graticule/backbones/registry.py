@@ -54,10 +54,11 @@ class Size:
     parameters: number of parameters, with the encoding of the model; None if unknown.
     arguments: those of the backbone that differ from its defaults.
     encoding: the encoding if the caller gives none; None for the family's.
-    hub: repository of the published weights on the Hugging Face hub; None if there are none.
+    hub: repository of the published weights on the Hugging Face hub, or only its tag, such as 'fb_in1k', where timm has
+        the model under the same name; None if there are none.
     cfg: further entries of timm's configuration (`crop_pct`, `mean`, ...).
     cfg_of_classes: further entries by the number of classes, for models published for several data sets.
-    backbone: the class; None for the one that the table is registered for.
+    backbone: the class, which registration sets.
     """
 
     parameters: int | None = None
@@ -130,10 +131,11 @@ FAMILIES: Table[str, tuple[str, dict[str, Any]]] = Table("family", "graticule.ba
 default_cfgs: dict[str, Any] = {}
 
 
-def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size]) -> None:
-    """Register the models of a family; `backbone` is the class of those that name no other."""
+def register_sizes(backbone: type[Backbone], sizes: Mapping[str, Size], **cfg: Any) -> None:
+    """Register the models of a family; `cfg` are further entries of timm's configuration of all of them."""
     for name, size in sizes.items():
-        MODELS[name] = replace(size, backbone=size.backbone or backbone)
+        hub = size.hub if size.hub is None or "/" in size.hub else f"timm/{name}.{size.hub}"
+        MODELS[name] = replace(size, hub=hub, cfg={**cfg, **size.cfg}, backbone=backbone)
         _enter_timm(name, MODELS[name])
 
 

@@ -73,6 +73,7 @@ class SamVisionTransformer(VisionTransformer):
 
     takes = SwinTransformer.takes
     whole_grid = "its blocks attend within windows of the map"
+    published_parts = (*VisionTransformer.published_parts, ("head.", "head.fc."))  # in timm
     default_encoding = "learnable + decomposed"
 
     def __init__(
@@ -121,9 +122,10 @@ class SamVisionTransformer(VisionTransformer):
         """Return the class of the attention of a layer."""
         return Attention if layer in self.global_layers else WindowAttention
 
-    def where(self, stage: int, index: int, grid: Grid) -> tuple[Any, ...]:
-        """Return the arguments of a block that follow tokens and position: the grid, or its windows."""
-        return (grid,) if index in self.global_layers else (Windows(grid, self.window),)
+    def where(self, stage: int, grid: Grid) -> list[tuple[Grid | Windows]]:
+        """Return, for each block, the grid, or its windows."""
+        windows = Windows(grid, self.window)
+        return [(grid if layer in self.global_layers else windows,) for layer in range(self.depths[0])]
 
     def layer_grids(self, grid: Grid) -> list[Grid]:
         """Return, for each block, the grid, with windows if the block attends within windows."""
@@ -134,14 +136,6 @@ class SamVisionTransformer(VisionTransformer):
         """Apply the neck to the tokens after the last block, (B, N, D)."""
         features: Tensor = self.neck(grid.to_map(x))  # (B, C, H, W)
         return features.flatten(2).transpose(1, 2)
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of timm."""
-        return super().own_name(published).replace("head.fc.", "head.")
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return super().published_name(own).replace("head.", "head.fc.")
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict whose table has a row per token, as here, instead of a map, as in the released code."""
@@ -158,48 +152,24 @@ class SamVisionTransformer(VisionTransformer):
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.neck_dim or self.embed_dim, self.num_classes) if self.num_classes else nn.Identity()
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices.
-
-        The neck takes the role of the final norm of other models: `prune_norm` removes it, as in timm.
-        """
-        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_norm:
-            self.neck, self.neck_dim = nn.Identity(), None
-            self.num_features = self.head_hidden_size = self.embed_dim
-        return taken
+    def remove_norm(self) -> None:
+        """Remove the neck, which takes the role of the final norm of other models, as in timm."""
+        super().remove_norm()
+        self.neck, self.neck_dim = nn.Identity(), None
+        self.num_features = self.head_hidden_size = self.embed_dim
 
 
 _LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "global_layers": (5, 11, 17, 23)}
 _HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16, "global_layers": (7, 15, 23, 31)}
-_CFG = {"crop_pct": 1.0}
-
-
-def _size(parameters: int, name: str, sizes: dict[str, Any]) -> Size:
-    """Describe a published encoder, which has no classifier."""
-    arguments = {"img_size": 1024, "num_classes": 0, **sizes}
-    return Size(parameters, arguments, hub=f"timm/samvit_{name}_patch16.sa1b", cfg=_CFG)
-
-
+_PIXELS = {"img_size": 1024, "num_classes": 0}  # the published encoders have no classifier
 register_sizes(
     SamVisionTransformer,
     {
-        "samvit_base_patch16": _size(89_670_912, "base", {}),
-        "samvit_large_patch16": _size(308_278_272, "large", _LARGE),
-        "samvit_huge_patch16": _size(637_026_048, "huge", _HUGE),
+        "samvit_base_patch16": Size(89_670_912, _PIXELS, hub="sa1b", cfg={"crop_pct": 1.0}),
+        "samvit_large_patch16": Size(308_278_272, {**_PIXELS, **_LARGE}, hub="sa1b", cfg={"crop_pct": 1.0}),
+        "samvit_huge_patch16": Size(637_026_048, {**_PIXELS, **_HUGE}, hub="sa1b", cfg={"crop_pct": 1.0}),
         "samvit_base_patch16_224": Size(86_457_064, {"neck_dim": None}, encoding="decomposed"),
     },
 )
-register_small(
-    "SAM",
-    "samvit_base_patch16",
-    img_size=64,
-    embed_dim=24,
-    depth=2,
-    num_heads=3,
-    window_size=2,
-    global_layers=(1,),
-    neck_dim=16,
-)
+_SMALL = {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "window_size": 2}
+register_small("SAM", "samvit_base_patch16", **_SMALL, global_layers=(1,), neck_dim=16)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
@@ -49,11 +48,7 @@ class SwinTransformer(MergingPyramid):
 
     Args:
         position: builds the position of a stage.
-        img_size: in pixels, one side or (height, width).
         patch_size: side of a patch of the first stage, in pixels.
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
-        global_pool: 'avg' or '' (none); there is no class token.
         embed_dim: D of the first stage; it doubles from stage to stage.
         depths: blocks of each stage.
         num_heads: h of each stage.
@@ -63,31 +58,25 @@ class SwinTransformer(MergingPyramid):
             square windows of the grid's shorter side.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
         qkv_bias: whether the projections have a bias.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         patch_norm: whether the patch embedding ends with a norm.
         norm_layer: builds a norm from D, or its name.
         block_layer: builds a block.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
+        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset(
         {"pre", "before", "inner", "after", "bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
     )
+    published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
 
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, int] = 224,
         patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
@@ -95,31 +84,18 @@ class SwinTransformer(MergingPyramid):
         shift: Shift = "timm",
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         patch_norm: bool = True,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
         merging_layer: Callable[..., nn.Module] = PatchMerging,
+        **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
         build_attention = attn_layer or WindowAttention
         dims = [embed_dim << stage for stage in range(len(depths))]
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=dims,
-            depths=depths,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
+        super().__init__(patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.shift = shift
         self._set_windows(self.img_size, window_size)
         self.build_position(position, num_heads)
@@ -127,12 +103,11 @@ class SwinTransformer(MergingPyramid):
 
         def block(stage: int, index: int, drop_path: float) -> nn.Module:
             dim, heads = dims[stage], num_heads[stage]
-            attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=proj_drop_rate)
-            return block_layer(
-                dim, heads, mlp_ratio, qkv_bias, proj_drop_rate, drop_path=drop_path, norm_layer=norm, attn=attn
-            )
+            drop = self.proj_drop_rate
+            attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop)
+            return block_layer(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
 
-        self.build_stages(block, in_chans, drop_path_rate, norm, merging_layer, patch_norm)
+        self.build_stages(block, norm, merging_layer, patch_norm)
         self.finish()
 
     def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
@@ -179,48 +154,29 @@ class SwinTransformer(MergingPyramid):
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return super().grid_at(image).with_windows(self.windows)
 
-    def where(self, stage: int, index: int, grid: Grid) -> tuple[Windows]:
-        """Return the windows of a block: every second block shifts them by half, along the axes of the rule `shift`.
+    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+        """Return the windows of the blocks: every second one shifts them by half, along the axes of the rule `shift`.
 
         The number of windows is the one for the size that the model is built for.
         """
-        return (Windows(grid, grid.within, self.shifts[stage] if index % 2 else (0, 0)),)
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of timm."""
-        return re.sub(r"^head\.fc\.", "head.", published)
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return re.sub(r"^head\.", "head.fc.", own)
+        kinds = Windows(grid, grid.within), Windows(grid, grid.within, self.shifts[stage])
+        return [(kinds[index % 2],) for index in range(self.depths[stage])]
 
 
-_POOL = {"pool_size": (7, 7)}
-# 'peg' has a PEG after the first block of every stage and the bias tables; `encoding="peg"` omits the latter.
+_SMALL = {"depths": (2, 2, 18, 2)}
+_BASE = {"embed_dim": 128, "num_heads": (4, 8, 16, 32), **_SMALL}
+_PEG = "relative_bias + peg"  # a PEG after the first block of every stage and the bias tables, which "peg" omits
 register_sizes(
     SwinTransformer,
     {
-        "swin_tiny_patch4_window7_224": Size(28_288_354, hub="timm/swin_tiny_patch4_window7_224.ms_in1k", cfg=_POOL),
-        "swin_small_patch4_window7_224": Size(
-            49_606_258, {"depths": (2, 2, 18, 2)}, hub="timm/swin_small_patch4_window7_224.ms_in1k", cfg=_POOL
-        ),
-        "swin_base_patch4_window7_224": Size(
-            87_768_224,
-            {"embed_dim": 128, "num_heads": (4, 8, 16, 32), "depths": (2, 2, 18, 2)},
-            hub="timm/swin_base_patch4_window7_224.ms_in1k",
-            cfg=_POOL,
-        ),
-        "swin_tiny_peg_patch4_window7_224": Size(28_302_754, encoding="relative_bias + peg", cfg=_POOL),
-        "swin_small_peg_patch4_window7_224": Size(
-            49_620_658, {"depths": (2, 2, 18, 2)}, encoding="relative_bias + peg", cfg=_POOL
-        ),
-        "swin_base_peg_patch4_window7_224": Size(
-            87_787_424,
-            {"embed_dim": 128, "num_heads": (4, 8, 16, 32), "depths": (2, 2, 18, 2)},
-            encoding="relative_bias + peg",
-            cfg=_POOL,
-        ),
+        "swin_tiny_patch4_window7_224": Size(28_288_354, hub="ms_in1k"),
+        "swin_small_patch4_window7_224": Size(49_606_258, _SMALL, hub="ms_in1k"),
+        "swin_base_patch4_window7_224": Size(87_768_224, _BASE, hub="ms_in1k"),
+        "swin_tiny_peg_patch4_window7_224": Size(28_302_754, encoding=_PEG),
+        "swin_small_peg_patch4_window7_224": Size(49_620_658, _SMALL, _PEG),
+        "swin_base_peg_patch4_window7_224": Size(87_787_424, _BASE, _PEG),
     },
+    pool_size=(7, 7),
 )
 register_small(
     "Swin", "swin_tiny_patch4_window7_224", img_size=32, embed_dim=12, depths=(2, 2), num_heads=(1, 2), window_size=4

@@ -34,21 +34,19 @@ class SwinMlp(MergingPyramid):
         position: builds the position of a stage; its `num_heads` are the groups of channels.
         img_size: in pixels, one side or (height, width).
         patch_size: side of a patch of the first stage, in pixels.
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
-        global_pool: 'avg' or '' (none).
         embed_dim: D of the first stage; it doubles from stage to stage.
         depths: blocks of each stage.
         groups: s of each stage, groups of channels if the encoding has several.
         window_size: side of a window, in patches.
         mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter a stage.
-        proj_drop_rate: dropout after the mixing and in the MLPs.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D, or its name.
+        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
+    published_parts = (  # in the authors' code; for the matrices, our name is that of timm's gMLP
+        (".mlp_channels.gate.proj.", ".spatial_mlp."),
+        (".mlp_channels.", ".mlp."),
+    )
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
     needs = frozenset({"mixing"})
     default_encoding = "gsgu"
@@ -59,46 +57,28 @@ class SwinMlp(MergingPyramid):
         position: PositionBuilder,
         img_size: int | tuple[int, int] = 256,
         patch_size: int = 4,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         groups: Sequence[int] = (4, 8, 16, 32),
         window_size: int = 8,
         mlp_ratio: float = 4.0,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
+        **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
         dims = [embed_dim << stage for stage in range(len(depths))]
         for dim, s in zip(dims, groups, strict=False):
-            if s < 1 or dim % s:
+            if dim % s:
                 raise ValueError(f"`groups` must divide the {dim} channels of their stage, got {s}.")
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            embed_dims=dims,
-            depths=depths,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
-        )
-        if window_size < 1:
-            raise ValueError(f"`window_size` must be at least 1, got {window_size}.")
+        super().__init__(img_size=img_size, patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.window_size = window_size
         self.build_position(position, groups)
         self.build_head(norm)
 
         def block(stage: int, index: int, drop_path: float) -> nn.Module:
-            return _WindowBlock(bool(index % 2), dims[stage], mlp_ratio, proj_drop_rate, drop_path, norm_layer=norm)
+            return MixerBlock(dims[stage], mlp_ratio, self.proj_drop_rate, drop_path, norm_layer=norm)
 
-        self.build_stages(block, in_chans, drop_path_rate, norm)
+        self.build_stages(block, norm)
         self.finish()
 
     @checked
@@ -118,6 +98,10 @@ class SwinMlp(MergingPyramid):
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return super().grid_at(image).in_windows((self.window_size,) * len(self.depths), pad=True)
+
+    def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
+        """Return the windows of the blocks, of which every second one shifts them."""
+        return self.alternating_windows(stage, grid)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of the authors' code under our names and in our layout, any other one unchanged.
@@ -151,50 +135,17 @@ class SwinMlp(MergingPyramid):
             found[name] = value
         return found
 
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of the authors' code; for the matrices, the name in timm's gMLP."""
-        return published.replace(".mlp.", ".mlp_channels.").replace(".spatial_mlp.", ".mlp_channels.gate.proj.")
 
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in the authors' code."""
-        return own.replace(".mlp_channels.gate.proj.", ".spatial_mlp.").replace(".mlp_channels.", ".mlp.")
-
-
-class _WindowBlock(MixerBlock):
-    """A block that mixes within the windows of a grid, which may be shifted by half a window."""
-
-    @checked
-    def __init__(self, shift: bool, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.shift = shift
-
-    def windows(self, *where: Grid) -> Windows:
-        """Return the windows of the grid; an axis that one window covers is not shifted."""
-        (grid,) = where
-        window = grid.within
-        down, across = (
-            step // 2 if self.shift and side > step else 0 for side, step in zip(grid.shape, window.shape, strict=True)
-        )
-        return Windows(grid, window, (down, across))
-
-
-_POOL_8, _POOL_7 = {"pool_size": (8, 8)}, {"pool_size": (7, 7)}
 _BASE = {"img_size": 224, "embed_dim": 128, "depths": (2, 2, 18, 2), "window_size": 7}
 register_sizes(
     SwinMlp,
     {
-        "swin_mlp_tiny_c24_patch4_window8_256": Size(20_386_632, cfg=_POOL_8),
-        "swin_mlp_tiny_c12_patch4_window8_256": Size(21_152_072, {"groups": (8, 16, 32, 64)}, cfg=_POOL_8),
-        "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}, cfg=_POOL_8),
-        "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE, cfg=_POOL_7),
+        "swin_mlp_tiny_c24_patch4_window8_256": Size(20_386_632),
+        "swin_mlp_tiny_c12_patch4_window8_256": Size(21_152_072, {"groups": (8, 16, 32, 64)}),
+        "swin_mlp_tiny_c6_patch4_window8_256": Size(22_682_952, {"groups": (16, 32, 64, 128)}),
+        "swin_mlp_base_patch4_window7_224": Size(60_659_416, _BASE, cfg={"pool_size": (7, 7)}),
     },
+    pool_size=(8, 8),
 )
-register_small(
-    "Swin-MLP",
-    "swin_mlp_tiny_c24_patch4_window8_256",
-    img_size=32,
-    embed_dim=8,
-    depths=(2, 2),
-    groups=(2, 4),
-    window_size=4,
-)
+_SMALL = {"img_size": 32, "embed_dim": 8, "depths": (2, 2), "groups": (2, 4), "window_size": 4}
+register_small("Swin-MLP", "swin_mlp_tiny_c24_patch4_window8_256", **_SMALL)

@@ -49,6 +49,11 @@ class SwinTransformerV2(SwinTransformer):
         kwargs: as `SwinTransformer`.
     """
 
+    published_parts = (  # in timm
+        *SwinTransformer.published_parts,
+        (".attn.qkv.q_bias", ".attn.q_bias"),
+        (".attn.qkv.v_bias", ".attn.v_bias"),
+    )
     default_encoding = "continuous_bias"
 
     def __init__(
@@ -95,14 +100,6 @@ class SwinTransformerV2(SwinTransformer):
         if re.fullmatch(r"layers\.\d+\.blocks\.\d+\.norm[12]", name):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of timm."""
-        return re.sub(r"\.attn\.([qv])_bias$", r".attn.qkv.\1_bias", super().own_name(published))
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm."""
-        return re.sub(r"\.attn\.qkv\.([qv])_bias$", r".attn.\1_bias", super().published_name(own))
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the references of the biases to a state dict of timm or Microsoft, which lacks them."""
@@ -160,36 +157,38 @@ class CosineWindowAttention(WindowAttention):
 _SMALL: dict[str, Any] = {"depths": (2, 2, 18, 2)}
 _BASE: dict[str, Any] = {"embed_dim": 128, "num_heads": (4, 8, 16, 32), **_SMALL}
 _LARGE: dict[str, Any] = {"embed_dim": 192, "num_heads": (6, 12, 24, 48), **_SMALL}
+_PARAMETERS = {"tiny": 28_347_154, "small": 49_728_418, "base": 87_918_816, "large": 196_739_932}
+_ARGUMENTS: dict[str, dict[str, Any]] = {"tiny": {}, "small": _SMALL, "base": _BASE, "large": _LARGE}
 
 
-def _size(
-    parameters: int, name: str, tag: str, side: int, sizes: dict[str, Any], cfg: dict[str, Any] | None = None
-) -> Size:
-    """Describe a published model for images of `side` pixels."""
-    pool = {"pool_size": (side // 32, side // 32)}
-    return Size(parameters, {"img_size": side, **sizes}, hub=f"timm/{name}.{tag}", cfg={**pool, **(cfg or {})})
+def _size(name: str, side: int, tag: str, more: int = 0, cfg: dict[str, Any] | None = None, **windows: Any) -> Size:
+    """Describe a published model for images of `side` pixels, with `more` parameters in its head."""
+    arguments = {"img_size": side, **_ARGUMENTS[name], **windows}
+    return Size(
+        _PARAMETERS[name] + more, arguments, hub=tag, cfg={"pool_size": (side // 32, side // 32), **(cfg or {})}
+    )
 
 
-_MODELS: dict[str, Size] = {}
-for _name, _count, _sizes in (
-    ("tiny", 28_347_154, dict[str, Any]()),
-    ("small", 49_728_418, _SMALL),
-    ("base", 87_918_816, _BASE),
-):
-    for _window in (8, 16):
-        _known = f"swinv2_{_name}_window{_window}_256"
-        _MODELS[_known] = _size(_count, _known, "ms_in1k", 256, {**_sizes, "window_size": _window})
-for _name, _count, _sizes in (("base", 87_918_816, _BASE), ("large", 196_739_932, _LARGE)):
-    _known, _classes = f"swinv2_{_name}_window12_192", 21_841
-    _head = (_sizes["embed_dim"] * 8 + 1) * (_classes - 1000)
-    _MODELS[_known] = _size(
-        _count + _head, _known, "ms_in22k", 192, {**_sizes, "window_size": 12}, {"num_classes": _classes}
+_MODELS: dict[str, Size] = {
+    f"swinv2_{name}_window{window}_256": _size(name, 256, "ms_in1k", window_size=window)
+    for name in ("tiny", "small", "base")
+    for window in (8, 16)
+}
+for _name in ("base", "large"):
+    _classes = 21_841
+    _more = (_ARGUMENTS[_name]["embed_dim"] * 8 + 1) * (_classes - 1000)
+    _MODELS[f"swinv2_{_name}_window12_192"] = _size(
+        _name, 192, "ms_in22k", _more, {"num_classes": _classes}, window_size=12
     )
     for _side, _window in ((256, 16), (384, 24)):
-        _known = f"swinv2_{_name}_window12to{_window}_192to{_side}"
-        _windows = {"window_size": _window, "pretrained_window_sizes": (12, 12, 12, 6)}
-        _crop = {"crop_pct": 1.0} if _side == 384 else None
-        _MODELS[_known] = _size(_count, _known, "ms_in22k_ft_in1k", _side, {**_sizes, **_windows}, _crop)
+        _MODELS[f"swinv2_{_name}_window12to{_window}_192to{_side}"] = _size(
+            _name,
+            _side,
+            "ms_in22k_ft_in1k",
+            cfg={"crop_pct": 1.0} if _side == 384 else None,
+            window_size=_window,
+            pretrained_window_sizes=(12, 12, 12, 6),
+        )
 register_sizes(SwinTransformerV2, _MODELS)
 register_small(
     "Swin V2", "swinv2_tiny_window8_256", img_size=32, embed_dim=12, depths=(2, 2), num_heads=(1, 2), window_size=4

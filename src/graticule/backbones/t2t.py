@@ -37,6 +37,7 @@ class T2tVisionTransformer(VisionTransformer):
 
     first_conv = ()  # its soft splits are not convolutions
     default_encoding = "sinusoidal_1d"
+    published_parts = (("patch_embed.", "tokens_to_token."),)  # in the authors' code
 
     def __init__(
         self,
@@ -52,14 +53,6 @@ class T2tVisionTransformer(VisionTransformer):
             embed_layer=partial(TokensToToken, token_dim=token_dim, tokens_type=tokens_type),
             **{"qkv_bias": False, "norm_layer": nn.LayerNorm, **kwargs},
         )
-
-    def own_name(self, published: str) -> str:
-        """Return our name for a parameter of the authors' code."""
-        return published.replace("tokens_to_token.", "patch_embed.", 1)
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in the authors' code."""
-        return own.replace("patch_embed.", "tokens_to_token.", 1)
 
 
 class TokensToToken(Tokenizer):
@@ -88,8 +81,6 @@ class TokensToToken(Tokenizer):
         tokens_type: Literal["performer", "transformer"] = "performer",
     ) -> None:
         super().__init__(img_size, patch_size)
-        if tokens_type not in ("performer", "transformer"):
-            raise ValueError(f"`tokens_type` must be 'performer' or 'transformer', got {tokens_type!r}.")
         if patch_size != (16, 16):
             raise ValueError(f"`patch_size` must be 16, which the three splits make, got {patch_size}.")
         kind = TokenPerformer if tokens_type == "performer" else TokenTransformer
@@ -156,15 +147,15 @@ class TokenPerformer(nn.Module):
     Reference: Rethinking Attention with Performers (Choromanski et al., 2021), as used in T2T-ViT.
     """
 
-    def __init__(self, dim: int, token_dim: int, drop: float = 0.1) -> None:
+    def __init__(self, dim: int, token_dim: int) -> None:
         super().__init__()
         self.kqv = nn.Linear(dim, 3 * token_dim)
-        self.dp = nn.Dropout(drop)
+        self.dp = nn.Dropout(0.1)
         self.proj = nn.Linear(token_dim, token_dim)
         self.norm1 = nn.LayerNorm(dim)
         self.norm2 = nn.LayerNorm(token_dim)
         self.mlp = nn.Sequential(
-            nn.Linear(token_dim, token_dim), nn.GELU(), nn.Linear(token_dim, token_dim), nn.Dropout(drop)
+            nn.Linear(token_dim, token_dim), nn.GELU(), nn.Linear(token_dim, token_dim), nn.Dropout(0.1)
         )
         self.features = token_dim // 2
         self.w = nn.Parameter(torch.empty(self.features, token_dim), requires_grad=False)

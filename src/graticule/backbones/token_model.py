@@ -35,6 +35,9 @@ class TokenModel(Checked, PublishedNames, ABC):
     takes_why: ClassVar[str] = ""
     #: Names of the parameters that hold prefix tokens, (1, n, D) or None, in the order of the tokens.
     prefix_names: tuple[str, ...] = ()
+    #: Parts of the names of parameters here and in published checkpoints: of the beginning of a name, or, if they begin
+    #: with a dot, of any part of it.
+    published_parts: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: Pattern of the parameters before the first block.
     stem_pattern: ClassVar[str] = r"cls_token|dist_token|reg_token|patch_embed|stem|embed"
 
@@ -134,6 +137,25 @@ class TokenModel(Checked, PublishedNames, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block's activations in the backward pass instead of storing them."""
         self.grad_checkpointing = enable
+
+    def own_name(self, published: str) -> str:
+        """Return our name for a parameter that published checkpoints call `published`, except position parameters."""
+        for own, theirs in reversed(self.published_parts):
+            published = _with_part(published, theirs, own)
+        return published
+
+    def published_name(self, own: str) -> str:
+        """Return the name of a parameter in published checkpoints."""
+        for part, theirs in self.published_parts:
+            own = _with_part(own, part, theirs)
+        return own
+
+
+def _with_part(name: str, part: str, other: str) -> str:
+    """Replace a part of a name: wherever it is if it begins with a dot, otherwise at the beginning."""
+    if part.startswith("."):
+        return name.replace(part, other)
+    return other + name.removeprefix(part) if name.startswith(part) else name
 
 
 def init_linear(module: nn.Module) -> None:

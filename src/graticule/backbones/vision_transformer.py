@@ -41,10 +41,7 @@ class VisionTransformer(Backbone):
 
     Args:
         position: builds the position (`graticule.encodings.PositionBuilder`).
-        img_size: in pixels, one side or (height, width), or (depth, height, width) of films and volumes.
         patch_size: in pixels, one side or (height, width), or (depth, height, width).
-        in_chans: channels of the image.
-        num_classes: 0 for no head.
         global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
             'seq' (sequence pooling) or '' (none).
         embed_dim: D.
@@ -56,12 +53,8 @@ class VisionTransformer(Backbone):
         reg_tokens: number of register tokens.
         fc_norm: norm after pooling instead of before; by default, if `global_pool` is a pooling of patches, as in
             timm. CPVT's models always have it before.
-        drop_rate: dropout before the head.
-        pos_drop_rate: dropout on the tokens that enter the first block.
         patch_drop_rate: share of the patches that training leaves out, other ones of each image and in each pass.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
         attn_drop_rate: dropout on attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
         norm_layer: builds a norm from D, or its name such as 'rmsnorm(eps=1e-5)'.
         act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
         embed_layer: builds the tokenizer from image size, patch size, channels and D.
@@ -84,6 +77,7 @@ class VisionTransformer(Backbone):
         pool_num_heads: heads of the attention of 'map'; h by default.
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
         head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
+        kwargs: as `Backbone`; `img_size` can also be (depth, height, width), of films and volumes.
     """
 
     takes = Backbone.takes | Block.takes
@@ -91,16 +85,17 @@ class VisionTransformer(Backbone):
     axes: ClassVar[tuple[int, ...]] = (2, 3)
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg", "avgmax", "max", "map", "seq")
     prefix_names: tuple[str, ...] = ("cls_token", "reg_token")
+    #: Biases and projections that timm's ViT lacks have their names in BEiT and EVA.
+    published_parts: ClassVar[tuple[tuple[str, str], ...]] = tuple(
+        (f".attn.qkv.{part}", f".attn.{part}") for part in ("q_bias", "v_bias", "q_proj.", "k_proj.", "v_proj.")
+    )
 
     patch_embed: Patches | Tokenizer
 
     def __init__(
         self,
         position: PositionBuilder,
-        img_size: int | tuple[int, ...] = 224,
         patch_size: int | tuple[int, ...] = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
         global_pool: str = "token",
         embed_dim: int = 768,
         depth: int = 12,
@@ -110,12 +105,8 @@ class VisionTransformer(Backbone):
         class_token: bool = True,
         reg_tokens: int = 0,
         fc_norm: bool | None = None,
-        drop_rate: float = 0.0,
-        pos_drop_rate: float = 0.0,
         patch_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         act_layer: str | type[nn.Module] | None = None,
         embed_layer: Callable[..., Patches | Tokenizer] = Patches,
@@ -135,17 +126,10 @@ class VisionTransformer(Backbone):
         pool_num_heads: int | None = None,
         pool_mlp_ratio: float | None = None,
         head_layer: str = "linear",
+        **kwargs: Any,
     ) -> None:
         super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            embed_dims=(embed_dim,),
-            depths=(depth,),
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            pos_drop_rate=pos_drop_rate,
+            patch_size=patch_size, embed_dims=(embed_dim,), depths=(depth,), global_pool=global_pool, **kwargs
         )
         if (pre_norm or patch_norm) and embed_layer is not Patches:
             raise ValueError("`pre_norm` and `patch_norm` must be left out where tokens are not made by one layer.")
@@ -176,23 +160,22 @@ class VisionTransformer(Backbone):
         of_patches: dict[str, Any] = {"bias": False} if pre_norm else {}
         if patch_norm is not None:
             of_patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
-        self.patch_embed = embed_layer(self.img_size, self.patch_size, in_chans, embed_dim, **of_patches)
+        self.patch_embed = embed_layer(self.img_size, self.patch_size, self.in_chans, embed_dim, **of_patches)
         self.build_position(position, num_heads)
         self.norm_pre = norm(embed_dim) if pre_norm else nn.Identity()
-        rates = self.drop_path_rates(drop_path_rate, depth)
-        hidden = int(embed_dim * mlp_ratio)
+        hidden, drop = int(embed_dim * mlp_ratio), self.proj_drop_rate
         plain_mlp = mlp_layer == "mlp" and proj_bias and not scale_mlp_norm
         self.blocks = nn.Sequential()
-        for layer, rate in enumerate(rates):
+        for layer, rate in enumerate(self.drop_path_rates()):
             parts: dict[str, Any] = {"init_values": init_values}
             if not plain_mlp:
                 of_hidden = norm if scale_mlp_norm else None
-                parts["mlp"] = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, proj_drop_rate)
+                parts["mlp"] = build_mlp(mlp_layer, embed_dim, hidden, act, of_hidden, proj_bias, drop)
             attention = self.attention_kind(layer)(
                 embed_dim,
                 num_heads,
                 attn_drop=attn_drop_rate,
-                proj_drop=proj_drop_rate,
+                proj_drop=drop,
                 scale=qk_scale,
                 proj_bias=proj_bias,
                 qkv=build_projection(qkv_layer, embed_dim, qkv_bias),
@@ -206,7 +189,7 @@ class VisionTransformer(Backbone):
                     mlp_ratio,
                     qkv_bias,
                     attn=attention,
-                    proj_drop=proj_drop_rate,
+                    proj_drop=drop,
                     drop_path=rate,
                     norm_layer=norm,
                     act_layer=act or nn.GELU,
@@ -222,11 +205,6 @@ class VisionTransformer(Backbone):
     def attention_kind(self, layer: int) -> type[Attention]:
         """Return the class of the attention of a layer."""
         return Attention
-
-    def drop_path_rates(self, last: float, depth: int) -> list[float]:
-        """Return the rate of stochastic depth of each block: it grows linearly to that of the last."""
-        rates: list[float] = torch.linspace(0, last, depth, device="cpu").tolist()
-        return rates
 
     def _attention_pool(
         self, norm: Callable[[int], nn.Module], act: type[nn.Module] | None, num_heads: int, mlp_ratio: float
@@ -260,6 +238,8 @@ class VisionTransformer(Backbone):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier by a new linear one for `num_classes`; 0 for none."""
+        if self.pools == ("token",):
+            global_pool = global_pool or None  # timm passes '' when it removes the head
         self.head_layer = "linear"
         if self.created is not None and "head_layer" in self.created["arguments"]:
             self.created = {**self.created, "arguments": {**self.created["arguments"], "head_layer": "linear"}}
@@ -317,14 +297,10 @@ class VisionTransformer(Backbone):
         tokens: Tensor = self.patch_embed(x)
         return tokens
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the blocks that the intermediates of `indices` do not need; return the kept indices."""
-        take = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_head:
-            self.fc_norm = nn.Identity()
-        return take
+    def remove_head(self) -> None:
+        """Remove the classifier and the norm of the pooled tokens."""
+        super().remove_head()
+        self.fc_norm = nn.Identity()
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) according to `global_pool`: (B, D)."""
@@ -341,13 +317,8 @@ class VisionTransformer(Backbone):
         return x
 
     def own_name(self, published: str) -> str:
-        """Return our name for a parameter with another name in BEiT and EVA: LayerScale, biases and projections."""
-        name = re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published)
-        return re.sub(r"\.attn\.([qv]_bias$|[qkv]_proj\.)", r".attn.qkv.\1", name)
-
-    def published_name(self, own: str) -> str:
-        """Return the name of a parameter in timm's ViT, or, for biases and projections that it lacks, in EVA."""
-        return re.sub(r"\.attn\.qkv\.([qv]_bias$|[qkv]_proj\.)", r".attn.\1", own)
+        """Return our name for a parameter that BEiT and EVA may call otherwise, such as LayerScale."""
+        return super().own_name(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", published))
 
 
 class DistilledVisionTransformer(VisionTransformer):
@@ -359,16 +330,12 @@ class DistilledVisionTransformer(VisionTransformer):
     Reference: Training data-efficient image transformers & distillation through attention (Touvron et al., 2021).
     """
 
+    pools = ("token",)  # its heads read prefix tokens
     prefix_names = ("cls_token", "dist_token", "reg_token")
     needs_class_token = True
     classifiers = ("head", "head_dist")
 
     def __init__(self, position: PositionBuilder, **kwargs: Any) -> None:
-        if kwargs.get("global_pool", "token") != "token" or kwargs.get("class_token") is False:
-            got = kwargs.get("global_pool", "no class token")
-            raise ValueError(
-                f"`global_pool` must be 'token' in a distilled model, whose heads read prefix tokens, got {got!r}."
-            )
         super().__init__(position, **kwargs)
         self.distilled_training = False
         self.head_dist = self._classifier()
@@ -387,9 +354,7 @@ class DistilledVisionTransformer(VisionTransformer):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifiers by new ones of `num_classes` outputs; 0 for none."""
-        if global_pool not in (None, "", "token"):
-            raise ValueError(f"`global_pool` must be 'token' in a distilled model, got {global_pool!r}.")
-        super().reset_classifier(num_classes)
+        super().reset_classifier(num_classes, global_pool)
         self.head_dist = self._like_weights(self._classifier())
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
@@ -410,64 +375,48 @@ _FOR_28 = {
     **{"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 10},
     **{"depth": 6, "num_heads": 4, "mlp_ratio": 2.0},
 }
-_INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_HALF = (0.5, 0.5, 0.5)
+_AUGREG = "augreg_in21k_ft_in1k"
 # The nano and micro sizes are for small images.
 register_sizes(
     VisionTransformer,
     {
         "vit_nano_patch4_28": Size(205_962, {**_FOR_28, "embed_dim": 64}),
         "vit_micro_patch4_28": Size(805_130, {**_FOR_28, "embed_dim": 128}),
-        "vit_tiny_patch16_224": Size(
-            5_717_416, TINY, hub="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
-        ),
-        "vit_small_patch16_224": Size(
-            22_050_664, SMALL, hub="timm/vit_small_patch16_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
-        ),
-        "vit_small_patch32_224": Size(
-            22_878_952,
-            {"patch_size": 32, **SMALL},
-            hub="timm/vit_small_patch32_224.augreg_in21k_ft_in1k",
-            cfg=_INCEPTION,
-        ),
-        "vit_base_patch8_224": Size(
-            86_576_872, {"patch_size": 8}, hub="timm/vit_base_patch8_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
-        ),
-        "vit_base_patch16_224": Size(86_567_656, hub="timm/vit_base_patch16_224.augreg_in21k_ft_in1k", cfg=_INCEPTION),
-        "vit_base_patch32_224": Size(
-            88_224_232, {"patch_size": 32}, hub="timm/vit_base_patch32_224.augreg_in21k_ft_in1k", cfg=_INCEPTION
-        ),
     },
 )
-register_small("ViT, DeiT", "vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)
-
-
-_AT_384 = {"crop_pct": 1.0}
-
 register_sizes(
     VisionTransformer,
     {
-        "deit_tiny_patch16_224": Size(5_717_416, TINY, hub="timm/deit_tiny_patch16_224.fb_in1k"),
-        "deit_tiny_distilled_patch16_224": Size(
-            5_910_800, TINY, hub="timm/deit_tiny_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
-        ),
-        "deit_small_patch16_224": Size(22_050_664, SMALL, hub="timm/deit_small_patch16_224.fb_in1k"),
-        "deit_small_distilled_patch16_224": Size(
-            22_436_432, SMALL, hub="timm/deit_small_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
-        ),
-        "deit_base_patch16_224": Size(86_567_656, hub="timm/deit_base_patch16_224.fb_in1k"),
-        "deit_base_distilled_patch16_224": Size(
-            87_338_192, hub="timm/deit_base_distilled_patch16_224.fb_in1k", backbone=DistilledVisionTransformer
-        ),
-        "deit_base_patch16_384": Size(
-            86_859_496, {"img_size": 384}, hub="timm/deit_base_patch16_384.fb_in1k", cfg=_AT_384
-        ),
-        "deit_base_distilled_patch16_384": Size(
-            87_630_032,
-            {"img_size": 384},
-            hub="timm/deit_base_distilled_patch16_384.fb_in1k",
-            cfg=_AT_384,
-            backbone=DistilledVisionTransformer,
-        ),
+        "vit_tiny_patch16_224": Size(5_717_416, TINY, hub=_AUGREG),
+        "vit_small_patch16_224": Size(22_050_664, SMALL, hub=_AUGREG),
+        "vit_small_patch32_224": Size(22_878_952, {"patch_size": 32, **SMALL}, hub=_AUGREG),
+        "vit_base_patch8_224": Size(86_576_872, {"patch_size": 8}, hub=_AUGREG),
+        "vit_base_patch16_224": Size(86_567_656, hub=_AUGREG),
+        "vit_base_patch32_224": Size(88_224_232, {"patch_size": 32}, hub=_AUGREG),
+    },
+    mean=_HALF,
+    std=_HALF,
+)
+register_small("ViT, DeiT", "vit_tiny_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)
+
+_AT_384: dict[str, Any] = {"arguments": {"img_size": 384}, "cfg": {"crop_pct": 1.0}}
+register_sizes(
+    VisionTransformer,
+    {
+        "deit_tiny_patch16_224": Size(5_717_416, TINY, hub="fb_in1k"),
+        "deit_small_patch16_224": Size(22_050_664, SMALL, hub="fb_in1k"),
+        "deit_base_patch16_224": Size(86_567_656, hub="fb_in1k"),
+        "deit_base_patch16_384": Size(86_859_496, hub="fb_in1k", **_AT_384),
+    },
+)
+register_sizes(
+    DistilledVisionTransformer,
+    {
+        "deit_tiny_distilled_patch16_224": Size(5_910_800, TINY, hub="fb_in1k"),
+        "deit_small_distilled_patch16_224": Size(22_436_432, SMALL, hub="fb_in1k"),
+        "deit_base_distilled_patch16_224": Size(87_338_192, hub="fb_in1k"),
+        "deit_base_distilled_patch16_384": Size(87_630_032, hub="fb_in1k", **_AT_384),
     },
 )
 register_small("DeiT, distilled", "deit_tiny_distilled_patch16_224", img_size=32, embed_dim=24, depth=2, num_heads=3)

@@ -297,7 +297,7 @@ class Adapter(Reader):
         """
         positions, plane = backbone.position(grid), (grid.height, grid.width)
         at, at_spatial = cell_centers([plane], spatial), cell_centers(shapes, spatial)
-        x, after = backbone.embed(images), []
+        x, after, places = backbone.embed(images), [], backbone.where(0, grid)
         recompute = backbone.grad_checkpointing and torch.is_grad_enabled()
         for group, interaction in enumerate(self.interactions):
             assert isinstance(interaction, Interaction)
@@ -307,7 +307,7 @@ class Adapter(Reader):
                 if index == group * self.each:
                     prefix, patches = grid.split(x)
                     x = torch.cat([prefix, interaction.injector(patches, at, spatial, shapes)], 1)
-                block, where = backbone.block(0, index), (positions[index], *backbone.where(0, index, grid))
+                block, where = backbone.block(0, index), (positions[index], *places[index])
                 x = checkpoint(block, x, *where, use_reentrant=False) if recompute else block(x, *where)
                 x = positions[index].leave(x)
             spatial = interaction.extract(spatial, at_spatial, grid.split(x)[1], plane, shapes)

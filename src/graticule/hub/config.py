@@ -77,11 +77,14 @@ def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
 def argument_defaults(backbone: type) -> Mapping[str, Any]:
     """Return the arguments of a class and their defaults, including those that it passes to its base class."""
     found: dict[str, Any] = {}
+    first = next(kind for kind in backbone.__mro__ if "__init__" in vars(kind))
     for kind in backbone.__mro__:
         parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
         for parameter in parameters:
             if parameter.kind is not parameter.VAR_KEYWORD:
-                found.setdefault(parameter.name, None if parameter.default is parameter.empty else parameter.default)
+                required = parameter.default is parameter.empty
+                if not required or kind is first:  # the class itself gives its base class what that requires
+                    found.setdefault(parameter.name, None if required else parameter.default)
         if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return MappingProxyType(found)

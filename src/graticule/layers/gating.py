@@ -249,11 +249,7 @@ class GatedBlock(nn.Module):
         """The norm before the tokens are mixed, under its name in a transformer block."""
         return self.norm
 
-    def forward(self, x: Tensor, position: LayerPosition, *where: Grid) -> Tensor:
-        """Map tokens x: (B, N, D) of the grid to (B, N, D)."""
-        out: Tensor = x + self.drop_path(self.mlp_channels(self.norm(x), position, self.windows(*where)))
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
+        """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
+        out: Tensor = x + self.drop_path(self.mlp_channels(self.norm(x), position, windows))
         return out
-
-    def windows(self, *where: Grid) -> Windows | None:
-        """Return the windows within which tokens of the grid are mixed; here None, for the whole grid."""
-        return None

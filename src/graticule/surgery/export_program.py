@@ -139,8 +139,8 @@ class Exportable:
             return []
         grids = model.position_grids(model.grid)
         found: list[tuple[int, ...]] = []
-        for stage, depth in enumerate(model.depths):
-            seen = [model.where(stage, index, grids[stage])[0] for index in range(depth)]
+        for stage in range(len(model.depths)):
+            seen = [each for places in model.where(stage, grids[stage]) for each in places]
             shapes: list[tuple[int, ...]] = [each.window.shape for each in seen if isinstance(each, Windows)]
             if model.grid.windows:
                 shapes.append(model.grid.windows[stage])

@@ -408,8 +408,7 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
 
 def _seen_by_blocks(model: Any, size: tuple[int, ...]) -> list[Any]:
     """Return the grid or the windows of each block for images of `size`; `set_input_size` may change windows."""
-    grids = model.position_grids(model.grid_at(size))
-    return [model.where(stage, at, grids[stage]) for stage, depth in enumerate(model.depths) for at in range(depth)]
+    return [model.where(stage, grid) for stage, grid in enumerate(model.position_grids(model.grid_at(size)))]
 
 
 def _check_copies(build: _Build, model: nn.Module, images: Tensor, logits: Tensor) -> None:

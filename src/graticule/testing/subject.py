@@ -136,8 +136,7 @@ class Subject:
         """
         if isinstance(self.model, Backbone):
             grids = enumerate(self.model.position_grids(self.model.grid_at(image)))
-            each = [(stage, index, at) for stage, at in grids for index in range(self.model.depths[stage])]
-            return [(at.within.shape, self.model.where(stage, index, at)) for stage, index, at in each]
+            return [(at.within.shape, self.model.where(stage, at)) for stage, at in grids]
         sides = [getattr(one, "window_size", None) for one in self.model.modules()]
         return [side if pair(side) is not None and pair(side) != self.grid else None for side in sides]
 
