@@ -335,7 +335,7 @@ class Backbone(TokenModel, HubModel):
         Raises:
             ValueError: if the blocks need the whole grid, or an index is out of range or given twice.
         """
-        if keep is None:
+        if keep is None or isinstance(keep, torch.fx.Proxy):  # torch.fx, which records the pass of all patches
             return None
         if self.whole_grid:
             raise ValueError(f"`keep` must be None in {type(self).__name__}: {self.whole_grid}.")
