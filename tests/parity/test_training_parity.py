@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -115,7 +116,9 @@ def test_deits_late_loop_differs_by_half_a_percent_of_the_rate_after_the_warmup(
 def test_the_floor_of_deits_sampler_leaves_out_images_that_fill_no_batch():
     """With as many repeats and in the order of the recorded sampler, both take the same images of full batches."""
     recorded = load_file(GOLDEN / "deit_rasampler.safetensors")["indices_4"]
-    order = BatchOrder(EpochSampler(300, 0, shuffle=False, repeats=3), 256, drop_last=True)
+    sampler = EpochSampler(300, 0, repeats=3)
+    sampler.indices = lambda epoch: np.arange(300)
+    order = BatchOrder(sampler, 256, drop_last=True)
     taken = [index for _, index, _ in order.keys(0, 0)]
     assert taken == recorded.tolist() and len(order) == 1
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from tqdm.contrib.concurrent import thread_map
@@ -16,7 +16,7 @@ from tqdm.contrib.concurrent import thread_map
 from graticule.lab.data.images import LARGEST, Split
 from graticule.lab.data.sets.folder import SPLITS, folder_files
 from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, read_plan, read_rows
-from graticule.lab.data.tars import has_tars, tar_files
+from graticule.lab.data.tars import Source, has_tars, tar_files
 from graticule.lab.locks import locked
 from graticule.lab.terminal import hidden
 from graticule.system.files import check_plain, write_json, write_text, write_whole
@@ -47,22 +47,12 @@ class Packed:
     written: int = 0
 
 
-class _Source(NamedTuple):
-    """An image to pack: `size` bytes at `offset` of `file`, called `name`."""
-
-    file: Path
-    offset: int
-    size: int
-    label: int
-    name: str
-
-
 @dataclass(frozen=True)
 class _Part:
     """An Arrow file to write; `digest` is its checksum, if it was already packed."""
 
     path: Path
-    sources: Sequence[_Source]
+    sources: Sequence[Source]
     digest: str | None = field(default=None)
 
 
@@ -157,22 +147,19 @@ def each(
     return list(thread_map(function, items, desc=about, unit=" files", disable=hidden(progress), **options))
 
 
-def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split, list[_Source]], tuple[str, ...]]:
+def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split, list[Source]], tuple[str, ...]]:
     """Find the names of the classes, the images of the splits, and the empty files, which are left out."""
-    splits: dict[Split, list[_Source]]
+    splits: dict[Split, list[Source]]
     if root.is_dir() and has_tars(root):
         names, tars = tar_files(root)
         splits = {
-            split: [
-                _Source(path, image.offset, image.size, image.label, _name(path / image.name, root))
-                for path, image in images
-            ]
+            split: [image._replace(name=_name(image.file / image.name, root)) for image in images]
             for split, images in tars.items()
         }
     else:
         names, files = folder_files(root)
         splits = {
-            split: [_Source(path, 0, check_plain(path), label, _name(path, root)) for path, label in images]
+            split: [Source(path, 0, check_plain(path), label, _name(path, root)) for path, label in images]
             for split, images in files.items()
         }
     every = [source for sources in splits.values() for source in sources]
@@ -198,7 +185,7 @@ def _name(path: Path, root: Path) -> str:
     return os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
 
 
-def _digest_sources(names: Sequence[str], splits: dict[Split, list[_Source]]) -> str:
+def _digest_sources(names: Sequence[str], splits: dict[Split, list[Source]]) -> str:
     """Return a checksum of the classes, and of the name, size and label of each image."""
     digest = hashlib.sha256(json.dumps(names).encode())
     for split, sources in splits.items():
@@ -226,16 +213,16 @@ def _begin(output: Path, plan: dict[str, Any]) -> None:
         rest.unlink()
 
 
-def _parts(output: Path, split: Split, sources: list[_Source], known: dict[str, str]) -> list[_Part]:
+def _parts(output: Path, split: Split, sources: list[Source], known: dict[str, str]) -> list[_Part]:
     """Distribute the images of a split over files."""
     chunks = list(_chunks(sources, _FILE_BYTES))
     names = [f"{_FOLDERS[split]}/data-{number:05d}-of-{len(chunks):05d}.arrow" for number in range(len(chunks))]
     return [_Part(output / name, chunk, known.get(name)) for name, chunk in zip(names, chunks, strict=True)]
 
 
-def _chunks(sources: Iterable[_Source], limit: int) -> Iterator[list[_Source]]:
+def _chunks(sources: Iterable[Source], limit: int) -> Iterator[list[Source]]:
     """Split into successive chunks of at most `limit` bytes, but of at least one image."""
-    chunk: list[_Source] = []
+    chunk: list[Source] = []
     size = 0
     for source in sources:
         if chunk and size + source.size > limit:
@@ -274,7 +261,7 @@ def _write(part: _Part) -> tuple[str, bool]:
     return _checksum(part.path), True
 
 
-def _content(source: _Source) -> bytes:
+def _content(source: Source) -> bytes:
     with source.file.open("rb") as file:
         file.seek(source.offset)
         content = file.read(source.size)

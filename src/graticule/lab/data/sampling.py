@@ -25,18 +25,16 @@ class EpochSampler(Sampler[Key]):
     Args:
         length: number of images.
         seed: seed of the order.
-        shuffle: whether images are shuffled.
         repeats: repeated augmentation (Hoffer et al., 2020; Berman et al., 2019): every image comes this many times in
             a row, each time with other randomness. The length of an epoch does not change, so it sees fewer different
             images, as in DeiT's code.
     """
 
-    def __init__(self, length: int, seed: int, shuffle: bool = True, *, repeats: int = 1) -> None:
+    def __init__(self, length: int, seed: int, *, repeats: int = 1) -> None:
         if repeats < 1:
             raise ValueError(f"`repeats` must be at least 1, got {repeats}.")
         self.length = length
         self.seed = seed
-        self.shuffle = shuffle
         self.repeats = repeats
         self.epoch = 0
 
@@ -49,8 +47,6 @@ class EpochSampler(Sampler[Key]):
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the order of an epoch, before repeats: (length,)."""
-        if not self.shuffle:
-            return np.arange(self.length)
         return np.random.default_rng([self.seed, epoch]).permutation(self.length)
 
     def keys(self, epoch: int, places: np.ndarray, indices: np.ndarray | None = None) -> list[Key]:

@@ -25,17 +25,18 @@ _BLOCK = 512
 _LONGEST_HEADER, _PADDING = 1 << 20, 1 << 26
 
 
-class TarImage(NamedTuple):
-    """An image in a tar: the member `name`, of `size` bytes at `offset`."""
+class Source(NamedTuple):
+    """An image in a file, such as a tar: `size` bytes at `offset` of `file`, called `name`."""
 
-    name: str
+    file: Path
     offset: int
     size: int
     label: int
+    name: str
 
 
-def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, TarImage]]]]:
-    """Find the names of the classes, and (tar, image) of every image in `root`/train/*.tar and `root`/val/*.tar.
+def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[Source]]]:
+    """Find the names of the classes, and every image in `root`/train/*.tar and `root`/val/*.tar.
 
     The names are the lines of `root`/classes.txt; without that file they are numbers.
 
@@ -43,14 +44,16 @@ def tar_files(root: Path) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path,
         ValueError, FileNotFoundError: for tars that are missing or refused (see `read_tar`), a label without a class,
             fewer than two classes, or classes that differ between the splits.
     """
-    found = {part: [(path, image) for path in _find_tars(root, part) for image in read_tar(path)] for part in SPLITS}
+    found = {part: [image for path in _find_tars(root, part) for image in read_tar(path)] for part in SPLITS}
     names = class_names(root)
     most = len(names) or MOST_CLASSES
-    labels: dict[Split, set[int]] = {part: {image.label for _, image in images} for part, images in found.items()}
+    labels: dict[Split, set[int]] = {part: {image.label for image in images} for part, images in found.items()}
     for images in found.values():
-        for path, image in images:
+        for image in images:
             if not 0 <= image.label < most:
-                raise ValueError(f"{path} must have classes from 0 to {most - 1}, got {image.label} for {image.name}.")
+                raise ValueError(
+                    f"{image.file} must have classes from 0 to {most - 1}, got {image.label} for {image.name}."
+                )
     names = names or tuple(map(str, range(max(labels["train"] | labels["test"]) + 1)))
     if len(names) < 2:
         raise ValueError(f"`folder` must have two classes or more, got {len(names)} in {root}.")
@@ -99,7 +102,7 @@ def class_names(root: Path) -> tuple[str, ...]:
     return names
 
 
-def read_tar(path: Path) -> list[TarImage]:
+def read_tar(path: Path) -> list[Source]:
     """Find the images of a tar from the headers of its members, without unpacking it.
 
     As in WebDataset, successive members whose names agree up to the first dot form a sample: here an image, and KEY.cls
@@ -121,7 +124,7 @@ def read_tar(path: Path) -> list[TarImage]:
     return found
 
 
-def _image(path: Path, file: BinaryIO, key: str, sample: list[tuple[str, tarfile.TarInfo]]) -> TarImage:
+def _image(path: Path, file: BinaryIO, key: str, sample: list[tuple[str, tarfile.TarInfo]]) -> Source:
     """Return the image of a sample, given as pairs of an extension and a member."""
     images = [member for extension, member in sample if extension in _IMAGES]
     classes = [member for extension, member in sample if extension == "cls"]
@@ -135,7 +138,7 @@ def _image(path: Path, file: BinaryIO, key: str, sample: list[tuple[str, tarfile
     text = file.read(min(classes[0].size, 64))
     if not re.fullmatch(rb"\s*-?[0-9]{1,9}\s*", text):
         raise ValueError(f"{path}: {classes[0].name!r} must be the number of a class, got {text[:20]!r}.")
-    return TarImage(images[0].name, images[0].offset_data, images[0].size, int(text))
+    return Source(path, images[0].offset_data, images[0].size, int(text), images[0].name)
 
 
 def _members(path: Path, file: BinaryIO) -> list[tarfile.TarInfo]:
