@@ -173,10 +173,9 @@ class StoredImages(Dataset[Any], ABC):
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(f"`index` must be from 0 to {len(self) - 1}, got {index}.")
-        group = self.group(index)
         for step in range(len(self)):
             candidate = (index + step) % len(self)
-            if self._broken[candidate] or self.group(candidate) != group:
+            if self._broken[candidate] or (step and self.group(candidate) != self.group(index)):
                 continue
             make = self.read_first(candidate)
             try:
@@ -191,7 +190,8 @@ class StoredImages(Dataset[Any], ABC):
                 self._broken[candidate] = True
                 log.warning("skipped %s (%s); %d skipped so far", place, reason, int(self._broken.sum()))
         raise ValueError(
-            f"`data_root` must have images{group} that can be read, got none; one of them is {self.place(index)}."
+            f"`data_root` must have images{self.group(index)} that can be read, got none; one of them is "
+            f"{self.place(index)}."
         )
 
 
