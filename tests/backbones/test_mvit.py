@@ -133,7 +133,7 @@ def test_a_pruned_model_keeps_its_class_token():
 REFUSED = {
     "layers of one block": (
         {"depths": (2, 1)},
-        "`depths` must be at least 1, and 2 in the last of several stages, got (2, 1)",
+        "`depths` must be at least 2 in the last of several stages, got (2, 1)",
     ),
     "keys by three": ({"key_stride": 3}, "`key_stride` must be a power of 2, got 3"),
     "a bias from the keys": ({"encoding": "irpe(on='q')"}, "Queries and keys are pooled to different grids."),

@@ -190,7 +190,7 @@ def block(kwargs: dict[str, Any], weights: Tensors, x: Tensor) -> Tensors:
     mlp.act.register_forward_hook(lambda _, __, y: seen.update(hidden=y))
     mlp.gate.norm.register_forward_hook(lambda _, __, y: seen.update(normed=y))
     mlp.gate.register_forward_hook(lambda _, __, y: seen.update(gated=y))
-    output = ours(x.flatten(0, 1), part.position, part.grid)
+    output = ours(x.flatten(0, 1), part.position)
     split = 1 if mlp.gate.combine == "nonsplit" else 2
     hidden = seen["hidden"][..., contiguous(seen["hidden"].shape[-1] // split, part.groups, split).argsort()]
     mixed = mix_tokens(seen["normed"], part.position.mixing, part.position.spatial_bias)
