@@ -111,14 +111,17 @@ def _sweep_timm() -> Iterator[Swept]:
     from graticule.testing.tables import Swept
 
     for family in timm.list_modules():
-        names = timm.list_models(module=family)
-        small = (name for size in ("nano", "tiny", "xx", "small", "") for name in names if size in name)
-        name = next(small, None)
+        names = [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
+        words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
+        by_size = dict.fromkeys(name for word in words for name in names if word in name)
+        name = next((name for name in by_size if _is_small(name)), None)
         if name is None:
             continue
         try:
             title, model = _model(name, {})
-            found = tuple(inspect_model(model, skip=["export"]))
+            stride = getattr(model, "feature_info", None) or [{}]
+            side = None if hasattr(model, "patch_embed") else stride[-1].get("reduction")
+            found = tuple(inspect_model(model, patch_size=side and (side, side), skip=["export"]))
         except Exception as error:  # any error of another library
             yield Swept(name, "", reason=f"cannot be checked: {error}".partition("\n")[0])
             continue
@@ -126,6 +129,17 @@ def _sweep_timm() -> Iterator[Swept]:
         at = title.rpartition("img_size ")[2] if "img_size" in title else ""
         failed = any(one.outcome == "failed" for one in found)
         yield Swept(name, at, found if applied else (), "", f"graticule check {name} --skip export" if failed else "")
+
+
+def _is_small(name: str) -> bool:
+    """Return whether a model of timm has few parameters and small images; it is built without memory for them."""
+    import timm
+    import torch
+
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    pixels: int = model.default_cfg["input_size"][-1]
+    return pixels <= 256 and sum(parameter.numel() for parameter in model.parameters()) < 60e6
 
 
 def _plugin(file: str) -> Iterator[Finding]:
