@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_packed_are_refused():
     for model, message in (
         (tiny(drop_path_rate=0.5).train(), "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows"),
         (tiny(patch_drop_rate=0.5).train(), "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows"),
-        (swin, "`x` must be given to `forward` in SwinTransformer: its blocks need the whole grid"),
+        (swin, "`x` must be passed to `forward` in SwinTransformer: its blocks need the whole grid"),
         (build(global_pool="", num_classes=0), "`global_pool` must not be ''"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -490,9 +490,12 @@ class Backbone(TokenModel, HubModel):
         """
         dropped = any(isinstance(module, DropPath) and module.drop_prob for module in self.modules())
         if self.training and (dropped or self.patch_drop_rate):
-            raise ValueError("`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images.")
+            raise ValueError(
+                "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images, as both are drawn "
+                "per image; pass the list to `forward`, which computes one batch per size."
+            )
         if self.whole_grid:
-            raise ValueError(f"`x` must be given to `forward` in {type(self).__name__}: {self.whole_grid}.")
+            raise ValueError(f"`x` must be passed to `forward` in {type(self).__name__}: {self.whole_grid}.")
         return forward_each(self, x, crop, self._packed)
 
     def _packed(self, batches: Sequence[Batch]) -> list[Any]:

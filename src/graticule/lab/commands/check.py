@@ -119,8 +119,8 @@ def _sweep_timm() -> Iterator[Swept]:
             continue
         try:
             title, model = _model(name, {})
-            stride = getattr(model, "feature_info", None) or [{}]
-            side = None if hasattr(model, "patch_embed") else stride[-1].get("reduction")
+            levels: Any = getattr(model, "feature_info", None) or [{}]
+            side = None if hasattr(model, "patch_embed") else levels[-1].get("reduction")
             found = tuple(inspect_model(model, patch_size=side and (side, side), skip=["export"]))
         except Exception as error:  # any error of another library
             yield Swept(name, "", reason=f"cannot be checked: {error}".partition("\n")[0])
@@ -137,7 +137,7 @@ def _is_small(name: str) -> bool:
     import torch
 
     with torch.device("meta"):
-        model = timm.create_model(name)
+        model: Any = timm.create_model(name)
     pixels: int = model.default_cfg["input_size"][-1]
     return pixels <= 256 and sum(parameter.numel() for parameter in model.parameters()) < 60e6
 
