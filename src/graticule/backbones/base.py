@@ -491,7 +491,7 @@ class Backbone(TokenModel, HubModel):
         dropped = any(isinstance(module, DropPath) and module.drop_prob for module in self.modules())
         if self.training and (dropped or self.patch_drop_rate):
             raise ValueError(
-                "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images, as both are drawn "
+                "`drop_path_rate` and `patch_drop_rate` must be 0 to train on rows of several images: both are drawn "
                 "per image; pass the list to `forward`, which computes one batch per size."
             )
         if self.whole_grid:
