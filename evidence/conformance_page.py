@@ -1,6 +1,6 @@
-"""Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json timm.json`.
+"""Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json`.
 
-The files are the outputs of `graticule check --sweep transformers --json` and of `--sweep timm --json`.
+The file is the output of `graticule check --sweep transformers --json`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,6 @@ def table(classes: list[dict[str, Any]]) -> str:
     return f"{text}\n\nNot checked, as they have another interface or no such table: {', '.join(left)}."
 
 
-def of_models(classes: list[dict[str, Any]]) -> str:
-    """Return a row for each model with position that a law applies to."""
-    rows = [["model", "size", "failed", "detail of the first failure"]]
-    for one in classes:
-        if one["findings"]:
-            detail = next((f["detail"] for f in one["findings"] if f["outcome"] == "failed"), "")
-            rows.append([f"`{one['name']}`", one["at"], ", ".join(failed(one)) or "none", detail])
-    return markdown(rows)
-
-
 def reproducers(classes: list[dict[str, Any]]) -> str:
     """Return the reproducer of each class that fails, once."""
     lines: dict[str, str] = {}
@@ -56,18 +46,17 @@ def reproducers(classes: list[dict[str, Any]]) -> str:
     return "\n\n".join(f"`{name}`:\n\n    {text.replace(chr(10), chr(10) + '    ')}" for name, text in lines.items())
 
 
-def main(files: list[str]) -> None:
+def main(file: str) -> None:
     """Write the page."""
-    transformers, timm = (json.loads(Path(file).read_text(encoding="utf-8"))["classes"] for file in files)
+    transformers = json.loads(Path(file).read_text(encoding="utf-8"))["classes"]
     text = PAGE.read_text(encoding="utf-8")
-    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "timm", "torch"))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
     text = between(text, "versions", f"Measured on {date.today()} with {versions}.")
     text = between(text, "transformers", table(transformers))
-    text = between(text, "timm", of_models(timm))
     text = between(text, "reproducers", reproducers(transformers))
     write_text(PAGE, text)
     print("wrote", PAGE)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

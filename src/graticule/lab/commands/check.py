@@ -119,9 +119,7 @@ def _sweep_timm() -> Iterator[Swept]:
             continue
         try:
             title, model = _model(name, {})
-            levels: Any = getattr(model, "feature_info", None) or [{}]
-            side = None if hasattr(model, "patch_embed") else levels[-1].get("reduction")
-            found = tuple(inspect_model(model, patch_size=side and (side, side), skip=["export"]))
+            found = tuple(inspect_model(model, skip=["export"]))
         except Exception as error:  # any error of another library
             yield Swept(name, "", reason=f"cannot be checked: {error}".partition("\n")[0])
             continue
