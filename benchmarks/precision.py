@@ -4,7 +4,7 @@
 
 A step is forward pass, loss, backward pass and AdamW on 50 images, on one thread; both precisions alternate. CPU time
 of the process is measured, since other programs may run. --data writes the table to a file, from which
-`python -m evidence.measured` writes it into docs/results.md.
+`python -m evidence.measured` writes it into docs/results/precision.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ A contrast is a weighted sum of scores of the same seed, such as the difference 
 
 - *larger* or *smaller*: its mean is not zero, with p below 5 %, adjusted by Benjamini and Yekutieli's method for all
   contrasts of the question, which may depend on each other in any way;
-- *within the margin*: two one-sided tests show that it is smaller than the margin, on either side;
-- *undecided*, with the number of seeds that would find a difference of the margin with a probability of 80 %.
+- *within the margin*: two one-sided tests show that it is smaller than the margin, on either side (a contrast can be
+  both, larger than zero and within the margin);
+- *undecided*, with the number of seeds that would find the difference seen, or that of the margin if it is larger,
+  with a probability of 80 % at the same adjustment.
 
 References: The Control of the False Discovery Rate in Multiple Testing under Dependency (Benjamini and Yekutieli,
 2001); A Comparison of the Two One-Sided Tests Procedure and the Power Approach (Schuirmann, 1987).
@@ -16,7 +18,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -26,12 +28,19 @@ from scipy import stats
 from graticule.lab.gym.profile import read_profile
 from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test
 from graticule.lab.studies.study import TRAINED, read_table
-from graticule.lab.studies.tables import Rows
 
+#: The wanted probability to find a difference.
+POWER = 0.8
+#: What marks a contrast that was not fixed before the scores.
+LATER = "†"
+#: Of answers in pictures.
+COLORS = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}
+#: Of an axis of differences in multiples of the margin.
+TICKS = (-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20)
 #: (choice, variant, at) -> seed -> score.
 Scores = Mapping[tuple[str, str, str], Mapping[int, float]]
-#: A weighted score: its weight, the choice, and the condition of the measurement ("trained", "zoom 40", ...).
-Term = tuple[float, str, str]
+#: A weighted score: weight, choice, variant, and the condition of the measurement ("trained", "zoom 40", ...).
+Term = tuple[float, str, str, str]
 
 
 def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
@@ -59,9 +68,9 @@ def read_scores(name: str, folder: Path) -> dict[tuple[str, str, str], dict[int,
     return found
 
 
-def differences(terms: Iterable[Term], scores: Scores, variant: str = "") -> list[float]:
+def differences(terms: Iterable[Term], scores: Scores) -> list[float]:
     """Return the weighted sum of the scores of every seed that has them all."""
-    parts = [(weight, scores.get((choice, variant, at), {})) for weight, choice, at in terms]
+    parts = [(weight, scores.get((choice, variant, at), {})) for weight, choice, variant, at in terms]
     seeds = sorted(set.intersection(*(set(by) for _, by in parts)))
     return [sum(weight * by[seed] for weight, by in parts) for seed in seeds]
 
@@ -74,12 +83,14 @@ class Contrast:
     values: of the seeds.
     margin: the largest difference that would not matter.
     adjusted: p, adjusted for all contrasts of the question; None without a test.
+    level: of p before it is adjusted, at its rank in the family.
     """
 
     label: str
     values: tuple[float, ...]
     margin: float
     adjusted: float | None = None
+    level: float = LEVEL
 
     @property
     def test(self) -> PairedTest | None:
@@ -103,11 +114,11 @@ class Contrast:
             return "not run"
         if self.test is None or self.adjusted is None:
             return "undecided: one seed"
+        same = "within the margin" * (self.equivalent < LEVEL)
         if self.adjusted < LEVEL:
-            return "larger" if self.test.difference > 0 else "smaller"
-        if self.equivalent < LEVEL:
-            return "within the margin"
-        return f"undecided: would need {seeds_needed(stdev(self.values), self.margin)} seeds"
+            return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))
+        difference = max(self.margin, abs(self.test.difference))
+        return same or f"undecided: would need {seeds_needed(stdev(self.values), difference, self.level)} seeds"
 
     def cells(self, decimals: int = 2) -> tuple[str, ...]:
         """Return its difference with interval, number of seeds, p, adjusted p, margin and answer, for a table."""
@@ -124,6 +135,10 @@ class Contrast:
             self.answer,
         )
 
+    def scaled(self, label: str) -> Contrast:
+        """Return it in multiples of its margin, for a picture, under another label."""
+        return replace(self, label=label, values=tuple(value / self.margin for value in self.values), margin=1.0)
+
 
 #: Names of the columns of `Contrast.cells`.
 COLUMNS = ("difference (95 % interval)", "seeds", "p", "adjusted p", "margin", "answer")
@@ -134,21 +149,23 @@ def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast
     plain = [Contrast(label, tuple(values), margin) for label, values, margin in asked]
     tested = [one.test.p for one in plain if one.test is not None]
     adjusted = iter(stats.false_discovery_control(tested, method="by") if tested else ())
+    ranks = iter(stats.rankdata(tested, "max"))
+    share = LEVEL / sum(len(tested) / k for k in range(1, len(tested) + 1)) if tested else LEVEL
     return [
-        Contrast(one.label, one.values, one.margin, None if one.test is None else float(next(adjusted)))
+        one if one.test is None else replace(one, adjusted=float(next(adjusted)), level=share * next(ranks))
         for one in plain
     ]
 
 
-def power(deviation: float, difference: float, seeds: int) -> float:
-    """Return the probability that a paired t-test of a true difference has p below 5 %."""
-    limit, shift = stats.t.isf(LEVEL / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
+def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
+    """Return the probability that a paired t-test of a true difference has p below `level`."""
+    limit, shift = stats.t.isf(level / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
     return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.cdf(-limit, seeds - 1, shift))
 
 
-def seeds_needed(deviation: float, difference: float, wanted: float = 0.8, most: int = 1000) -> int:
-    """Return the smallest number of seeds whose test finds a difference with the wanted probability."""
-    return next((n for n in range(2, most) if power(deviation, difference, n) >= wanted), most)
+def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
+    """Return the smallest number of seeds whose test finds a difference with a probability of 80 %."""
+    return next((n for n in range(2, most) if power(deviation, difference, n, level) >= POWER), most)
 
 
 def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:
@@ -174,7 +191,7 @@ def draw_forest(ax: Axes, contrasts: Sequence[Contrast]) -> None:
     """Draw a row for each contrast: its mean and interval, over its margin; decided ones in color."""
     for row, one in enumerate(contrasts):
         ax.fill_betweenx([row - 0.4, row + 0.4], -one.margin, one.margin, color="0.9", linewidth=0)
-        color = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}.get(one.answer, "0.45")
+        color = COLORS.get(one.answer.partition(",")[0], "0.45")
         if one.test is not None:
             ax.plot([one.test.low, one.test.high], [row, row], color=color)
         if one.values:
@@ -182,8 +199,3 @@ def draw_forest(ax: Axes, contrasts: Sequence[Contrast]) -> None:
     ax.axvline(0, color="0.3", linewidth=0.8)
     ax.set_yticks(range(len(contrasts)), [one.label for one in contrasts])
     ax.set_ylim(len(contrasts) - 0.5, -0.5)
-
-
-def contrasts_table(first: Sequence[str], rows: Iterable[tuple[Sequence[str], Contrast]]) -> Rows:
-    """Return a header and a row for each contrast, after the given cells."""
-    return [(*first, *COLUMNS), *((*cells, *one.cells()) for cells, one in rows)]

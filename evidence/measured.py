@@ -1,6 +1,6 @@
-"""Recorded measurements: a CSV file per table in docs/data/measured, from which tables and figures are written.
+"""Recorded measurements: a CSV file per table in docs/data/measured, from which tables are written.
 
-`python -m evidence.measured` writes the tables between their markers in the pages of docs, and the figures.
+`python -m evidence.measured` writes the tables between their markers in the pages of docs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from graticule.lab.figures.save import save_figure
 from graticule.lab.studies.tables import Rows, between, markdown, marked, read_records
 from graticule.system.files import write_text
-
-#: Tables whose means are drawn against the numbers of their columns: figure -> (table, labels of the axes).
-FIGURES = {
-    "digits_sizes_gap.png": ("digits_sizes_average", "side of the test images (pixels)", "top-1 (%)"),
-    "pydoc_lengths.png": ("text_lengths", "length of the windows (bytes)", "bits per byte"),
-}
 
 
 @dataclass(frozen=True)
@@ -90,48 +81,20 @@ def page_text(text: str, data: Path) -> str:
     return text
 
 
-def curves(cells: Sequence[Cell], across: str, value: str) -> Figure:
-    """Draw the means of every row against the numbers that its columns begin with, with one standard deviation."""
-    figure = Figure(figsize=(7.4, 4.2), layout="constrained")
-    ax = figure.subplots()
-    rows: dict[str, list[tuple[float, float, float]]] = {}
-    for cell in cells:
-        if found := re.match(r"[\d,]+", cell.column):
-            place = float(found[0].replace(",", ""))
-            rows.setdefault(cell.row, []).append((place, float(cell.value), float(cell.deviation or 0)))
-    for number, (row, points) in enumerate(rows.items()):
-        x, y, error = zip(*points, strict=True)
-        style = ("-", "--", ":")[number // 10 % 3]
-        ax.errorbar(x, y, error, label=row, marker="o", markersize=3, linewidth=1, capsize=2, linestyle=style)
-    places = sorted({place for points in rows.values() for place, *_ in points})
-    if places[-1] > 8 * places[0]:
-        ax.set_xscale("log", base=2)
-    ax.set_xticks(places, [f"{place:g}" for place in places], minor=False)
-    ax.set_xlabel(across)
-    spread = any(error for points in rows.values() for *_, error in points)
-    ax.set_ylabel(f"{value}, mean; bars: one s.d." if spread else value)
-    ax.grid(alpha=0.3)
-    figure.legend(loc="outside right center", fontsize=8, frameon=False)
-    return figure
-
-
 def write_pages(docs: Path) -> list[Path]:
-    """Rebuild the tables of all pages of `docs`, and the figures; returns the paths.
+    """Rebuild the tables of all pages of `docs`; returns the paths.
 
     Raises:
         ValueError: if a file of `docs`/data/measured is in no page.
     """
     data, written, shown = docs / "data" / "measured", [], set()
-    for page in sorted(docs.glob("*.md")):
+    for page in sorted(docs.rglob("*.md")):
         before = page.read_text(encoding="utf-8")
         if names := marked(before, "measured"):
             shown |= set(names)
             written.append(write_text(page, page_text(before, data)))
     if lost := sorted({path.stem for path in data.glob("*.csv")} - shown):
         raise ValueError(f"`docs` must have a page with the markers of every table, got none for {', '.join(lost)}.")
-    for name, (table, across, value) in FIGURES.items():
-        figure = curves(read_records(data / f"{table}.csv", Cell), across, value)
-        written.append(save_figure(figure, docs / "figures" / name))
     return written
 
 

@@ -1,7 +1,7 @@
 """Why LaPE helps: contrasts fixed before the runs, and the tables and figures of docs/why_lape.md.
 
-    python -m evidence.why_lape --shares    # measure the shares of position before training; minutes
-    python -m evidence.why_lape             # write the page from docs/data
+    python -m evidence.why_lape --shares RUNS    # measure the shares of position in the runs of `lape_place`; minutes
+    python -m evidence.why_lape                  # write the page from docs/data
 
 All contrasts and sizes of a study are one family (evidence/contrasts.py). The prediction, fixed before a score was
 read: a choice gains over `once, std 0.02` by more, the larger the share of position in the input of attention is before
@@ -12,18 +12,29 @@ training, mean over layers; its measure is Spearman's rank correlation over the 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
+from matplotlib.figure import Figure
+from scipy import stats
 from torch import Tensor, nn
 
-from evidence.contrasts import Contrast, Scores, differences, family, read_scores
+from evidence.contrasts import COLUMNS, LATER, TICKS, Contrast, Scores, differences, draw_forest, family, read_scores
 from graticule.analysis.share import ShareSums
 from graticule.backbones.base import Backbone
+from graticule.lab.figures.save import save_figure
+from graticule.lab.studies.plan import plan
+from graticule.lab.studies.significance import format_p, spread
 from graticule.lab.studies.study import TRAINED, Study, load_study
+from graticule.lab.studies.tables import between, csv_of_records, markdown, marked, read_records
+from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model
 from graticule.position.layer import LayerPosition
+from graticule.system.files import write_text
 
 #: Studies of the question: name -> (title, condition -> the largest difference that would not matter, in points).
 STUDIES = {
@@ -57,6 +68,8 @@ GYM_TESTS = ("amplitude", "place", "norm", "chain")
 GYM_MARGIN = 10.0
 #: `graticule gym` with these seeds, which no earlier measurement used.
 GYM_SEEDS = tuple(range(10, 15))
+#: The columns of the short table of answers.
+COLUMNS_SHOWN = ("digits", "digits, zoom 40", "Fashion-MNIST", "CIFAR-10", "digits, 24 layers")
 #: The choice over which gains are predicted.
 BASE = "once, std 0.02"
 #: Seeds of which shares are measured.
@@ -65,16 +78,18 @@ SHARE_SEEDS = 3
 
 @dataclass(frozen=True)
 class Share:
-    """Share of position in the variance of the input of one layer's attention, before training.
+    """Share of position in the variance of the input of one layer's attention.
 
     choice: of a study.
     seed: of the weights.
+    when: 'before' or 'after' training.
     layer: from 0.
     share: see `graticule.position_share`.
     """
 
     choice: str
     seed: int
+    when: str
     layer: int
     share: float
 
@@ -95,19 +110,27 @@ def attention_inputs(model: Backbone, images: Tensor) -> list[Tensor]:
     return [tokens[:, -model.grid_of(images).patches :] for tokens in inputs]
 
 
-def measure_shares(study: Study, images: int = 100) -> list[Share]:
-    """Measure every choice of a study of one variant before training, with a few of its seeds, on test images."""
-    recipes = study.recipes()
-    data = build_data(next(iter(recipes.values())))
+def measure_shares(study: Study, runs: Path, images: int = 100) -> list[Share]:
+    """Measure every choice of a study of one variant with a few of its seeds, on test images.
+
+    Args:
+        study: the study.
+        runs: the folder of its runs.
+        images: number of test images.
+    """
+    planned = [one for one in plan(study.recipes(), study.seeds, runs) if one.recipe.seed in study.seeds[:SHARE_SEEDS]]
+    data = build_data(planned[0].recipe)
     pictures, _ = data.spread_test_images(data.size, images)
     found = []
-    for choice, recipe in recipes.items():
-        for seed in study.seeds[:SHARE_SEEDS]:
-            torch.manual_seed(seed)
-            model = build_model(recipe, num_classes=10, channels=pictures.shape[1])
+    for one in planned:
+        torch.manual_seed(one.recipe.seed)
+        models = {"before": build_model(one.recipe, num_classes=10, channels=pictures.shape[1])}
+        if one.run.finished:
+            models["after"] = Run(one.folder).model(data, "last")
+        for when, model in models.items():
             for layer, tokens in enumerate(attention_inputs(model, pictures)):
                 total, *_ = ShareSums(model.grid_of(pictures)).add(tokens).shares()["total"]
-                found.append(Share(choice, seed, layer, round(total, 5)))
+                found.append(Share(one.choice, one.recipe.seed, when, layer, round(total, 5)))
     return found
 
 
@@ -117,7 +140,7 @@ def contrasts_of(name: str, docs: Path) -> list[tuple[str, str, Contrast]]:
     asked = [(CONTRASTS[pair][0], at, pair) for pair in study.tests for at in margins]
     tested = family(
         [
-            (f"{contrast}, {at}", differences([(1, pair[0], at), (-1, pair[1], at)], scores), margins[at])
+            (f"{contrast}, {at}", differences([(1, pair[0], "", at), (-1, pair[1], "", at)], scores), margins[at])
             for contrast, at, pair in asked
         ]
     )
@@ -132,7 +155,9 @@ def gym_contrasts(scores: Scores) -> list[tuple[str, str, Contrast]]:
         [
             (
                 f"{name}, {task}",
-                differences([(1, GYM[pairs[name][0]], TRAINED), (-1, GYM[pairs[name][1]], TRAINED)], scores, task),
+                differences(
+                    [(1, GYM[pairs[name][0]], task, TRAINED), (-1, GYM[pairs[name][1]], task, TRAINED)], scores
+                ),
                 GYM_MARGIN,
             )
             for name, task in asked
@@ -143,4 +168,182 @@ def gym_contrasts(scores: Scores) -> list[tuple[str, str, Contrast]]:
 
 def load(name: str) -> Study:
     """Load a study of `STUDIES`."""
-    return load_study(Path(__file__).parent / f"{name}.py")
+    return load_study(Path(__file__).parent / "studies" / f"{name}.py")
+
+
+def means_table(docs: Path) -> str:
+    """Write the mean accuracy of every choice of every study at every size, with the deviation over seeds."""
+    columns = [(name, at) for name, (_, margins) in STUDIES.items() for at in margins]
+    scores = {name: read_scores(name, docs / "data") for name in STUDIES}
+    choices = dict.fromkeys(choice for name in STUDIES for choice in load(name).choices)
+    rows = [["choice", *(f"{STUDIES[name][0]}, {at}" for name, at in columns)]]
+    for choice in choices:
+        values = [list(scores[name].get((choice, "", at), {}).values()) for name, at in columns]
+        rows.append([choice, *(spread(found, 1) for found in values)])
+    return markdown(rows)
+
+
+def contrast_rows(docs: Path) -> list[tuple[str, str, Contrast]]:
+    """Return (contrast, where, result) for all studies and the gym."""
+    found = [
+        (contrast, f"{STUDIES[name][0]}, {at}" if at != TRAINED else STUDIES[name][0], one)
+        for name in STUDIES
+        for contrast, at, one in contrasts_of(name, docs)
+    ]
+    gym = gym_contrasts(read_scores("gym_place", docs / "data"))
+    return [*found, *((contrast, f"gym, {task}", one) for contrast, task, one in gym)]
+
+
+def contrasts_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
+    """Write a row for every contrast and place, sorted by contrast."""
+    table = [("contrast", "where", *COLUMNS)]
+    for name, _ in CONTRASTS.values():
+        table += [(contrast, where, *one.cells()) for contrast, where, one in rows if contrast == name]
+    return markdown(table)
+
+
+def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
+    """Write the difference and the answer of every contrast in a few columns."""
+    found = {(contrast, where): one for contrast, where, one in rows}
+    table = [("contrast", *COLUMNS_SHOWN)]
+    for name, said in CONTRASTS.values():
+        cells = []
+        for where in COLUMNS_SHOWN:
+            one = found.get((name, where))
+            cells.append("" if one is None else f"{fmean(one.values):+.1f}, {one.answer.partition(':')[0]}")
+        table.append((f"{name}: {said}", *cells))
+    return markdown(table)
+
+
+def forest(rows: Sequence[tuple[str, str, Contrast]]) -> Figure:
+    """Draw every contrast in a panel: a row for each data set, size and task, in multiples of the margin."""
+    names = [name for name, _ in CONTRASTS.values() if any(one[0] == name for one in rows)]
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    panels = figure.subplots(-(-len(names) // 2), 2, sharex=True).flat
+    for panel, name in zip(panels, names, strict=False):
+        panel.set_title(f"{name}: {next(said for short, said in CONTRASTS.values() if short == name)}", fontsize=9)
+        draw_forest(panel, [one.scaled(where) for contrast, where, one in rows if contrast == name])
+        panel.set_xscale("symlog", linthresh=2)
+        panel.set_xticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS])
+        panel.tick_params(labelsize=7)
+    figure.supxlabel("difference in multiples of the margin (gray), 95 % interval", fontsize=9)
+    return figure
+
+
+def accuracies(docs: Path) -> Figure:
+    """Draw the accuracy of every choice and seed on digits, at the trained size and at two others."""
+    scores, study = read_scores("lape_place", docs / "data"), load("lape_place")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for panel, at in zip(panels, (TRAINED, "zoom 40", "canvas 40"), strict=True):
+        for row, choice in enumerate(study.choices):
+            values = list(scores[choice, "", at].values())
+            panel.plot(values, [row] * len(values), ".", color="C0", alpha=0.4)
+            panel.plot(fmean(values), row, "d", color="C0")
+        panel.set_title("digits of the trained size" if at == TRAINED else f"the same weights, {at} pixels", fontsize=9)
+        panel.set_xlabel("top-1 (%)", fontsize=9)
+        panel.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(study.choices)), list(study.choices))
+    panels[0].invert_yaxis()
+    return figure
+
+
+def predictions(docs: Path) -> dict[tuple[str, str], list[tuple[str, float, float]]]:
+    """Return (when, condition) -> (choice, mean share, gain over `BASE`) of the choices."""
+    shares, scores = (
+        read_records(docs / "data" / "why_lape_shares.csv", Share),
+        read_scores("lape_place", docs / "data"),
+    )
+    found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    for when in ("before", "after"):
+        for at in (TRAINED, "zoom 40"):
+            for choice in load("lape_place").choices:
+                mean = fmean(one.share for one in shares if (one.choice, one.when) == (choice, when))
+                gain = fmean(differences([(1, choice, "", at), (-1, BASE, "", at)], scores))
+                found.setdefault((when, at), []).append((choice, mean, gain))
+    return found
+
+
+def correlation(points: Sequence[tuple[str, float, float]]) -> str:
+    """Return Spearman's rank correlation of share and gain over the choices, with its p."""
+    found = stats.spearmanr([share for _, share, _ in points], [gain for *_, gain in points])
+    return f"{found.statistic:+.2f} (p {format_p(float(found.pvalue))})"
+
+
+def prediction_table(docs: Path) -> str:
+    """Write the rank correlations of share and gain."""
+    found = predictions(docs)
+    rows = [("share of position, mean over layers", *(f"gain at {at}" for at in (TRAINED, "zoom 40")))]
+    for when, said in (("before", "before training (the prediction)"), ("after", f"after training {LATER}")):
+        rows.append((said, *(correlation(found[when, at]) for at in (TRAINED, "zoom 40"))))
+    return markdown(rows)
+
+
+def share_figure(docs: Path) -> Figure:
+    """Draw the share of position by layer before and after training, and the gain against the share before."""
+    shares = read_records(docs / "data" / "why_lape_shares.csv", Share)
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    panels = figure.subplots(1, 4)
+    for panel, when in zip(panels, ("before", "after"), strict=False):
+        for number, choice in enumerate(load("lape_place").choices):
+            layers = sorted({one.layer for one in shares})
+            means = [
+                100 * fmean(one.share for one in shares if (one.choice, one.when, one.layer) == (choice, when, layer))
+                for layer in layers
+            ]
+            panel.plot(layers, means, "-o", markersize=3, color=f"C{number}", label=choice)
+        panel.set_xticks(layers)
+        panel.set_ylim(0, 100)
+        panel.set_xlabel("layer", fontsize=9)
+        panel.set_title(f"position in attention's input (%)\n{when} training", fontsize=9)
+    for panel, at in zip(panels[2:], (TRAINED, "zoom 40"), strict=True):
+        for number, (_, share, gain) in enumerate(predictions(docs)["before", at]):
+            panel.plot(100 * share, gain, "d", color=f"C{number}")
+        panel.set_xlabel("position before training (%),\nmean over layers", fontsize=9)
+        panel.set_title(f"gain over {BASE} (points)\n{at}", fontsize=9)
+        panel.axhline(0, color="0.3", linewidth=0.8)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False
+    )
+    return figure
+
+
+def page_texts(docs: Path) -> dict[Path, str]:
+    """Return the texts of docs/why_lape.md and of its page of numbers with their tables rebuilt."""
+    rows = contrast_rows(docs)
+    parts = {
+        "answers": answers_table(rows),
+        "prediction": prediction_table(docs),
+        "means": means_table(docs),
+        "contrasts": contrasts_table(rows),
+    }
+    found = {}
+    for page in (docs / "why_lape.md", docs / "results" / "place_amplitude_norm.md"):
+        text = page.read_text(encoding="utf-8")
+        for name in marked(text, "why_lape"):
+            text = between(text, f"why_lape {name}", parts[name])
+        found[page] = text
+    return found
+
+
+def write_pages(docs: Path) -> list[Path]:
+    """Write the pages and the figures; returns the paths."""
+    figures = {"accuracies": accuracies(docs), "contrasts": forest(contrast_rows(docs)), "shares": share_figure(docs)}
+    return [
+        *(write_text(page, text) for page, text in page_texts(docs).items()),
+        *(save_figure(figure, docs / "figures" / f"why_lape_{name}.png") for name, figure in figures.items()),
+    ]
+
+
+def main() -> None:
+    """Write the page, or with --shares RUNS measure the shares of the study on digits."""
+    docs = Path("docs")
+    if sys.argv[1:2] == ["--shares"]:
+        found = measure_shares(load("lape_place"), Path(sys.argv[2]))
+        print("wrote", write_text(docs / "data" / "why_lape_shares.csv", csv_of_records(Share, found)))
+    else:
+        print("wrote", *write_pages(docs))
+
+
+if __name__ == "__main__":
+    main()

@@ -333,13 +333,14 @@ def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path
 
 
 def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path):
-    page = tmp_path / "results.md"
+    page = tmp_path / "results" / "page.md"
+    page.parent.mkdir()
     page.write_text("before\n\n<!-- study small: begin -->\nold\n<!-- study small: end -->\n\nafter\n")
     written = write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert written == [tmp_path / "figures" / "study_small.png", page]
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| none | 2 | " in text and "(figures/study_small.png)" in text
+    assert "| none | 2 | " in text and "(../figures/study_small.png)" in text
     write_report("small", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
     assert page.read_text() == text
     with pytest.raises(ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +269,7 @@ class StudyReport:
 
 def report_pages(name: str, docs: Path) -> list[Path]:
     """List the pages of `docs` that have the markers of a study."""
-    pages = [page for page in sorted(docs.glob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
+    pages = [page for page in sorted(docs.rglob("*.md")) if name in marked(page.read_text(encoding="utf-8"), "study")]
     if not pages:
         raise ValueError(
             f"`docs` must have a page (.md) with the markers <!-- study {name}: begin --> and "
@@ -285,21 +286,25 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
     pages = [] if docs is None else report_pages(name, docs)
     report = StudyReport(name, study, read_table(table))
     written: list[Path] = []
-    shown: str | None = None
     if scores := report.figure_scores():
         figure, place = score_plot(scores, report.endpoint, groups=report.figure_groups()), f"study_{name}"
         if docs is None:
             written += save_figures(figure, folder / place)
         else:
             written.append(save_figure(figure, docs / "figures" / f"{place}.png"))
-        shown = written[0].relative_to(docs or folder).as_posix()
-    text = report.markdown(shown)
+    drawn = written[0] if written else None
     if docs is None:
-        written.append(write_text(folder / f"study_{name}.md", text + "\n"))
+        written.append(write_text(folder / f"study_{name}.md", report.markdown(_link(drawn, folder)) + "\n"))
         return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
     for page in pages:
+        text = report.markdown(_link(drawn, page.parent))
         write_text(page, between(page.read_text(encoding="utf-8"), f"study {name}", text))
     return [*written, *pages]
+
+
+def _link(figure: Path | None, folder: Path) -> str | None:
+    """Return the path of a figure as a page in `folder` links it."""
+    return None if figure is None else Path(os.path.relpath(figure, folder)).as_posix()
 
 
 def planned_runs(study: Study) -> int:

@@ -1,0 +1,249 @@
+"""Pages of answers: docs/claims.md (to the papers), docs/which.md (by task) and docs/contrasts.md (everything).
+
+`python -m evidence.claims` writes them and the figures from docs/data. Their rows are evidence/questions.csv (at most
+40, each with its control), which.csv and contrasts.csv. A contrast is written in the names of the choices of its data:
+`A - B`, or with the condition of the measurement, `A @ zoom 40 - B @ zoom 40`, or with the variant, `A [24 layers] - B
+[24 layers]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from evidence.contrasts import (
+    COLUMNS,
+    LATER,
+    TICKS,
+    Contrast,
+    Term,
+    differences,
+    draw_forest,
+    family,
+    pooled,
+    read_scores,
+)
+from evidence.why_lape import STUDIES
+from graticule.lab.figures.save import save_figure
+from graticule.lab.studies.study import TRAINED, Study, load_study
+from graticule.lab.studies.tables import between, markdown, read_records
+from graticule.system.files import write_text
+
+HERE = Path(__file__).parent
+#: Pages of the data that are not of a study.
+PAGES = {"extrapolation": "extrapolation.md", "gym": "gym.md", "gym_place": "why_lape.md"}
+#: Studies of which some scores were known when their tests were chosen.
+KNOWN = {"camvid", "cpvt_forms", "cpvt_pooling", "lape_epochs"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row of a page, before its answer.
+
+    paper, where: the paper, and its table or section.
+    question: in plain words; empty on the page of all contrasts.
+    label: the data set or condition, or the claim.
+    data: study, or 'extrapolation', or a gym: the file in docs/data.
+    variant: of the study, or task of the gym.
+    contrast: as text; it is positive if the paper is right.
+    margin: the largest difference that would not matter.
+    control: what makes the two sides equal in the other respects.
+    """
+
+    paper: str
+    where: str
+    question: str
+    label: str
+    data: str
+    variant: str
+    contrast: str
+    margin: float
+    control: str
+
+    def terms(self) -> list[Term]:
+        """Return the weighted scores of the contrast.
+
+        >>> Asked("", "", "", "", "depth", "6 layers", "LaPE @ zoom 40 - LaPE [24 layers]", 1, "").terms()
+        [(1.0, 'LaPE', '6 layers', 'zoom 40'), (-1.0, 'LaPE', '24 layers', 'trained')]
+        """
+        found = []
+        for sign, term in re.findall(r"(?:^| ([+-]) )(.+?)(?= [+-] |$)", self.contrast):
+            choice, _, at = term.partition(" @ ")
+            variant = re.search(r" \[(.+)\]$", choice)
+            name = choice if variant is None else choice[: variant.start()]
+            given = self.variant if variant is None else variant[1]
+            found.append((-1.0 if sign == "-" else 1.0, name, given, at or TRAINED))
+        return found
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is a test of its study, which was fixed before its scores."""
+        if self.data == "gym_place":
+            return True
+        study, terms = study_of(self.data), self.terms()
+        if study is None or self.data in KNOWN or len(terms) != 2 or study.endpoint.minus is not None:
+            return False
+        (_, choice, variant, at), (_, reference, other, there) = terms
+        end = study.endpoint
+        _, allowed = STUDIES.get(self.data, ("", (end.at, f"{end.metric}, {end.at}")))
+        return (choice, reference) in study.tested and variant == other and at == there and at in allowed
+
+    @property
+    def link(self) -> str:
+        """Link the page of its data."""
+        return f"[{self.data}]({PAGES.get(self.data, f'results/{self.data}.md')})"
+
+
+@cache
+def study_of(name: str) -> Study | None:
+    """Load a study by its name; None for benchmarks."""
+    file = HERE / "studies" / f"{name}.py"
+    return load_study(file) if file.exists() else None
+
+
+def answers(asked: Sequence[Asked], folder: Path, family_of: Callable[[Asked], str]) -> list[Contrast]:
+    """Return the contrast of every row, tested in the families that `family_of` names."""
+    scores = cache(lambda name: read_scores(name, folder))
+    found: dict[Asked, Contrast] = {}
+    for name in dict.fromkeys(map(family_of, asked)):
+        rows = [one for one in asked if family_of(one) == name]
+        tested = family([(one.label, differences(one.terms(), scores(one.data)), one.margin) for one in rows])
+        found |= dict(zip(rows, tested, strict=True))
+    return [found[one] for one in asked]
+
+
+def answer_of(contrast: Contrast) -> str:
+    """Return the answer in the words of a page whose contrasts are positive if the paper is right."""
+    return contrast.answer.replace("smaller", "opposite")
+
+
+def decimals_of(one: Asked) -> int:
+    """Return the decimals of a row."""
+    return 3 if one.margin < 1 else 2
+
+
+def claims_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
+    """Return the generated parts of docs/claims.md by their names."""
+    parts = {}
+    for paper, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].paper):
+        rows: list[tuple[str, ...]] = [("question", "row", *COLUMNS, "control", "data")]
+        pools: list[str] = []
+        for question, given in groupby(group, lambda pair: pair[0].question):
+            pairs, shown = list(given), question
+            for one, contrast in pairs:
+                mark = "" if one.fixed else f" {LATER}"
+                cells = contrast.cells(decimals_of(one))[:-1]
+                rows.append(
+                    (
+                        f"{shown} ({one.where})" * bool(shown),
+                        one.label + mark,
+                        *cells,
+                        answer_of(contrast),
+                        one.control,
+                        one.link,
+                    )
+                )
+                shown = ""
+            same = [
+                contrast for one, contrast in pairs if one.margin == pairs[0][0].margin and len(contrast.values) > 1
+            ]
+            if len({one.data for one, _ in pairs}) > 1 and len(same) > 2:
+                mean, low, high = pooled(same)
+                pools.append(f"- {question} {mean:+.2f} ({low:+.2f} to {high:+.2f}), {len(same)} rows")
+        parts[paper] = markdown(rows) + (
+            "\n\nPooled over rows by a random-effects model:\n\n" + "\n".join(pools)
+        ) * bool(pools)
+    counts = Counter(re.split("[:,]", answer_of(one))[0] for one in found)
+    parts["counts"] = (
+        f"{len(found)} rows: " + "; ".join(f"{number} {answer}" for answer, number in counts.most_common()) + "."
+    )
+    return parts
+
+
+def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
+    """Return the tables of docs/which.md by task, the largest difference first."""
+    parts = {}
+    for task, group in groupby(zip(asked, found, strict=True), lambda pair: pair[0].question):
+        ranked = sorted(group, key=lambda pair: -fmean(pair[1].values))
+        rows = [(one.label, *contrast.cells(1), one.link) for one, contrast in ranked]
+        parts[task] = markdown([("choice", *COLUMNS, "data"), *rows])
+    return parts
+
+
+def forest(asked: Sequence[Asked], found: Sequence[Contrast]) -> Figure:
+    """Draw the rows of a paper; differences are in multiples of the margin."""
+    scaled, last = [], ""
+    for one, contrast in zip(asked, found, strict=True):
+        label = f"{one.question}  {one.label}" if one.question != last else one.label
+        last = one.question
+        scaled.append(contrast.scaled(label))
+    figure = Figure(figsize=(11, 0.8 + 0.28 * len(scaled)), layout="constrained")
+    ax = figure.subplots()
+    draw_forest(ax, scaled)
+    ax.set_xscale("symlog", linthresh=2)
+    ax.set_xticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS])
+    ax.tick_params(labelsize=8)
+    ax.set_xlabel("difference in multiples of the margin (gray), 95 % interval; right: as the paper says", fontsize=8)
+    return figure
+
+
+def contrasts_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> str:
+    """Return the table of docs/contrasts.md."""
+    rows: list[tuple[str, ...]] = [("claim", "contrast", *COLUMNS, "data")]
+    for one, contrast in zip(asked, found, strict=True):
+        mark = "" if one.fixed else f" {LATER}"
+        said = f"{one.contrast}, {one.variant}" if one.variant else one.contrast
+        cells = contrast.cells(decimals_of(one))[:-1]
+        rows.append((f"{one.paper}, {one.where}: {one.label}{mark}", said, *cells, answer_of(contrast), one.link))
+    return markdown(rows)
+
+
+#: The families of tests: file of rows -> the name of the family of a row.
+FAMILIES: dict[str, Callable[[Asked], str]] = {
+    "questions": lambda one: one.paper + one.question,
+    "contrasts": lambda one: one.data,
+    "which": lambda one: one.question,
+}
+
+
+def read_rows(name: str, docs: Path) -> tuple[list[Asked], list[Contrast]]:
+    """Return the rows of a file of this folder and their answers."""
+    asked = read_records(HERE / f"{name}.csv", Asked)
+    return asked, answers(asked, docs / "data", FAMILIES[name])
+
+
+def page_texts(docs: Path) -> dict[Path, str]:
+    """Return the texts of the pages with their tables rebuilt."""
+    parts = {f"claims {name}": part for name, part in claims_page(*read_rows("questions", docs)).items()}
+    parts |= {f"which {name}": part for name, part in which_page(*read_rows("which", docs)).items()}
+    parts["contrasts"] = contrasts_page(*read_rows("contrasts", docs))
+    found = {}
+    for name in ("claims", "which", "contrasts"):
+        text = (docs / f"{name}.md").read_text(encoding="utf-8")
+        for part, table in parts.items():
+            if part.startswith(name):
+                text = between(text, part, table)
+        found[docs / f"{name}.md"] = text
+    return found
+
+
+def write_pages(docs: Path) -> list[Path]:
+    """Write the pages and the figures; returns the paths."""
+    written = [write_text(page, text) for page, text in page_texts(docs).items()]
+    pairs = zip(*read_rows("questions", docs), strict=True)
+    for paper, group in groupby(pairs, lambda pair: pair[0].paper):
+        name = re.sub(r"\W+", "_", paper.lower()).strip("_")
+        written.append(save_figure(forest(*zip(*group, strict=True)), docs / "figures" / f"claims_{name}.png"))
+    return written
+
+
+if __name__ == "__main__":
+    print("wrote", *write_pages(Path("docs")))
