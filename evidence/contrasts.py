@@ -26,11 +26,9 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from graticule.lab.gym.profile import read_profile
-from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test
+from graticule.lab.studies.significance import LEVEL, PairedTest, format_p, paired_test, seeds_needed
 from graticule.lab.studies.study import TRAINED, read_table
 
-#: The wanted probability to find a difference.
-POWER = 0.8
 #: What marks a contrast that was not fixed before the scores.
 LATER = "†"
 #: Of answers in pictures.
@@ -155,17 +153,6 @@ def family(asked: Sequence[tuple[str, Sequence[float], float]]) -> list[Contrast
         one if one.test is None else replace(one, adjusted=float(next(adjusted)), level=share * next(ranks))
         for one in plain
     ]
-
-
-def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
-    """Return the probability that a paired t-test of a true difference has p below `level`."""
-    limit, shift = stats.t.isf(level / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
-    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.cdf(-limit, seeds - 1, shift))
-
-
-def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
-    """Return the smallest number of seeds whose test finds a difference with a probability of 80 %."""
-    return next((n for n in range(2, most) if power(deviation, difference, n, level) >= POWER), most)
 
 
 def pooled(contrasts: Sequence[Contrast]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv.
+"""Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv and gym_place.csv.
 
 `python -m evidence.gym_page` writes the tables between the markers of the page, and the pictures.
 """
@@ -26,15 +26,16 @@ SHORT = (
 )
 
 
-def page_text(text: str, profile: Profile) -> str:
-    """Return the text of the page with its tables rebuilt."""
+def page_text(text: str, profile: Profile, places: Profile) -> str:
+    """Return the text of the page with its tables rebuilt, of one seed and of five."""
     text = between(text, "tasks", markdown(task_rows()))
-    return between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
+    text = between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
+    return between(text, "places", places.markdown() if places.rows else "Not measured yet.")
 
 
-def kept_profile(docs: Path) -> Profile:
-    """Read the recorded scores of the page, with the tasks in the order of the registry."""
-    profile = read_profile(docs / "data" / "gym.csv")
+def kept_profile(docs: Path, name: str = "gym") -> Profile:
+    """Read recorded scores of the page, with the tasks in the order of the registry."""
+    profile = read_profile(docs / "data" / f"{name}.csv")
     return profile.chosen(tasks=[task for task in TASKS if task in profile.tasks])
 
 
@@ -42,7 +43,8 @@ def write_page(docs: Path) -> list[Path]:
     """Rebuild docs/gym.md and its pictures; returns the paths."""
     profile = kept_profile(docs)
     page = docs / "gym.md"
-    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile))]
+    text = page_text(page.read_text(encoding="utf-8"), profile, kept_profile(docs, "gym_place"))
+    written = [write_text(page, text)]
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]

@@ -210,7 +210,7 @@ def answers_table(rows: Sequence[tuple[str, str, Contrast]]) -> str:
         cells = []
         for where in COLUMNS_SHOWN:
             one = found.get((name, where))
-            cells.append("" if one is None else f"{fmean(one.values):+.1f}, {one.answer.partition(':')[0]}")
+            cells.append(f"{fmean(one.values):+.1f}, {one.answer.partition(':')[0]}" if one and one.values else "")
         table.append((f"{name}: {said}", *cells))
     return markdown(table)
 

@@ -4,7 +4,7 @@ from graticule.lab.studies.study import Study
 
 
 def study() -> Study:
-    """Compare three choices for 20 epochs, with a smaller model on a twentieth of the images, and on all images."""
+    """Compare three choices for 20 epochs, with a smaller model on a twentieth of the images."""
     return Study(
         question="Does LaPE help on Fashion-MNIST, and more than a larger initial amplitude does?",
         recipe="fashion_mnist",
@@ -23,15 +23,14 @@ def study() -> Study:
                 "lr": 3e-3,
                 "workers": 0,
             },
-            "60,000 images": {},
         },
         seeds=(0, 1, 2),
         tests=(("LaPE", "default"), ("LaPE", "default, std 1"), ("default, std 1", "default")),
         controls="'default, std 1' controls for the amplitude of the table.",
         follows="LaPE (Yu et al., 2023), Table 1, on other data",
         limits="'3,000 images' is a small model on a twentieth of the images for 20 epochs, tested on 1,000 images, "
-        "so it measures the speed of learning as much as the final accuracy. Amplitudes other than 0.02 and 1 were "
-        "not run.",
+        "so it measures the speed of learning as much as the final accuracy. All 60,000 images were planned too, and "
+        "not run, and neither were amplitudes other than 0.02 and 1.",
         folder="FASHION_MNIST",
-        seconds={"3,000 images": 130, "60,000 images": 6000},
+        seconds=130,
     )

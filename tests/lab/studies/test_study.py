@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 from commands import run_command
 from graticule.lab.locks import locked
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.report import StudyReport, planned_tests, write_report
-from graticule.lab.studies.significance import format_p, paired_test
+from graticule.lab.studies.significance import format_p, paired_test, spending
 from graticule.lab.studies.study import (
     Endpoint,
     Row,
@@ -345,6 +346,24 @@ def test_a_page_of_the_docs_is_rebuilt_between_its_markers_alone(done, tmp_path)
     assert page.read_text() == text
     with pytest.raises(ValueError, match=r"page \(.md\) with the markers <!-- study other: begin -->"):
         write_report("other", SMALL, done[1], tmp_path / "runs", docs=tmp_path)
+
+
+def test_the_plan_has_the_power_of_every_test_from_its_table_or_from_the_expected_deviation():
+    small = dataclasses.replace(SMALL, endpoint=Endpoint())
+    study = dataclasses.replace(small, margin=2.0, deviation=3.0)
+    header, *planned = StudyReport("small", study, []).power()
+    assert header[1:4] == ("s.d.", "margin", "seeds") and {row[1] for row in planned} == {"3.00"}
+    known = rows({name: [1.0, 2.0, 6.0] if name == "none" else [0.0, 0.0, 0.0] for name in study.choices})
+    _, *planned = StudyReport("small", study, known).power()
+    assert any(row[1] == "2.65" for row in planned)  # of the differences 1, 2 and 6
+    _, *unknown = StudyReport("small", small, []).power()
+    assert {row[4] for row in unknown} == {"-"}
+
+
+def test_the_looks_of_a_plan_keep_the_level_together():
+    levels = spending(4)
+    assert sum(levels) == pytest.approx(0.05) and levels == sorted(levels)
+    assert levels[0] == pytest.approx(2 * stats.norm.sf(2 * stats.norm.isf(0.025)))
 
 
 def test_every_declared_study_can_be_planned():

@@ -3,8 +3,9 @@
 import pytest
 from scipy import stats
 
-from evidence.contrasts import family, power, seeds_needed
+from evidence.contrasts import family
 from evidence.why_lape import CONTRASTS, STUDIES, load
+from graticule.lab.studies.significance import power, seeds_needed
 
 NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
 
@@ -15,6 +16,7 @@ NOISE = [0.1, -0.2, 0.15, 0.0, -0.1, 0.05, 0.2, -0.15]
         (5.0, 1, "larger"),
         (-5.0, 1, "smaller"),
         (0.0, 1, "within the margin"),
+        (0.3, 1, "larger, but within the margin"),
         (0.0, 20, "undecided: would need 68 seeds"),
     ],
 )

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from graticule.lab.studies.study import Study
 
 
+#: How often p of a planned study may be read.
+LOOKS = 4
+
+
 @dataclass
 class StudyOptions(RunOptions):
     """Run a study: train and measure the missing runs of its table, then write its tables, tests, figure and text.
 
         graticule study my_study.py --quick
+        graticule study my_study.py --plan
         graticule study my_study.py --epochs 3 --precision bf16-mixed
         graticule study my_study.py --docs docs --report
         graticule study evidence/studies
@@ -44,6 +49,8 @@ class StudyOptions(RunOptions):
     """folder of pages to update: DOCS/data/study_NAME.csv, DOCS/figures, and between the markers of the study"""
     data_root: Rare[Path | None] = None
     """folder of the data set"""
+    plan: bool = False
+    """print the power of every test to find the margin, and the seeds and hours that it needs; train nothing"""
     report: bool = False
     """only rewrite tables, tests, figure and text from the table"""
     quick: bool = False
@@ -88,11 +95,20 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import planned_rows
     from graticule.lab.studies.report import StudyReport, report_pages, write_report
+    from graticule.lab.studies.significance import spending
     from graticule.lab.studies.study import missing_runs, read_table, run_study
 
     if options.docs is not None:
         report_pages(name, options.docs)  # before any work
     given: dict[str, Any] = {"quick": options.quick, "data_root": options.data_root}
+    if options.plan:
+        columns, *planned = StudyReport(name, part_of_it, read_table(table)).power()
+        tests = output.table(columns, planned)
+        levels = [round(level, 5) for level in spending(LOOKS)]
+        said = ", ".join(map(str, levels))
+        output.say(f"p may be read {LOOKS} times, after equal shares of the seeds, if it must be below {said}")
+        output.give({"tests": tests, "levels": levels})
+        return 0
     if options.lists(folder):
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)

@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from graticule.lab.studies.plan import format_seconds
-from graticule.lab.studies.significance import LEVEL, Outcome, format_p, holm, paired_outcomes, spread
+from graticule.lab.studies.significance import (
+    LEVEL,
+    POWER,
+    Outcome,
+    format_p,
+    holm,
+    paired_outcomes,
+    power,
+    seeds_needed,
+    spread,
+)
 from graticule.lab.studies.study import TRAINED, Row, Study, read_table
 from graticule.lab.studies.tables import Rows, between, latex_table, markdown, marked
 from graticule.lab.training.task import metric_of
@@ -23,13 +34,18 @@ Values = dict[tuple[str, str], dict[int, float]]
 class Tested(Outcome):
     """Test of the difference between two choices in a variant, or between two such differences.
 
-    seeds: number of seeds that both have.
+    differences: of the seeds that both have.
     """
 
     choice: str
     reference: str
     variant: str
-    seeds: int
+    differences: tuple[float, ...]
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds that both have."""
+        return len(self.differences)
 
     @property
     def label(self) -> str:
@@ -110,7 +126,7 @@ class StudyReport:
                 found.append((choice, reference, variant, scores))
         outcomes = paired_outcomes([scores for *_, scores in found])
         return [
-            Tested(one.test, one.adjusted, one.tests, choice, reference, variant, len(scores[0]))
+            Tested(one.test, one.adjusted, one.tests, choice, reference, variant, tuple(map(sub, *scores)))
             for (choice, reference, variant, scores), one in zip(found, outcomes, strict=True)
         ]
 
@@ -157,6 +173,35 @@ class StudyReport:
                 p = (format_p(test.p), format_p(one.adjusted))
                 values = [f"{test.difference:+.{places}f}", interval, effect, *p]
             rows.append((one.label, one.reference, str(one.seeds), *values, one.conclusion))
+        return rows
+
+    def power(self) -> Rows:
+        """Return a header, then a row per planned test: power to find the margin, seeds that are needed, and hours.
+
+        The standard deviation is that of the table, or else the expected one of the study. The level is that of the
+        smallest p in Holm's method for all planned tests.
+        """
+        study, level = self.study, LEVEL / max(planned_tests(self.study), 1)
+        rows: Rows = [("test", "s.d.", "margin", "seeds", "power", f"seeds for {POWER:.0%}", "hours for them")]
+        for one in self.tests():
+            found = stdev(one.differences) if len(one.differences) > 1 else study.deviation
+            if not found:
+                rows.append((one.name, "unknown", f"{study.margin:g}", str(len(study.seeds)), "-", "-", "-"))
+                continue
+            reached = power(found, study.margin, len(study.seeds), level)
+            needed = seeds_needed(found, study.margin, level)
+            hours = needed * 2 * study.seconds_of(one.variant) / 3600
+            rows.append(
+                (
+                    one.name,
+                    f"{found:.{study.decimals}f}",
+                    f"{study.margin:g}",
+                    str(len(study.seeds)),
+                    f"{reached:.0%}",
+                    str(needed),
+                    f"{hours:.1f}",
+                )
+            )
         return rows
 
     def markdown(self, figure: str | None = None) -> str:

@@ -12,6 +12,8 @@ from scipy import stats
 
 #: A difference is beyond chance if its p, adjusted for all tests of a family, is below this.
 LEVEL = 0.05
+#: The probability with which a planned test should find a difference.
+POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,38 @@ def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | Non
     """Return the two-sided p of `paired_test`; None without a test."""
     found = paired_test(scores, reference)
     return None if found is None else found.p
+
+
+def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
+    """Return the probability that a paired t-test finds a true difference.
+
+    Args:
+        deviation: standard deviation of the differences over seeds.
+        difference: the true difference.
+        seeds: number of seeds, at least two.
+        level: p is below this if the difference is found.
+    """
+    limit, shift = stats.t.isf(level / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
+    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.cdf(-limit, seeds - 1, shift))
+
+
+def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
+    """Return the smallest number of seeds, up to `most`, with which the power is at least `POWER`."""
+    return next((seeds for seeds in range(2, most) if power(deviation, difference, seeds, level) >= POWER), most)
+
+
+def spending(looks: int, level: float = LEVEL) -> list[float]:
+    r"""Return the levels of equally spaced looks at growing data, which together have the level `level`.
+
+    .. math:: \alpha(t) = 2 - 2\, \Phi(z_{\alpha / 2} / \sqrt t)
+
+    is spent after the share t of the data. A look gets the increase since the last one, so a study may end at the first
+    look whose p is below its level, however the looks depend on each other.
+
+    Reference: Discrete Sequential Boundaries for Clinical Trials (Lan and DeMets, 1983).
+    """
+    spent = [2 * stats.norm.sf(stats.norm.isf(level / 2) / math.sqrt(look / looks)) for look in range(1, looks + 1)]
+    return [float(after - before) for before, after in zip([0.0, *spent], spent, strict=False)]
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:

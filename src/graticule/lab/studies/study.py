@@ -19,7 +19,7 @@ from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
 from graticule.registry.checks import known_name
-from graticule.registry.fields import Seed, Side, check_fields
+from graticule.registry.fields import Positive, Seed, Side, check_fields
 from graticule.registry.plugins import call_file
 from graticule.system.files import read_json, write_text
 
@@ -73,6 +73,8 @@ class Study:
     described: further metrics whose means are shown and not tested.
     interactions: (a, b, c, d): tests of the contrast (a - b) - (c - d), the gain of a over b minus that of c over d.
     endpoint: the number that is tested; to be fixed before the runs, as the tests are.
+    margin: the largest difference of the endpoint that would not matter, for which seeds are planned.
+    deviation: standard deviation of the differences over seeds that is expected, if the table has no seeds yet.
     decimals: of its means and differences in the tables.
     controls: a sentence that names the controls and their purpose.
     follows: the paper and table that it repeats on a small scale.
@@ -101,6 +103,8 @@ class Study:
     described: tuple[str, ...] = ()
     interactions: tuple[tuple[str, str, str, str], ...] = ()
     decimals: int = 2
+    margin: Positive = 1.0
+    deviation: Positive | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
