@@ -273,7 +273,7 @@ def correlation(points: Sequence[tuple[str, float, float]]) -> str:
 def prediction_table(docs: Path) -> str:
     """Write the rank correlations of share and gain."""
     found = predictions(docs)
-    rows = [("share of position, mean over layers", *(f"gain at {at}" for at in (TRAINED, "zoom 40")))]
+    rows = [("share of position, mean over layers", "gain at the trained size", "gain at zoom 40")]
     for when, said in (("before", "before training (the prediction)"), ("after", f"after training {LATER}")):
         rows.append((said, *(correlation(found[when, at]) for at in (TRAINED, "zoom 40"))))
     return markdown(rows)
