@@ -1,6 +1,7 @@
 """Architecture: imports point one way."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,12 @@ def test_imports_point_down():
         assert not (targets | {room}) - FLOOR.keys() - {"lab"}, f"{module}: no floor for {targets}"
         wrong = [why for why in (complaint(room, target) for target in sorted(targets)) if why]
         assert not wrong, f"{module}: {wrong}"
+
+
+def test_names_of_test_files_are_unique():
+    """pytest imports them by name, and refuses a second file of the same one."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_the_library_never_imports_the_lab():

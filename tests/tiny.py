@@ -1,5 +1,6 @@
 """Small models for tests: images of 32 pixels, patches of 8, 24 channels, 3 layers of 3 heads, 5 classes."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -43,7 +44,9 @@ two_families = families(THREE[:2])
 
 #: The name of the smallest model of every class.
 SMALLEST = list(
-    {size.kind: name for name, size in sorted(MODELS.items(), key=lambda item: -item[1].parameters)}.values()
+    {
+        size.kind: name for name, size in sorted(MODELS.items(), key=lambda item: -(item[1].parameters or math.inf))
+    }.values()
 )
 
 #: The encodings that attention, or a convolution between blocks, can use: all but those of gated MLPs.

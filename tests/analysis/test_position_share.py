@@ -114,7 +114,7 @@ def test_a_model_without_position_has_none_and_a_table_is_found_in_every_layer()
     for parameter in model.position.parameters():
         parameter.data *= 10
     table = graticule.position_share(model, images)
-    assert table.names == ["1", "2", "3", "features"] and (table.total.low > 0.05).all()
+    assert table.names == ["0", "1", "2", "features"] and (table.total.low > 0.05).all()
     np.testing.assert_allclose(table.rest.value, table.total.value - table.linear.value, atol=1e-12)
     assert (table.additive.value > table.linear.value).all() and (table.additive.value < table.total.value).all()
 
@@ -126,7 +126,7 @@ def test_shares_of_a_model_of_timm_and_of_transformers_are_those_of_ours():
     ours.load_state_dict(theirs.state_dict())
     images = tiny.images(batch=5)
     a, b = (graticule.position_share(model, images) for model in (ours, theirs))
-    assert a.names == b.names == ["1", "2", "features"]
+    assert a.names == b.names == ["0", "1", "features"]
     np.testing.assert_allclose(a.total.value, b.total.value, rtol=1e-4)
     np.testing.assert_allclose(a.decay.value, b.decay.value, rtol=1e-4)
 

@@ -8,7 +8,7 @@ A case is two files: `CASE.safetensors` (input, weights under their published na
 `PORTS`, and loads the weights under their published names. All are computed in float64. An argument that ours does not
 have is an error that names it. Prints the largest difference of each tensor; exits 1 above 1e-9.
 
-A new family adds its class to `PORTS`; timm's need nothing.
+A family with cases of other code has an entry in `PORTS`; timm's need none.
 """
 
 from __future__ import annotations

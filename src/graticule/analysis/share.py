@@ -331,7 +331,7 @@ def position_share(
         >>> model = graticule.create_model("deit_tiny_patch16_224", depth=2, img_size=64)
         >>> share = graticule.position_share(model, torch.randn(4, 3, 64, 64))
         >>> share.names, bool(share.total.value[-1] > 0)
-        (['1', '2', 'features'], True)
+        (['0', '1', 'features'], True)
     """
     check_images(images)
     own: Size = (images.shape[-2], images.shape[-1])

@@ -9,35 +9,15 @@ import torch
 
 import graticule
 from evidence.names import choices_table, encodings_table, table
+from graticule.backbones.registry import MODELS
 from graticule.lab.studies.matrix import build, combinations, initials
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from in_turn import in_turn
 from tiny import PYRAMIDS, SMALL, fields, goes_with, takes
 
-BETWEEN = {"pre", "before", "after"}
-ATTENTION = {"bias", "token_bias", "key_bias", "value_bias", "rotary", "query_scale"}
-MIXING = {*BETWEEN, "mixing", "spatial_bias"}
-#: The fields of `LayerPosition` that the layers of a family can use; PVT's keys are fewer than its queries, and the
-#: windows of Swin have borders inside of the image.
-USES = {
-    family: {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys", "token_bias"} for family in SMALL
-} | {
-    "ConViT": {*BETWEEN, *ATTENTION, "inner", "inputs", "positional", "queries_keys"}
-    - {"token_bias", "key_bias", "value_bias"},
-    "PVT": {*BETWEEN, "inner"},
-    "Twins-SVT": {*BETWEEN, "inner"},
-    "Swin": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
-    "Swin V2": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
-    "SAM": {*BETWEEN, *ATTENTION, "inner", "token_bias"},
-    "MViTv2": {*BETWEEN, "inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"},
-    "gMLP": MIXING,
-    "MLP-Mixer": {*MIXING, "inner"},
-    "ResMLP": {*MIXING, "inner"},
-    "GFNet": {*MIXING, "inner"},
-    "Swin-MLP": {*MIXING, "inner"},
-    "PosMLP": MIXING,
-}
+#: The fields of `LayerPosition` that a family declares; the contract of backbones proves that its layers use them.
+USES = {family: MODELS[name].kind.takes for family, (name, _) in SMALL.items()}
 
 
 def allowed(family, encoding, joining):

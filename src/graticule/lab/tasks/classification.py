@@ -91,7 +91,7 @@ class Recipe(TrainingRecipe):
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as windows=[28,14,14,7] combine=add"""
     dataset: Usual[str] = "digits"
-    """data set: digits, fashion_mnist, cifar10, cifar100, image_folder, hugging_face, or a registered one"""
+    """data set of `graticule models`, such as digits or image_folder"""
     limit_train: Count | None = None
     """train on only this many images, balanced over the classes"""
     limit_test: Count | None = None

@@ -123,7 +123,7 @@ class TextRecipe(TrainingRecipe):
     model: Usual[str] = "lm_tiny"
     """language model, one of `graticule models`"""
     dataset: Usual[str] = "pydoc"
-    """text: pydoc, text_folder, or a registered one"""
+    """text of `graticule models`, such as pydoc or text_folder"""
     limit_train: Count | None = None
     """train on only this many windows from the beginning of the text"""
     limit_test: Count | None = None

@@ -107,7 +107,7 @@ class DenseRecipe(TrainingRecipe):
     model_kwargs: tuple[str, ...] = ()
     """arguments of the backbone, such as depth=4"""
     dataset: Usual[str] = "scenes"
-    """data set: scenes, scenes_sides, coco, ade20k, camvid, mask_folder, voc_detection, ..., or a registered one"""
+    """data set of `graticule models` with boxes, masks or classes of pixels, such as scenes or coco"""
     img_size: Usual[tuple[Side, Side]] = (96, 96)
     """height and width for which the backbone's position information is built"""
     fit: tuple[Side, Side] = (96, 96)
