@@ -96,7 +96,7 @@ def test_the_numbers_of_a_map_by_hand():
     np.testing.assert_allclose(maps.locality, [[1 / 2, 1 / 3]])
     np.testing.assert_allclose(maps.spread, [[0, step / 2]])
     assert maps.uniform_distance == pytest.approx(1 / 2)
-    assert maps.summary()[1] == ("1-2", "0.000 to 0.347", "0.33 to 0.50", "67 to 100 %")
+    assert maps.summary()[1] == ("0-1", "0.000 to 0.347", "0.33 to 0.50", "67 to 100 %")
 
 
 def test_a_number_that_all_keys_share_drops_out():

@@ -359,9 +359,9 @@ def test_arrays_of_another_grid_are_refused():
 
 def test_the_summary_has_a_row_for_the_table_for_each_layer_and_for_the_uniform_map():
     columns, *rows = position_correlations(nano(joining="lape(layers=5)")).summary()
-    assert [row[0] for row in rows] == ["w", "1", "2", "3", "4", "5", "6", "uniform"]
+    assert [row[0] for row in rows] == ["w", "0", "1", "2", "3", "4", "5", "uniform"]
     assert {len(row) for row in rows} == {len(columns)}
-    assert rows[6] == ("6", "nothing", "-", "-", "-")
+    assert rows[6] == ("5", "nothing", "-", "-", "-")
     assert rows[-1][3] == "100 %"
 
 

@@ -161,7 +161,7 @@ def test_the_model_is_unchanged():
 def test_the_table_has_a_row_per_layer_and_the_file_all_numbers(tmp_path):
     found = translation_error(tiny("peg"), images())
     header, *rows = found.summary()
-    assert header == COLUMNS and [row[0] for row in rows] == ["1", "2", "3"] and rows[0][1] == "4x4"
+    assert header == COLUMNS and [row[0] for row in rows] == ["0", "1", "2"] and rows[0][1] == "4x4"
     with np.load(found.save(tmp_path / "t.npz"), allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["inside"], found.inside)
         np.testing.assert_array_equal(arrays["profiles"][1], found.profile(1))
