@@ -243,7 +243,7 @@ def _swept(module: Any, name: str, grid: Shape) -> Swept:
     found = tuple(inspect_table(TableCode(compute, table, grid, prefix)))
     arguments = ", ".join(f"{key}={value!r}" for key, value in known.items())
     failed = {one.check for one in found if one.outcome == "failed"}
-    factor, shown = (1, " - table).abs().max(") if "native" in failed else (2, ").shape")
+    factor, shown = (1, " - table).abs().max()") if "native" in failed else (2, ").shape")
     rows = prefix + grid[0] * grid[1] * factor**2
     reproducer = f"""import torch
 from {module.__name__} import {config.__name__}, {name}
