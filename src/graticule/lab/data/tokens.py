@@ -233,7 +233,10 @@ class BytePairTokenizer(Tokenizer):
             raise FileNotFoundError(
                 f"`tokenizer` must be the file of a saved tokenizer, got {str(path)!r}, which does not exist."
             ) from None
-        found = cls(values["merges"])
+        try:
+            found = cls(values["merges"])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         check_vocabulary(found, values["fingerprint"], str(path))
         return found
 
