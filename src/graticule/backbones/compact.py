@@ -117,6 +117,8 @@ class CompactBlock(Block):
     Reference: Compact Transformers (Hassani et al., 2021), whose text shows ViT's block and whose code has this one.
     """
 
+    pre_norm = False
+
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
         """Map tokens x: (B, N, D) to (B, N, D); `where` is the grid, for an attention that needs it."""
         y = self.ls1(self.attn(position.inside(self.norm1(x)), position, *where))

@@ -100,6 +100,8 @@ class MixerBlock(nn.Module):
         act_layer: the activation.
     """
 
+    pre_norm = True
+
     def __init__(
         self,
         dim: int,

@@ -311,6 +311,8 @@ class PoolingBlock(nn.Module):
         expand_attn: if True, attention changes the channels to `dim_out`; otherwise, the MLP does.
     """
 
+    pre_norm = True
+
     def __init__(
         self,
         dim: int,

@@ -45,6 +45,8 @@ class Block(nn.Module):
 
     #: The fields of `LayerPosition` that it uses, with the default attention.
     takes: ClassVar[frozenset[str]] = Attention.takes | {"inner"}
+    #: Whether it reads the residual stream through `norm1` and `norm2` only, and adds `inner` after the first.
+    pre_norm: ClassVar[bool] = True
 
     @checked
     def __init__(
@@ -94,6 +96,8 @@ class PostNormBlock(Block):
     Reference: Swin Transformer V2 (Liu et al., 2022), section 3.2; timm's `res-post-norm` models and EVA-02-E.
     """
 
+    pre_norm = False
+
     def __init__(self, *args: Any, init_values: float | tuple[float, float] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if init_values:
@@ -118,6 +122,8 @@ class ParallelBlock(Block):
 
     Reference: Scaling Vision Transformers to 22 Billion Parameters (Dehghani et al., 2023), section 2.
     """
+
+    pre_norm = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -26,6 +26,8 @@ class Position(nn.Module, ABC):
     empty: bool = False
     #: True if it fills only fields for pairs of tokens (`OF_PAIRS`).
     of_pairs: ClassVar[bool] = False
+    #: "table", "bias" or "rotation"; "" for all others. A part of a position replaces one of the same form.
+    form: ClassVar[Literal["table", "bias", "rotation", ""]] = ""
     #: The number of axes of the grids that it is built for; None if it is not known.
     axes: int | None = None
 

@@ -108,6 +108,8 @@ class JoinedPosition(Position):
     A later stage of a pyramid may have no encoding of its own: it joins the table of the previous stage (`stage`).
     """
 
+    form = "table"
+
     def __init__(self, encodings: Iterable[AbsoluteEncoding], joining: Joining) -> None:
         super().__init__()
         encodings = list(encodings)

@@ -120,6 +120,7 @@ class BiasPosition(Position):
     """
 
     of_pairs = True
+    form = "bias"
 
     def __init__(self, biases: Iterable[LayerBias], depth: int, layers: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -169,6 +170,8 @@ class BiasPosition(Position):
 
 class SharedBiasPosition(SharedPosition):
     """One relative encoding whose bias is the same in all joined layers, as in T5."""
+
+    form = "bias"
 
     def given(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of all joined layers for `grid`, with the bias."""

@@ -290,6 +290,8 @@ class FixedRotary(PlaneRotary):
 class RotaryPosition(SharedPosition):
     """A rotary encoding: one rotation for all layers, or one per layer."""
 
+    form = "rotation"
+
     def given(self, grid: Grid) -> list[LayerPosition]:
         """Return the rotation of each joined layer for `grid`, or one for all."""
         scale = self.encoding.query_scale(grid)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figures
 from graticule.lab.gym.base import CELL, LEAST, TASKS, Answer, GymTask, build_task, generators
@@ -314,6 +313,7 @@ class GymModel(nn.Module):
         self.mixed = recipe.precision == "bf16-mixed"
         self.head: nn.Linear | None = None
         if answer.per_token:
+            self.backbone.reset_classifier(0, "")  # returns all tokens
             self.head = nn.Linear(self.backbone.num_features, 1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -324,14 +324,8 @@ class GymModel(nn.Module):
             return self._answers(images).float()
 
     def _answers(self, images: Tensor) -> Tensor:
-        if self.head is None:
-            answers: Tensor = self.backbone(images)
-            return answers
-        tokens = self.backbone.forward_features(images)[:, self.backbone.num_prefix_tokens :]
-        if isinstance(self.backbone, VisionTransformer):
-            tokens = self.backbone.fc_norm(tokens)  # its norm after pooling; other backbones have it before
-        found: Tensor = self.head(tokens)[..., 0]
-        return found
+        answers: Tensor = self.backbone(images)
+        return answers if self.head is None else self.head(answers[:, self.backbone.num_prefix_tokens :])[..., 0]
 
 
 class Trained(NamedTuple):

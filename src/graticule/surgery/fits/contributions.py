@@ -12,10 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.gfnet import FilterBlock
-from graticule.backbones.mixer import MixerBlock
-from graticule.backbones.mvit import PoolingBlock
-from graticule.layers.block import Block
 from graticule.position.layer import LayerPosition
 
 #: Batch size.
@@ -119,9 +115,8 @@ def entered_blocks(model: Backbone) -> list[list[Any]]:
 
 
 def is_pre_norm(block: nn.Module) -> bool:
-    """Return True if a block adds its position after a norm of the residual stream."""
-    known = (Block.forward, MixerBlock.forward, FilterBlock.forward, PoolingBlock.forward)
-    return getattr(type(block), "forward", None) in known
+    """Return True if a block adds its position after a norm of the residual stream (`Block.pre_norm`)."""
+    return getattr(block, "pre_norm", False)
 
 
 class _Sums:

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.backbones.sam import WindowedPosition
-from graticule.encodings.forms.absolute import JoinedPosition
-from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
 from graticule.encodings.forms.pyramid import PooledPosition, PyramidPosition
-from graticule.encodings.forms.rotary import RotaryPosition
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import CombinedPosition, NoPosition, Position
@@ -96,7 +93,7 @@ def fit_position(new: Position, old: Position, before: Sequence[Before]) -> list
             former = NoPosition(len(state.given)) if former is None else former
             function = find_fit(type(former), type(part))
             result: bool | str = False if function is None else function(former, part, state)
-            fitted = result is True or (_same(former, part) and not isinstance(part, JoinedPosition))
+            fitted = result is True or (_same(former, part) and part.form != "table")
             why = result if isinstance(result, str) and not fitted else ""
             found.append(Fit(stage, _name(former), _name(part), fitted, why))
     return found
@@ -138,20 +135,12 @@ def _same(old: Position, new: Position) -> bool:
     return same and all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-_BIASES = (BiasPosition, SharedBiasPosition)
-
-
 def _counterpart(part: Position, old: Sequence[Position], new: Sequence[Position]) -> Position | None:
-    """Return the old part that a new one replaces: of the same kind, or a table that becomes a bias or a rotation."""
-    kept = any(isinstance(other, JoinedPosition) for other in new)
-    kinds: tuple[tuple[type[Position], ...], ...] = ((JoinedPosition,), _BIASES, (RotaryPosition,))
-    for kind in kinds:
-        if isinstance(part, kind):
-            same = next((other for other in old if isinstance(other, kind)), None)
-            if same is None and isinstance(part, (*_BIASES, RotaryPosition)) and not kept:
-                return next((other for other in old if isinstance(other, JoinedPosition)), None)
-            return same
-    return next((other for other in old if type(other) is type(part)), None)
+    """Return the old part that a new one replaces: of the same form, or a table that becomes a bias or a rotation."""
+    same = [other for other in old if (other.form == part.form if part.form else type(other) is type(part))]
+    if not same and part.form and not any(other.form == "table" for other in new):
+        same = [other for other in old if other.form == "table"]
+    return same[0] if same else None
 
 
 def _name(position: Position) -> str:
