@@ -256,7 +256,7 @@ def _check_fields(build: _Build) -> None:
     assert not unknown, f"`takes` must have names of fields of LayerPosition, not {', '.join(unknown)}"
     own = str((model.created or {"arguments": {"encoding": "none"}})["arguments"]["encoding"])
     for field in sorted(model.takes):
-        encoding, joining = FIELDS.get(field) or (_giving(field), "default")
+        encoding, joining = choice_giving(field)
         for chosen in (encoding, f"{own} + {encoding}", own):  # a family may need its own encoding
             try:
                 model = build(encoding=chosen, joining=joining)
@@ -273,6 +273,11 @@ def _check_fields(build: _Build) -> None:
                     f"`takes` must have only fields that every layer uses, not `{field}`, which layer {layer} ignores"
                 )
             break
+
+
+def choice_giving(field: str) -> tuple[str, str]:
+    """Return an encoding and a joining that give a field to layers: those of `FIELDS`, or the first encoding."""
+    return FIELDS.get(field) or (_giving(field), "default")
 
 
 def _giving(field: str) -> str:
