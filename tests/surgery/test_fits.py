@@ -26,7 +26,7 @@ from graticule.position.position import ENCODINGS
 from graticule.surgery import change as change_module
 from graticule.surgery.change import change_position
 from graticule.surgery.fits.biases import displacement_means, fit_fire, rotated_logits, table_logits
-from graticule.surgery.fits.contributions import Stream, Streams, table_contributions
+from graticule.surgery.fits.contributions import Stream, Streams, is_pre_norm, table_contributions
 from graticule.surgery.fits.registry import FITS, Before, find_fit
 from graticule.surgery.fits.tables import factorize, fit_fourier, fit_norm
 from tiny import DIM, SIZE, draw, images, tiny
@@ -212,6 +212,17 @@ def test_a_contribution_is_the_difference_that_the_table_makes_to_the_norm(model
     lost = (difference - constant).square().sum() / difference.square().sum()
     assert first.kept(constant) == pytest.approx(1 - float(lost))
     assert all(first.kept(first.mean) >= first.kept(first.mean + 0.1 * torch.randn_like(constant)) for _ in range(5))
+
+
+@torch.no_grad()
+def test_blocks_with_norms_before_their_branches_are_measured_in_every_family():
+    for family, measured in {"ViT, DeiT": True, "CeiT": True, "ViT-Lite": False}.items():
+        one = build(family, "learnable").eval()
+        found = table_contributions(one, torch.randn(2, one.in_chans, *one.img_size))
+        assert [contribution is not None for contribution in found] == [measured] * one.depths[0], family
+    for block, pre_norm in (("post_norm", False), ("parallel", False), ("pre_norm", True)):
+        assert is_pre_norm(tiny(block_layer=block).blocks[0]) == pre_norm
+    assert not is_pre_norm(nn.Linear(1, 1))
 
 
 @torch.no_grad()
