@@ -7,6 +7,7 @@ from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import Audit, audit, audit_json
 from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.certificate import DebiasCertificate, certify
+from graticule.analysis.classes import pooled_features, probe_classes
 from graticule.analysis.correlation import Coefficients, norm_coefficients, position_correlations
 from graticule.analysis.debias import debias
 from graticule.analysis.effect import PASSES, Effect, check_larger, logits_of_passes
@@ -44,8 +45,10 @@ __all__ = [
     "mixing_maps",
     "mixing_parts",
     "norm_coefficients",
+    "pooled_features",
     "position_correlations",
     "position_share",
+    "probe_classes",
     "rotary_similarity",
     "save_mixing",
     "translation_error",

@@ -17,8 +17,8 @@ from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
 from graticule.dense.segmentation import SegmentationModel
 from graticule.hub.config import PREFIX, Architecture, Preparation, build_backbone, prepare
-from graticule.hub.kinds import register_kind
-from graticule.registry.checks import Range, checked, known_name
+from graticule.hub.kinds import HUB, TIMM, from_pretrained, register_kind
+from graticule.registry.checks import Range, checked, is_path, known_name
 from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
 from graticule.system.memory import build_within_memory
@@ -38,7 +38,8 @@ def create_detector(
     """Create a detector: a backbone with any encoding and joining, a neck and a head.
 
     Args:
-        backbone: a name of `list_models()`, or a backbone, whose unused parts are then removed.
+        backbone: a name of `list_models()`; or a backbone, whose unused parts are then removed; or one that
+            `from_pretrained` opens: timm:NAME, hf:OWNER/NAME or a path.
         num_classes: number of classes of objects, without the background.
         head: 'retinanet', 'fcos', 'faster_rcnn' or 'mask_rcnn', with options such as 'retinanet(score=0.1)'.
         neck: 'fpn', 'simple_pyramid' or 'adapter', with options, or several in order, such as
@@ -78,7 +79,7 @@ def create_segmenter(
     """Create a model of semantic segmentation: a backbone with any encoding and joining, a neck and a decoder.
 
     Args:
-        backbone: a name of `list_models()`, or a backbone, whose unused parts are then removed.
+        backbone: as in `create_detector`.
         num_classes: number of classes.
         decoder: 'segmenter_linear', 'segmenter_mask', 'uperhead', 'fpn' or 'fcn', with options, such as
             'uperhead(channels=128)'.
@@ -115,6 +116,14 @@ def create_segmenter(
 
 def _backbone(backbone: str | Backbone, arguments: dict[str, Any], tokens: bool) -> Backbone:
     """Return the backbone, built from a name without classifier, and without class token unless `tokens`."""
+    if isinstance(backbone, str) and (backbone.startswith((HUB, TIMM)) or is_path(backbone)):
+        if arguments:
+            raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got {backbone!r}.")
+        opened = from_pretrained(backbone)
+        held = opened if isinstance(opened, Backbone) else getattr(opened, "backbone", None)
+        if not isinstance(held, Backbone):
+            raise ValueError(f"`backbone` must open as a backbone, got a {type(opened).__name__}.")
+        return held
     if isinstance(backbone, Backbone):
         if arguments:
             raise ValueError(f"`backbone` must be a name if {', '.join(arguments)} are given, got a module.")

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from graticule.checkpoints.load import load_own, misfits
 from graticule.checkpoints.read import save_weights
 from graticule.external.attach import NAME, Module, attach, detach
+from graticule.external.convert.conversion import convert
 from graticule.external.images import evaluating, image_channels
 from graticule.external.transformers_folder import import_transformers, with_weights
 from graticule.hub.config import OF_TIMM, Preparation, prepare, used_by
-from graticule.hub.files import POSITION, Card, check_folder, write_model
-from graticule.hub.kinds import HubModel, register_kind
+from graticule.hub.files import POSITION, Card, check_folder, quick_hub, write_model
+from graticule.hub.kinds import SOURCES, HubModel, register_kind
 from graticule.registry.checks import check_numbers, checked, known_name, printable
 from graticule.registry.fields import Count, read_typed
 from graticule.registry.specs import Spec
@@ -79,6 +80,20 @@ class _Config(_Attached):
 
 def _cannot_be_built(config: Path, error: ValueError) -> ValueError:
     return ValueError(f"{config} describes no model that can be built: {error}")
+
+
+@SOURCES.register("timm")
+def open_timm(name: str) -> nn.Module:
+    """Open a model of timm with its published weights, converted."""
+    try:
+        with quick_hub():
+            model = timm.create_model(name, pretrained=True)
+    except (OSError, RuntimeError) as error:  # unknown names, and errors of the client of the hub
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ValueError(
+            f"`source` must be a model of timm with published weights, got {f'timm:{name}'!r}: {reason}"
+        ) from error
+    return convert(model)
 
 
 def is_of_transformers(module: nn.Module) -> bool:

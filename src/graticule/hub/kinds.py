@@ -65,6 +65,8 @@ HUB = "hf:"
 TIMM = "timm:"
 #: Opens a model of a kind from its config.json and its weights.
 Opener = Callable[[Path, Path], nn.Module]
+#: Prefix of a name -> the function of the rest of it that opens the model; the modules that convert register it.
+SOURCES: Table[str, Callable[[str], nn.Module]] = Table("source", "graticule.external")
 Function = TypeVar("Function", bound=Opener)
 #: The kinds of published models; the modules that build a kind register it.
 KINDS: Table[str, Opener] = Table("kind", "graticule.dense", "graticule.external")
@@ -160,11 +162,12 @@ def from_pretrained(
 ) -> Any:
     """Load a model that `save_pretrained` or `push_to_hub` wrote, with its weights, in evaluation mode.
 
-    A model of transformers is converted, with the preprocessing of its images. Only JSON files and model.safetensors
-    are read; no code in them is run.
+    A model of transformers or timm is converted, with the preprocessing of its images. Only JSON files and
+    model.safetensors are read; no code in them is run.
 
     Args:
-        source: a folder, or OWNER/NAME on the Hugging Face hub, also as hf:OWNER/NAME.
+        source: a folder; OWNER/NAME on the Hugging Face hub, also as hf:OWNER/NAME; or timm:NAME with its published
+            weights, for which the options below are left out.
         plugin: a Python file or an installed entry point that registers the classes of the model, or several.
         revision: branch, tag or commit on the hub.
         token: access token of the hub.
@@ -177,6 +180,10 @@ def from_pretrained(
     """
     load_plugins(plugin)
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    if str(source).startswith(TIMM):
+        if given := [name for name, value in hub.items() if value]:
+            raise ValueError(f"`{given[0]}` must be left out with a model of timm, got {hub[given[0]]!r}.")
+        return SOURCES["timm"](str(source).removeprefix(TIMM)).eval()
     source = str(source).removeprefix(HUB)
     config, weights = find_files(source, hub)
     described = read_typed(config, _Config)

@@ -9,6 +9,7 @@ import inspect
 import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -260,3 +261,21 @@ def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, in
             )
         sizes.append((int(sides[0]), int(sides[-1])))
     return sizes
+
+
+_FREEZE = "all-but-PART or all-but-PART+PART, with the parts head, position and last-N"
+_TRAINED = re.compile(r"head|position|last-[1-9]\d*")
+
+
+def parse_freeze(text: str) -> list[str]:
+    """Return the parts that stay trainable.
+
+    >>> parse_freeze("all-but-last-2+head")
+    ['last-2', 'head']
+    """
+    if text == "all":
+        raise ValueError("`freeze` must leave something to train, got 'all'; all-but-head trains the head alone.")
+    parts = text.removeprefix("all-but-").split("+")
+    if not text.startswith("all-but-") or len(set(parts)) < len(parts) or not all(map(_TRAINED.fullmatch, parts)):
+        raise ValueError(f"`freeze` must be {_FREEZE}, got {text!r}.")
+    return parts

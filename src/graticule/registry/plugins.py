@@ -283,3 +283,9 @@ def _where(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == path.name]
     said = str(error).rstrip(".")
     return f"{type(error).__name__}: {said}" + (f", in line {lines[-1]}." if lines else ".")
+
+
+def module_name(target: str) -> tuple[str, str] | None:
+    """Return the file and the name of a model that is given as FILE.py:NAME; None for another one."""
+    file, _, name = target.rpartition(":")
+    return (file, name) if file.endswith(".py") else None

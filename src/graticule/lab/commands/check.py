@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import module_of_file
 from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.commands.targets import TIMM, is_published
 from graticule.registry.checks import known_name, parse_sizes
@@ -201,6 +200,8 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     """Return a title and the model that `target` names."""
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
+        from graticule.lab.training.opening import module_of_file
+
         return target, module_of_file(file, name)
     if is_published(target):
         from graticule.hub.kinds import from_pretrained

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import Opened, check_labels, labels_of, open_models, test_data, test_task
+from graticule.lab.commands.opening import (
+    Opened,
+    check_labels,
+    labels_of,
+    open_models,
+    test_data,
+    test_task,
+    with_images,
+)
 from graticule.lab.commands.options import Figures, JsonOutput, OnDevice, Output, choose_device, output_folder, parse
 from graticule.lab.commands.targets import NamedData, check_task_options
 from graticule.registry.checks import printable
@@ -21,12 +30,15 @@ class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
         graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
         graticule evaluate RUN --lengths 128 512
+        graticule evaluate timm:NAME --data FOLDER --probe ridge
 
-    A table, and a plot of the difference from the size or length of training.
+    A table and a plot. A probe reads the class of each image from the others.
     """
 
     models: Positional[list[str]]
-    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task; names are of classifiers"""
+    """runs, published folders, files of weights, names, timm:NAME or hf:NAME, of one task"""
+    probe: Literal["knn", "ridge"] | None = None
+    """read classes from the frozen features of any backbone, by neighbors or a linear map"""
     precision: Rare[Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | None] = None
     """precision of the computation (default: that of the run)"""
     output: Path | None = None
@@ -37,7 +49,9 @@ def run(arguments: list[str]) -> int:
     """Score runs on the held-out data, by their task."""
     options: Any = parse(options_class(), "evaluate", arguments)
     output = Output(options.json)
-    opened = open_models(options.models, options, "evaluate", images=False)
+    opened = open_models(options.models, options, "evaluate", images=options.probe is not None)
+    if options.probe is not None:
+        return _probe(options, output, opened)
     from graticule.lab.training.results import Evaluated
     from graticule.lab.training.task import list_tasks
     from graticule.lab.training.validation import in_precision
@@ -89,6 +103,64 @@ def run(arguments: list[str]) -> int:
         picture.unlink()  # it is of the scores that the table replaces
     output.give(records)
     output.wrote(*written)
+    return 0
+
+
+def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
+    """Read the classes of images from the features of models."""
+    import torch
+
+    from graticule.analysis.classes import pooled_features, probe_classes
+    from graticule.analysis.share import mean_estimate
+    from graticule.external.open_view import convert_stock
+    from graticule.registry.checks import parse_sizes
+    from graticule.system.files import write_json
+
+    for field in dataclasses.fields(options):
+        used = field.name in {one.name for one in dataclasses.fields(Evaluate)} | {"sizes"}
+        if not used and getattr(options, field.name) != _default(field):
+            raise ValueError(f"`{field.name}` must be left out with `probe`, got {getattr(options, field.name)}.")
+    if options.precision not in (None, "32-true"):
+        raise ValueError(f"`precision` must be 32-true with `probe`, got {options.precision}.")
+    device, folder = choose_device(options.device), output_folder(options.output, opened[0].folder)
+    records, rows = [], []
+    for label, one in zip(labels_of(opened), opened, strict=True):
+        one = with_images(one)
+        data = test_data(one, options)
+        classes = data.groups if hasattr(data, "groups") else data.test_labels()
+        if classes is None:
+            raise ValueError(f"`data` must have a folder for each class, got {str(options.data)!r} with one.")
+        labels = torch.as_tensor(classes)
+        model = (convert_stock(one.model) or one.model).eval().to(device)
+        for size in parse_sizes(options.sizes) or [one.size]:
+            batches = ((images.to(device), given) for images, given in data.eval_dataloader(size))
+            features, _ = pooled_features(model, batches)
+            found = mean_estimate(100 * probe_classes(features, labels, options.probe).double().numpy())
+            value, low, high = (float(part) for part in (found.value, found.low, found.high))
+            shown = f"{size[0]}x{size[1]}"
+            rows.append(
+                [
+                    label,
+                    shown,
+                    f"{value:.1f}",
+                    f"{low:.1f} to {high:.1f}",
+                    f"{len(labels):,}",
+                    str(len(labels.unique())),
+                ]
+            )
+            records.append(
+                {
+                    "run": one.target,
+                    "size": list(size),
+                    "probe": options.probe,
+                    "top1": value,
+                    "interval": [low, high],
+                    "images": len(labels),
+                }
+            )
+    output.table(("run", "size", f"{options.probe} (%)", "95 % interval", "images", "classes"), rows)
+    output.give(records)
+    output.wrote(write_json(folder / "probe.json", records))
     return 0
 
 

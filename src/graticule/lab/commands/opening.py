@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,10 @@ from graticule.lab.commands.targets import (
     check_targets,
     is_named,
     is_published,
-    module_name,
     run_labels,
 )
 from graticule.registry.checks import is_path, known_name, printable
+from graticule.registry.plugins import module_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,6 +97,8 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
     options = options or NamedModels()
     if is_named(target):
         if (module := module_name(target)) is not None:
+            from graticule.lab.training.opening import module_of_file
+
             return describe_model(target, module_of_file(*module), target)
         if is_published(target):
             from graticule.hub.kinds import from_pretrained
@@ -127,6 +128,8 @@ def open_source(target: str, command: str, options: NamedModels) -> Opened:
     """Open a model that is exported or published: one of timm is converted, and a new one needs no weights."""
     check_targets([target], options, command)
     if (module := module_name(target)) is not None:
+        from graticule.lab.training.opening import module_of_file
+
         return Opened(target, target, module_of_file(*module).eval(), None, None, None)
     if is_published(target):
         from graticule.hub.kinds import from_pretrained
@@ -235,32 +238,6 @@ def labels_of(opened: Sequence[Opened]) -> list[str]:
     runs = [one.run for one in opened if one.run is not None and Path(one.target) == one.run.folder]
     names = dict(zip([id(run) for run in runs], run_labels(runs), strict=True)) if runs else {}
     return [names.get(id(one.run), printable(one.target)) for one in opened]
-
-
-def module_of_file(file: str, name: str) -> nn.Module:
-    """Return the module `name` of a Python file, or the module that its function `name` builds."""
-    from torch import nn
-
-    from graticule.registry.plugins import load_plugin
-
-    module = load_plugin(file)
-    known = [one for one in vars(module) if not one.startswith("_")]
-    given = getattr(module, known_name("NAME", name, known))
-    if not isinstance(given, nn.Module):
-        if not callable(given):
-            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
-        missing = [
-            key
-            for key, one in inspect.signature(given).parameters.items()
-            if one.default is one.empty
-            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        ]
-        if missing:
-            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
-        given = given()
-    if not isinstance(given, nn.Module):
-        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
-    return given
 
 
 def _by_name(target: str, options: NamedModels) -> Opened:

@@ -14,6 +14,7 @@ from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import OfCheckpoint, Output
 from graticule.lab.training.run_folder import RunFolder, runs_in
 from graticule.registry.checks import is_path, printable
+from graticule.registry.plugins import module_name
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run
@@ -159,12 +160,6 @@ def check_name(target: str) -> None:
         f"of graticule or timm, or FILE.py:NAME, got {target!r}: there is no such model; "
         + (f"did you mean {' or '.join(map(repr, near))}?" if near else "graticule models lists the names.")
     )
-
-
-def module_name(target: str) -> tuple[str, str] | None:
-    """Return the file and the name of a model that is given as FILE.py:NAME; None for another one."""
-    file, _, name = target.rpartition(":")
-    return (file, name) if file.endswith(".py") else None
 
 
 def _is_plain(target: str) -> bool:

@@ -20,7 +20,7 @@ from graticule.lab.tasks.distillation import Distillation
 from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import TOP1, Found, Metric, Prediction
-from graticule.lab.training.task import Task, TrainedRun, register_task
+from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
 from graticule.registry.checks import parse_sizes
 from graticule.registry.fields import (
     Count,
@@ -156,6 +156,7 @@ class _Classes(TypedDict):
     size: NotRequired[tuple[Side, Side] | None]
     mean: NotRequired[tuple[Finite, ...]]
     std: NotRequired[tuple[Finite, ...]]
+    backbone: NotRequired[SourceModel]
 
 
 @register_task("classification")
@@ -211,10 +212,13 @@ class Classification(Task[Recipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
+        from graticule.lab.tasks.parts.models import describe_source
+
         info = data.info
         return {
             "num_classes": info.num_classes,
             **{name: getattr(info, name) for name in ("channels", "class_names", "size", "mean", "std")},
+            **describe_source(self.recipe),
         }
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
@@ -230,6 +234,7 @@ class Classification(Task[Recipe, "DataModule"]):
             recipe.img_size,
             recipe.patch_size,
             recipe.global_pool,
+            described.get("backbone"),
         )
         if "mean" in described:
             mean, std, names = (list(described[key]) for key in ("mean", "std", "class_names"))

@@ -15,6 +15,7 @@ from graticule.registry.fields import Flag
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from graticule.backbones.base import Backbone
     from graticule.lab.data.dense import Target
     from graticule.lab.tasks.parts.detection_scores import CocoScores, DetectionScore
 
@@ -85,12 +86,12 @@ class Detection(DenseTask[DetectionRecipe]):
         """Return whether a batch has only wide or only tall images."""
         return self.recipe.by_shape
 
-    def create(self, num_classes: int, **arguments: Any) -> Any:
+    def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the detector."""
         from graticule.dense.factory import create_detector
 
         recipe = self.recipe
-        return create_detector(recipe.model, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
+        return create_detector(backbone, num_classes, head=recipe.head, neck=recipe.neck, **arguments)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
         """Return the sum of the detector's losses of images and their objects."""

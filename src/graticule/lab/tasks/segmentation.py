@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from graticule.backbones.base import Backbone
+
 
 @dataclass(frozen=True)
 class PixelScore(DenseScore):
@@ -149,13 +151,13 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         """Return classes."""
         return ("classes",)
 
-    def create(self, num_classes: int, **arguments: Any) -> Any:
+    def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
         """Create the segmentation model."""
         from graticule.dense.factory import create_segmenter
 
         recipe = self.recipe
         return create_segmenter(
-            recipe.model,
+            backbone,
             num_classes,
             decoder=recipe.decoder,
             neck=recipe.neck,

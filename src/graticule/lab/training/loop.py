@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,11 @@ from graticule.lab.training.checkpoints import (
 from graticule.lab.training.devices import build_strategy, read_shards, reason_of
 from graticule.lab.training.interruption import Interrupted
 from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
+from graticule.lab.training.opening import open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
+from graticule.surgery.freeze import freeze
 from graticule.system.files import held, write_json
 
 
@@ -55,7 +57,9 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
     taken = None
     recipe = task.recipe
     source = recipe.start_from
-    if source is not None:
+    if source is None and recipe.of_source:
+        taken = task.take_weights(model, open_backbone(recipe.model).state_dict(), same=True)
+    elif source is not None:
         if not source.exists():
             raise FileNotFoundError(
                 f"`start_from` must be a run or a checkpoint, got {str(source)!r}, which does not exist."
@@ -75,9 +79,10 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
     return taken
 
 
-#: Expected warnings of Lightning: about a resumed run, small images without workers, its own use of torch.
+#: Expected warnings of Lightning: about a resumed run, frozen modules, small images without workers, its use of torch.
 _EXPECTED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
+    r"Found \d+ module\(s\) in eval mode at the start of training",
     r"The '.*_dataloader' does not have many workers",
     r".isinstance\(treespec, LeafSpec\). is deprecated",
     r"torch\.distributed\.nn\.functional\.all_gather is deprecated",
@@ -121,10 +126,13 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     data = run.data(recipe) if run.recipe_file.exists() else task.build_data()
     batches = data.train_order(trainer.global_rank, trainer.world_size, recipe.accumulate)
     warmup = warmup_of(recipe, batches.steps)
-    model: Any = task.build_model(task.describe(data))
+    described = run.described() if run.recipe_file.exists() else task.describe(data)
+    model: Any = task.build_model(described)
     if finished:
         return run
     taken = start(task, model, data) if run.last is None else None
+    if parts := "all-but-head" if recipe.layer_decay == 0 else recipe.freeze:
+        freeze(model, parts)
     if recipe.grad_checkpointing:
         getattr(model, "backbone", model).set_grad_checkpointing(True)
     task.setup(model, data, trainer.strategy.root_device)
@@ -151,14 +159,14 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
                     left.unlink()
             if not run.recipe_file.exists():
                 task.save(data, run.folder)
-                write_json(run.recipe_file, _describe(task, data, model))
+                write_json(run.recipe_file, _describe(task, data, model, described))
             if warmup < recipe.warmup_steps:
                 said = f"the warm-up of the recipe, {recipe.warmup_steps} steps, is shortened to {warmup}"
                 print(f"{said}, a tenth of the run", file=sys.stderr)
                 history.say(said)
             if taken is not None:
                 print(taken)
-                history.say(f"starts from {recipe.start_from}")
+                history.say(f"starts from {recipe.start_from or recipe.model}")
         last = run.last
         if last is not None:
             _skip_to(batches, _progress(run, last, recipe, batches), recipe)
@@ -364,13 +372,13 @@ def _expected_warnings() -> Iterator[None]:
         yield
 
 
-def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module) -> dict[str, Any]:
+def _describe(task: Task[Any, Any], data: TaskData, model: nn.Module, described: Mapping[str, Any]) -> dict[str, Any]:
     recipe = task.recipe
     plugins = recipe_plugins(recipe, classes_within(model.modules()))
     return {
         "recipe": recipe.to_dict(),
         "metric": dataclasses.asdict(task.metric),
-        **task.describe(data),
+        **described,
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         **({"data": data.fingerprint()} if hasattr(data, "fingerprint") else {}),

@@ -239,7 +239,7 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
     eps: dict[str, Any] = {} if recipe.optimizer_eps is None else {"eps": recipe.optimizer_eps}
     kept: set[str] = set() if recipe.decay_position else getattr(model, "no_weight_decay", set)()
     groups: Any = param_groups_weight_decay
-    if recipe.layer_decay is not None:
+    if recipe.layer_decay:  # 0 freezes the layers instead
         groups = partial(param_groups_layer_decay, layer_decay=recipe.layer_decay)
     return create_optimizer_v2(
         model,

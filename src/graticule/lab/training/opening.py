@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,12 +10,13 @@ from typing import Literal
 import timm
 from torch import nn
 
-from graticule.hub.files import CONFIG, quick_hub
+from graticule.backbones.base import Backbone
+from graticule.hub.files import CONFIG
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
 from graticule.lab.training.devices import load_weights
 from graticule.lab.training.run import Run, run_of
-from graticule.registry.checks import checked
-from graticule.registry.plugins import load_plugins
+from graticule.registry.checks import checked, known_name
+from graticule.registry.plugins import load_plugin, load_plugins, module_name
 
 
 @checked
@@ -41,7 +43,7 @@ def load(
     if str(source).startswith((HUB, TIMM)):
         if checkpoint != "best":
             raise ValueError(f"`checkpoint` must be left out for a published model, got {checkpoint!r}.")
-        named: nn.Module = from_pretrained(source, plugin=plugin) if str(source).startswith(HUB) else _of_timm(source)
+        named: nn.Module = from_pretrained(source, plugin=plugin)
         return named
     path = Path(source)
     run = run_of(path)
@@ -66,26 +68,58 @@ def load(
     return run.model(checkpoint=checkpoint) if run.folder == path else _with_weights(run, path)
 
 
-def _of_timm(source: str | Path) -> nn.Module:
-    """Return a model of timm with its published weights, converted.
-
-    Raises:
-        ValueError: if there is no such model, or its weights cannot be downloaded.
-    """
-    from graticule.external.convert.conversion import convert
-
-    name = str(source).removeprefix(TIMM)
-    try:
-        with quick_hub():
-            model = timm.create_model(name, pretrained=True)
-    except (OSError, RuntimeError) as error:  # unknown names, and errors of the client of the hub
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ValueError(
-            f"`source` must be a model of timm with published weights, got {str(source)!r}: {reason}"
-        ) from error
-    return convert(model).eval()
-
-
 def _with_weights(run: Run, path: Path) -> nn.Module:
     """Build the model of a run with the weights at `path`."""
     return load_weights(run.task().build_model(run.described()), path).eval()
+
+
+def open_backbone(source: str, weights: bool = True) -> Backbone:
+    """Open any model as a backbone: one of timm or transformers is converted, and one of a dense model is taken out.
+
+    Args:
+        source: as in `load`, or FILE.py:NAME, a module in a Python file or a function that builds one.
+        weights: whether they are needed; otherwise timm builds its model without a download.
+
+    Raises:
+        ValueError: if the model is none of this library and does not convert.
+    """
+    from graticule.external.convert.conversion import convert
+
+    module = module_name(source)
+    if module is not None:
+        model = module_of_file(*module)
+    elif not weights and source.startswith(TIMM):
+        model = timm.create_model(source.removeprefix(TIMM))
+    else:
+        model = load(source)
+    model = getattr(model, "backbone", model)
+    if isinstance(model, Backbone):
+        return model
+    try:
+        return convert(model)
+    except ValueError as error:
+        raise ValueError(
+            f"`model` must be a backbone, or a model of timm or transformers that converts, got {source!r}: {error}"
+        ) from error
+
+
+def module_of_file(file: str, name: str) -> nn.Module:
+    """Return the module `name` of a Python file, or the module that its function `name` builds."""
+    module = load_plugin(file)
+    known = [one for one in vars(module) if not one.startswith("_")]
+    given = getattr(module, known_name("NAME", name, known))
+    if not isinstance(given, nn.Module):
+        if not callable(given):
+            raise ValueError(f"`{name}` of {file} must be a module or a function that builds one, got {given!r}.")
+        missing = [
+            key
+            for key, one in inspect.signature(given).parameters.items()
+            if one.default is one.empty
+            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+        if missing:
+            raise ValueError(f"`{name}` of {file} must need no arguments, got {', '.join(missing)}.")
+        given = given()
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"`{name}` of {file} must return a torch.nn.Module, got {type(given).__name__}.")
+    return given

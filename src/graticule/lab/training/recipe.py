@@ -17,7 +17,7 @@ from pydantic import Field
 
 from graticule.lab.arguments import Usual
 from graticule.lab.training.results import Metric
-from graticule.registry.checks import known_name
+from graticule.registry.checks import is_path, known_name, parse_freeze
 from graticule.registry.fields import (
     Count,
     Epochs,
@@ -25,11 +25,13 @@ from graticule.registry.fields import (
     NotNegative,
     Positive,
     Seed,
+    Share,
     ShareBelowOne,
     Whole,
     check_fields,
     keys_with_hints,
 )
+from graticule.registry.plugins import module_name
 from graticule.registry.specs import Spec
 
 #: Fields that a resumed run may change, since they do not change its result.
@@ -67,7 +69,8 @@ class TrainingRecipe:
     given: ClassVar[frozenset[str]] = frozenset()
 
     model: Usual[str]
-    """name of the model"""
+    """name of the model, or a model to start with: timm:NAME, hf:OWNER/NAME, or the path of a published folder or of a
+    run, whose own encoding and joining it has by default"""
     encoding: Usual[str | None] = None
     """position encoding with its options, such as shaw(clip=4), or several combined by + (default: the model's)"""
     joining: Usual[str] = USUAL_JOINING
@@ -117,8 +120,12 @@ class TrainingRecipe:
     """exponent of the schedule poly, which falls from `lr` to `min_lr`"""
     k_decay: Positive = 1.0
     """exponent of the share of the steps in the schedules cosine and poly; above 1 the rate falls later"""
-    layer_decay: Annotated[Positive, Field(le=1)] | None = None
-    """factor of the learning rate from each layer of the backbone to the previous one (default: none)"""
+    layer_decay: Share | None = None
+    """factor of the learning rate from each layer of the backbone to the previous one; 0 is the same as `freeze`
+    all-but-head (default: none)"""
+    freeze: str | None = None
+    """train only some parts: all-but-head, all-but-position, all-but-last-2 (blocks and final norm), or several, such
+    as all-but-position+head; head is all of a dense model outside of its backbone (default: train all)"""
     cooldown_epochs: Epochs = 0
     """epochs at the last learning rate, beyond `epochs`"""
     optimizer_eps: Annotated[Positive, Field(lt=1)] | None = None
@@ -171,6 +178,12 @@ class TrainingRecipe:
                 f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not sharded, got "
                 f"{self.ema_decay}."
             )
+        if self.freeze is not None:
+            parse_freeze(self.freeze)
+            if self.layer_decay == 0:
+                raise ValueError(
+                    f"`freeze` must be left out with `layer_decay` 0, which is all-but-head, got {self.freeze!r}."
+                )
         self.backbone_arguments()
         self._check_names()
         self._check_schedule()
@@ -221,6 +234,12 @@ class TrainingRecipe:
             names = [str(name) for name in list_optimizers()]
             if self.optimizer not in names:
                 known_name("optimizer", self.optimizer, [name for name in names if not name.startswith(_SPECIAL)])
+
+    @property
+    def of_source(self) -> bool:
+        """Return whether `model` is no name of a backbone, but a model that exists."""
+        source = self.model.startswith(("hf:", "timm:")) or module_name(self.model) is not None
+        return source or is_path(self.model)
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Parse `model_kwargs`: the value after each = is JSON or a word."""

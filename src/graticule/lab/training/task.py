@@ -62,6 +62,13 @@ class _NoDescription(TypedDict):
     """A task whose model needs no facts about the data."""
 
 
+class SourceModel(TypedDict):
+    """A backbone that a recipe starts with, in recipe.json, so that its run does not need the source."""
+
+    architecture: str
+    model_args: dict[str, Any]
+
+
 R = TypeVar("R", bound=TrainingRecipe)
 D = TypeVar("D", bound=TaskData)
 

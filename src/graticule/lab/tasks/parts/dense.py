@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, Self, TypeVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -19,7 +19,7 @@ from graticule.lab.arguments import Rare, Usual
 from graticule.lab.data.augmentation import DenseAugmentation, fitted_sizes
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Evaluated, Evaluation
-from graticule.lab.training.task import Task, TrainedRun
+from graticule.lab.training.task import SourceModel, Task, TrainedRun
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
+    from graticule.backbones.base import Backbone
     from graticule.checkpoints.transferred import Transfer
     from graticule.lab.data.dense_module import DenseModule
     from graticule.lab.training.results import Prediction
@@ -147,6 +148,7 @@ class DenseClasses(TypedDict):
     category_ids: tuple[Whole, ...]
     mean: tuple[Finite, ...]
     std: tuple[Finite, ...]
+    backbone: NotRequired[SourceModel]
 
 
 R = TypeVar("R", bound=DenseRecipe)
@@ -200,6 +202,8 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
     def describe(self, data: DenseModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the channels of the images."""
+        from graticule.lab.tasks.parts.models import describe_source
+
         info = data.info
         return {
             "channels": info.channels,
@@ -207,26 +211,30 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
             "category_ids": info.category_ids or tuple(range(len(data.class_names))),
             "mean": info.mean,
             "std": info.std,
+            **describe_source(self.recipe),
         }
 
     def build_model(self, described: Mapping[str, Any]) -> nn.Module:
         """Build the model for the classes of the data."""
         from functools import partial
 
-        from graticule.lab.tasks.parts.models import backbone_arguments, built
+        from graticule.lab.tasks.parts.models import backbone_arguments, build_backbone, built
 
-        recipe = self.recipe
-        arguments = backbone_arguments(recipe, described["channels"], recipe.img_size, recipe.patch_size)
-        arguments = {name: value for name, value in arguments.items() if value is not None}
-        classes = len(described["class_names"])
-        model: nn.Module = built(partial(self.create, classes, **arguments), recipe)
+        recipe, classes = self.recipe, len(described["class_names"])
+        given = (described["channels"], recipe.img_size, recipe.patch_size)
+        if recipe.of_source:
+            backbone = build_backbone(recipe, 0, *given, source=described.get("backbone"))
+            model: nn.Module = self.create(backbone, classes)
+        else:
+            arguments = {key: value for key, value in backbone_arguments(recipe, *given).items() if value is not None}
+            model = built(partial(self.create, recipe.model, classes, **arguments), recipe)
         if recipe.frozen_batchnorm:
             freeze_batchnorm(model.backbone)
         return model
 
     @abstractmethod
-    def create(self, num_classes: int, **arguments: Any) -> Any:
-        """Create the model for `num_classes`; `arguments` are those of the backbone."""
+    def create(self, backbone: str | Backbone, num_classes: int, **arguments: Any) -> Any:
+        """Create the model of a backbone, or of its name and arguments, for `num_classes`."""
 
     def prepared(self, image: Tensor, described: Mapping[str, Any]) -> Tensor:
         """Return a uint8 image as the input of the model: fitted, float32, and normalized if `normalize`."""

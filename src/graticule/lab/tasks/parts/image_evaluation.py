@@ -29,7 +29,7 @@ class ImageEvaluation(Evaluation["Score"]):
     mode: Literal["zoom", "canvas", "crop"] = "zoom"
     """for images: at other sizes, zoom scales the content; canvas keeps its scale on a larger canvas; crop keeps it and
     uses the middle"""
-    causes: bool = False
+    causes: Rare[bool] = False
     """for images: split the difference of each larger size into its causes: tokens, content, values of the encoding"""
     windows: Rare[list[int]] = field(default_factory=list)
     """for images: side of the windows of each stage of a PosMLP, in patches (default: those of the run)"""

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import create_model, list_arguments, list_models
-from graticule.hub.config import PREFIX
-from graticule.lab.training.recipe import TrainingRecipe
+from graticule.hub.config import PREFIX, Architecture, architecture_of
+from graticule.hub.config import build_backbone as build_described
+from graticule.lab.training.opening import open_backbone
+from graticule.lab.training.recipe import USUAL_JOINING, TrainingRecipe
+from graticule.lab.training.task import SourceModel
 from graticule.registry.checks import known_name
 
 M = TypeVar("M")
+
+
+def describe_source(recipe: TrainingRecipe) -> dict[str, SourceModel]:
+    """Return the architecture of a recipe's model as the entry `backbone` of recipe.json; nothing for a name."""
+    if not recipe.of_source:
+        return {}
+    found = architecture_of(open_backbone(recipe.model, weights=recipe.start_from is None))
+    return {"backbone": {"architecture": found.architecture, "model_args": json.loads(json.dumps(found.model_args))}}
 
 
 def build_backbone(
@@ -22,6 +35,7 @@ def build_backbone(
     img_size: tuple[int, int],
     patch_size: int | None = None,
     global_pool: str | None = None,
+    source: SourceModel | None = None,
 ) -> Backbone:
     """Build the backbone of a recipe; values that the recipe leaves open are the defaults of the backbone.
 
@@ -32,16 +46,36 @@ def build_backbone(
         img_size: (height, width) in pixels.
         patch_size: side of a patch in pixels.
         global_pool: token or avg.
+        source: the description of a model that exists; its arguments are the defaults.
 
     Raises:
         ValueError: for an argument that the backbone does not have, or a combination that it refuses.
     """
+    if recipe.of_source:
+        given = {"num_classes": num_classes, "in_chans": channels, "img_size": img_size, "patch_size": patch_size}
+        given |= {"global_pool": global_pool, "drop_path_rate": recipe.drop_path_rate}
+        return _build_source(recipe, source or describe_source(recipe)["backbone"], given)
     known_name("model", recipe.model.removeprefix(PREFIX), list_models())
     given = {"global_pool": global_pool, "num_classes": num_classes}
     if global_pool is not None and "class_token" in list_arguments(recipe.model):
         given["class_token"] = global_pool == "token"
     arguments = backbone_arguments(recipe, channels, img_size, patch_size, **given)
     model: Backbone = built(partial(create_model, recipe.model, **arguments), recipe)
+    return model
+
+
+def _build_source(recipe: TrainingRecipe, source: SourceModel, given: Mapping[str, Any]) -> Backbone:
+    """Build a described backbone with the arguments that are given; its position unless the recipe has another."""
+    further, known = recipe.backbone_arguments(), source["model_args"]
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in further:
+        known_name("model_kwargs", name, [argument for argument in known if argument not in given])
+    chosen = {} if recipe.encoding is None else {"encoding": recipe.encoding, "joining": recipe.joining}
+    if recipe.joining != USUAL_JOINING:
+        chosen["joining"] = recipe.joining
+    arguments = {name: value for name, value in (known | further | given | chosen).items() if name in known}
+    described = Architecture(source["architecture"], json.loads(json.dumps(arguments)))
+    model: Backbone = built(partial(build_described, Path(recipe.model), described), recipe)
     return model
 
 

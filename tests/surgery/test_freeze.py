@@ -1,0 +1,91 @@
+"""Freezing all of a model but for some parts."""
+
+import pytest
+import torch
+from torch import nn
+
+import graticule
+from graticule.surgery import freeze
+
+
+def trained(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def vit(**options):
+    return graticule.create_model("vit_nano_patch4_28", depth=3, **options)
+
+
+def of(model, *starts):
+    return {name for name, _ in model.named_parameters() if name.startswith(starts)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "starts"),
+    [
+        ("all-but-head", ("head.",)),
+        ("all-but-position", ("position.",)),
+        ("all-but-position+head", ("position.", "head.")),
+        ("all-but-last-2", ("blocks.1.", "blocks.2.", "norm.")),
+        ("all-but-last-1+head", ("blocks.2.", "norm.", "head.")),
+    ],
+)
+def test_only_the_parts_that_are_named_are_trained(parts, starts):
+    model = vit(joining="lape")
+    assert trained(freeze(model, parts)) == of(model, *starts)
+
+
+def test_the_blocks_of_a_pyramid_are_counted_from_its_end():
+    model = graticule.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=64,
+        window_size=2,
+        embed_dim=12,
+        depths=(1, 1, 2, 1),
+        num_heads=(1, 1, 2, 2),
+    )
+    assert trained(freeze(model, "all-but-last-2")) == of(model, "layers.2.blocks.1.", "layers.3.blocks.", "norm.")
+
+
+def test_the_neck_and_the_decoder_of_a_dense_model_are_its_head():
+    model = graticule.create_segmenter(vit(), 3, decoder="fpn")
+    inside = {name for name, one in model.named_parameters() if any(one is p for p in model.backbone.parameters())}
+    assert trained(freeze(model)) == of(model, "") - inside and inside
+
+
+def test_frozen_modules_keep_their_statistics_and_draw_nothing():
+    model = freeze(vit(drop_path_rate=0.9, proj_drop_rate=0.5).train())
+    images = torch.randn(2, 1, 28, 28)
+    assert torch.equal(model(images), model(images)) and model.head.training
+    norms = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
+    model.patch_embed.norm = norms[1]
+    assert not freeze(model.train()).patch_embed.norm.training
+
+
+def test_it_can_be_changed_later():
+    model = freeze(freeze(vit()), "all-but-position")
+    assert trained(model) == of(model, "position.")
+
+
+def test_a_table_of_a_formula_stays_fixed():
+    model = vit(encoding="sinusoidal_2d + relative_bias")
+    before = trained(model)
+    assert trained(freeze(freeze(model), "all-but-position")) == before & of(model, "position.")
+    assert before < of(model, "")
+
+
+def test_what_cannot_be_frozen_is_refused():
+    headless = vit(num_classes=0)
+    for model, parts, message in (
+        (vit(), "all", "must leave something to train, got 'all'; all-but-head"),
+        (vit(), "head", "`freeze` must be all-but-PART"),
+        (vit(), "all-but-head+head", "`freeze` must be all-but-PART"),
+        (vit(), "all-but-last-0", "`freeze` must be all-but-PART"),
+        (vit(), "all-but-last-4", "at most the 3 blocks"),
+        (headless, "all-but-head", "of a model that has no such part"),
+        (vit(encoding="sinusoidal_2d"), "all-but-position", "of a model that has no such part"),
+        (graticule.fold(vit().eval()), "all-but-position", "must not be folded"),
+        (nn.Linear(2, 2), "all-but-head", "graticule.convert makes a backbone"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            freeze(model, parts)
