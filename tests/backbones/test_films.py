@@ -8,18 +8,23 @@ from graticule import Grid
 from in_turn import in_turn
 
 SMALL = {"num_classes": 5, "in_chans": 2, "embed_dim": 24, "num_heads": 2, "depth": 2}
+MIXING = {"num_classes": 5, "in_chans": 2, "embed_dim": 24, "groups": 2, "num_blocks": 2}
 FAMILIES = {
-    "vit_tiny_patch16_224": {},
-    "deit_tiny_distilled_patch16_224": {},
-    "cpvt_tiny_gap_patch16_224": {},
-    "cait_xxs24_224": {},
+    "vit_tiny_patch16_224": SMALL,
+    "deit_tiny_distilled_patch16_224": SMALL,
+    "cpvt_tiny_gap_patch16_224": SMALL,
+    "cait_xxs24_224": SMALL,
+    "gmlp_ti16_224": MIXING,
+    "mixer_s16_224": MIXING,
+    "resmlp_12_224": MIXING,
 }
 ENCODINGS = ["learnable", "factorized", "rope_mixed", "relative_bias", "alibi", "shaw", "peg(places=[-1, 0])", "pape"]
 
 
 def built(name="vit_tiny_patch16_224", img_size=(4, 8, 12), patch_size=(2, 4, 4), **kwargs):
     torch.manual_seed(0)
-    model = graticule.create_model(name, img_size=img_size, patch_size=patch_size, **{**SMALL, **kwargs})
+    sizes = FAMILIES.get(name, SMALL)
+    model = graticule.create_model(name, img_size=img_size, patch_size=patch_size, **{**sizes, **kwargs})
     for parameter in model.parameters():
         parameter.data = torch.randn(parameter.shape) / 5
     return model.double().eval()
@@ -36,7 +41,8 @@ def test_a_family_classifies_films_and_a_gradient_reaches_every_parameter(name):
     assert maps.shape == (2, 24, 2, 2, 3)
     model.train()
     (model(films)[0] if name.startswith("deit") else model(films)).square().sum().backward()
-    assert model.patch_embed.proj.weight.grad.abs().amax((0, 1, 3, 4)).all()
+    embedding = model.stem if hasattr(model, "stem") else model.patch_embed
+    assert embedding.proj.weight.grad.abs().amax((0, 1, 3, 4)).all()
     assert all(p.grad is not None for n, p in model.named_parameters() if n.startswith("position"))
 
 
@@ -78,6 +84,37 @@ def test_a_film_model_takes_more_frames_and_is_set_to_them():
     assert model(films[:, :, 2:6, :, 4:], crop=crop).shape == (2, 5)
 
 
+@in_turn(
+    ("name", "encoding"),
+    [
+        ("vit_tiny_patch16_224", "rope_mixed + causal"),
+        ("deit_tiny_distilled_patch16_224", "alibi + causal"),
+        ("cpvt_tiny_gap_patch16_224", "peg(past=True, places=[-1, 0], kernel=5) + causal"),
+        ("cait_xxs24_224", "rope + causal"),
+    ],
+)
+@torch.no_grad()
+def test_patches_know_nothing_of_later_frames_with_a_causal_mask(name, encoding):
+    kwargs = {"embed_dim": 24, "num_heads": 2, "joining": "default"}
+    model = built(name, img_size=(6, 8, 12), encoding=encoding, patch_size=(1, 4, 4), **kwargs)
+    films = torch.randn(2, 2, 6, 8, 12, dtype=torch.float64)
+    other = torch.cat([films[:, :, :4], torch.randn(2, 2, 2, 8, 12, dtype=torch.float64)], 2)
+    one, two = (model.forward_intermediates(x, indices=[-1], intermediates_only=True)[0] for x in (films, other))
+    torch.testing.assert_close(two[:, :, :4], one[:, :, :4], rtol=0, atol=1e-12)
+    assert not torch.allclose(two[:, :, 4:], one[:, :, 4:]) and not torch.allclose(model(films), model(other))
+    first = model.forward_intermediates(films[:, :, :2], indices=[-1], intermediates_only=True)[0]
+    torch.testing.assert_close(first, one[:, :, :2], rtol=0, atol=1e-12)  # and appended frames change nothing
+
+
+def test_a_peg_of_the_past_adds_the_frames_before_by_hand():
+    peg = graticule.build_position(
+        graticule.Grid(3), dim=1, depth=1, num_heads=1, encoding="peg(past=True, bias=False)"
+    ).pegs["0"]
+    peg.proj[0].weight.data = torch.tensor([[[100.0, 10.0, 1.0]]])
+    tokens = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1)
+    assert peg(tokens, Grid(3)).flatten().tolist() == [1 + 1, 2 + 12, 3 + 123]
+
+
 @torch.no_grad()
 def test_a_film_model_folds_and_compiles():
     model = built(encoding="relative_bias + rope_mixed")
@@ -93,7 +130,7 @@ def test_a_film_model_folds_and_compiles():
         (lambda: built()(torch.zeros(1, 2, 8, 12)), r"`x` must be films or volumes \(B, 2, depth, height, width\)"),
         (
             lambda: built(img_size=(8, 12), patch_size=(4, 4))(torch.zeros(1, 2, 4, 8, 12)),
-            r"`x` must be images \(B, 2, height, width\)",
+            r"`x` must be images \(B, 2, height, width\), .* whose depth this model has no axis for",
         ),
         (lambda: built(img_size=(3, 8, 12)), "`img_size` must be a positive multiple .* got depth 3"),
         (lambda: built(patch_size=(4, 4)), "`patch_size` must have 3 axes, as many as the image"),

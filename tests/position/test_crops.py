@@ -23,7 +23,7 @@ TOKENS = torch.tensor([0, *(1 + y * 8 + x for y in range(2, 5) for x in range(3,
 HEADS, DIM = 3, 24
 
 #: Depends on the number of tokens, not on their positions.
-COUNTED = {"log_n"}
+COUNTED = {"log_n", "per_frame"}
 CROPPED = [name for name, kind in ENCODINGS.items() if kind.crops and name not in COUNTED]
 
 

@@ -283,7 +283,7 @@ def test_a_refused_size_is_explained_and_leaves_the_model_unchanged():
         after = model.state_dict()
         assert after.keys() == before.keys() and repr(model) == modules, message
         assert all(after[name].data_ptr() == value.data_ptr() for name, value in before.items()), message
-    for wrong in ("32", 3.5, (1, 2, 3)):
+    for wrong in ("32", 3.5, (1, 2, 3, 4)):
         with pytest.raises(TypeError, match="`img_size` must be"):
             resize(vit, wrong)
 

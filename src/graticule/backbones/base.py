@@ -75,6 +75,8 @@ class Backbone(TokenModel, HubModel):
     whole_grid: ClassVar[str] = "its blocks need the whole grid"
     #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
     axes: ClassVar[tuple[int, ...]] = (2,)
+    #: The reason for which a film of one repeated image cannot have the outputs of the image; '' if it can.
+    one_image: ClassVar[str] = ""
     #: The share of the patches that training leaves out.
     patch_drop_rate: float = 0.0
     head: nn.Module
@@ -225,7 +227,8 @@ class Backbone(TokenModel, HubModel):
     def coarsest_patch(self) -> tuple[int, int]:
         """Return (height, width) in pixels of a patch of the last stage."""
         step = 1 << (len(self.depths) - 1)
-        return self.patch_size[0] * step, self.patch_size[1] * step
+        coarsest: Any = self.patch_size if step == 1 else tuple(side * step for side in self.patch_size)
+        return cast("tuple[int, int]", coarsest)
 
     def grid_at(self, image: tuple[int, int]) -> Grid:
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
@@ -568,7 +571,8 @@ def image_size(images: Tensor, channels: int, axes: int = 2) -> Sequence[int]:
     if images.ndim != axes + 2 or images.shape[1] != channels:
         kind = "images" if axes == 2 else "films or volumes"
         wanted = f"(B, {channels}, {', '.join(sides(axes))})"
-        raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}.")
+        more = ", whose depth this model has no axis for" if axes == 2 and images.ndim == 5 else ""
+        raise ValueError(f"`x` must be {kind} {wanted}, of the model's `in_chans`, got {tuple(images.shape)}{more}.")
     return images.shape[2:]
 
 

@@ -66,6 +66,7 @@ class Cait(LateTokenTransformer):
     """
 
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
+    one_image = "heads are mixed with a bias, whose sum over the patches grows with the frames"
     published_parts = (  # in timm
         *LateTokenTransformer.published_parts,
         (".ls1.gamma", ".gamma_1"),
@@ -164,8 +165,8 @@ class TalkingHeadsAttention(Attention):
 
     .. math:: W' \, softmax(W (q k^T / \sqrt d + bias)) \, v
 
-    The bias is added to the logits of its own head, together with the product of queries and keys. The arguments are
-    those of `Attention`.
+    The bias is added to the logits of its own head, together with the product of queries and keys; where it is minus
+    infinity in all heads, it is a mask of the mixed logits and weights. The arguments are those of `Attention`.
 
     Reference: Talking-Heads Attention (Shazeer et al., 2020); CaiT (Touvron et al., 2021), section 5.
     """
@@ -177,6 +178,7 @@ class TalkingHeadsAttention(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Mix the values: (B, h, N, d)."""
         weights = _mixed_heads(self.proj_w, self._weights(q, k, bias, position))
+        weights = weights if bias is None else weights.masked_fill(_masked(bias), 0)
         weights = F.dropout(weights, self.attn_drop, self.training)
         mixed = weights @ v
         return mixed if position.value_bias is None else mixed + position.value_bias(weights)
@@ -184,9 +186,18 @@ class TalkingHeadsAttention(Attention):
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Compute the attention weights before heads are mixed again, (B, h, N, N), rows summing to 1."""
         logits = q * self.scale @ k.transpose(-2, -1)
-        logits = _mixed_heads(self.proj_l, logits if bias is None else logits + bias)
-        weights = logits.softmax(-1)
+        if bias is None:
+            weights = _mixed_heads(self.proj_l, logits).softmax(-1)
+        else:
+            masked = _masked(bias)
+            logits = _mixed_heads(self.proj_l, logits + bias.masked_fill(masked, 0))
+            weights = logits.masked_fill(masked, -torch.inf).softmax(-1)
         return weights if position.positional is None else position.positional.blend(weights)
+
+
+def _masked(bias: Tensor) -> Tensor:
+    """Return whether a bias (B, h, N, M) is minus infinity in all heads, (B, 1, N, M)."""
+    return bias.isneginf().all(1, keepdim=True)
 
 
 def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class GMlp(SingleStage):
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        patch_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width), or (depth, height, width).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
@@ -41,12 +41,13 @@ class GMlp(SingleStage):
     """
 
     takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
     default_encoding = "sgu"
 
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, ...] = 16,
         embed_dim: int = 256,
         num_blocks: int = 30,
         mlp_ratio: float = 6.0,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import DropPath, Mlp, PatchEmbed, lecun_normal_
+from timm.layers import DropPath, Mlp, lecun_normal_
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from graticule.backbones.pyramid import Pyramid
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.layers.gating import mix_tokens
 from graticule.layers.parts import norm_layer_of
+from graticule.layers.tokenizers import Patches
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import PositionBuilder
@@ -37,11 +38,13 @@ class SingleStage(Pyramid):
     ) -> None:
         """Build the patch embedding, optionally with a norm after it, and the blocks, one by one."""
         (self.embed_dim,), (count,) = self.embed_dims, self.depths
-        embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
-        self.stem = embedding(
-            None, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm, strict_img_size=False
-        )
+        self.stem = Patches(self.img_size, self.patch_size, self.in_chans, self.embed_dim, norm_layer=stem_norm)
         self.blocks = nn.Sequential(*[block() for _ in range(count)])
+
+    def set_input_size(self, img_size: int | tuple[int, ...] | None = None) -> None:
+        """Change the image size that position information is stored for."""
+        super().set_input_size(img_size)
+        self.stem.set_input_size(img_size=self.img_size)
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Windows, ...]]:
         """Return nothing for each block: tokens are mixed on the whole grid, without windows."""
@@ -54,7 +57,7 @@ class SingleStage(Pyramid):
 
     def init_module(self, name: str, module: nn.Module) -> None:
         """Initialize the weights: Xavier uniform, biases of standard deviation 1e-6 in the blocks, the head at zero."""
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
             lecun_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -144,7 +147,7 @@ class Mixer(SingleStage):
 
     Args:
         position: builds the position; its `num_heads` are the groups of channels.
-        patch_size: in pixels, one side or (height, width).
+        patch_size: in pixels, one side or (height, width), or (depth, height, width).
         embed_dim: D.
         num_blocks: number of blocks.
         mlp_ratio: hidden channels of the MLPs over channels, as a multiple of D.
@@ -157,12 +160,13 @@ class Mixer(SingleStage):
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
+    axes: ClassVar[tuple[int, ...]] = (2, 3)
     default_encoding = "token_mlp"
 
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int | tuple[int, int] = 16,
+        patch_size: int | tuple[int, ...] = 16,
         embed_dim: int = 512,
         num_blocks: int = 8,
         mlp_ratio: float = 4.0,

@@ -344,7 +344,7 @@ def _prefix_rows(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def with_channels(weight: Tensor, channels: int) -> Tensor:
-    """Adapt a kernel (D, C, h, w) to `channels` channels: summed to one, else repeated and scaled.
+    """Adapt a kernel (D, C, h, w), or (D, C, t, h, w), to `channels` channels: summed to one, else repeated and scaled.
 
     So the output is unchanged for an image whose channels are all equal if there is one, or a multiple of C. timm's
     `adapt_input_conv` computes the same, but only from three channels.
@@ -352,5 +352,5 @@ def with_channels(weight: Tensor, channels: int) -> Tensor:
     wide, before = weight.to(torch.promote_types(weight.dtype, torch.float32)), weight.shape[1]
     if channels == 1:
         return wide.sum(1, keepdim=True).to(weight.dtype)
-    repeated = wide.repeat(1, -(-channels // before), 1, 1)[:, :channels]
+    repeated = wide.repeat(1, -(-channels // before), *[1] * (weight.ndim - 2))[:, :channels]
     return (repeated * (before / channels)).to(weight.dtype)

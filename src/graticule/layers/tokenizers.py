@@ -46,10 +46,10 @@ class Patches(PatchEmbed):
         if grid.ndim == 3:
             sides: Any = patch_size
             self.proj: Any = nn.Conv3d(in_chans, embed_dim, sides, sides, bias=bias)
-        self._set_sizes(img_size, patch_size)
+        self.set_sizes(img_size, patch_size)
 
-    def _set_sizes(self, image: Shape, patch: Shape) -> None:
-        """Set timm's attributes for the sizes of a film or volume, which has one more axis."""
+    def set_sizes(self, image: Shape, patch: Shape) -> None:
+        """Set timm's attributes for the sizes of a film or volume, which timm does not know."""
         if len(image) > 2:
             grid = patch_grid(image, patch)
             self.img_size, self.patch_size = image, patch
@@ -77,7 +77,7 @@ class Patches(PatchEmbed):
             film = on_axes(self.img_size if img_size is None else img_size, axes)
             if patch_size is not None and on_axes(patch_size, axes) != self.reduction:
                 raise ValueError(f"`patch_size` must stay {by(self.reduction)} with {axes} axes, got {patch_size}.")
-            return self._set_sizes(film, self.reduction)
+            return self.set_sizes(film, self.reduction)
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))

@@ -56,13 +56,13 @@ def _rotation(value: Rotation, own: Rotation, tokens: Tokens) -> Rotation:
 
 
 def _attention(value: Any, own: Any, tokens: Tokens) -> Any:
-    return value._replace(weights=tokens.pairs(value.weights), gate=tokens.rows(value.gate))
+    return value._replace(weights=tokens.weights(value.weights), gate=tokens.rows(value.gate))
 
 
 def _mixing(value: Tensor | Displacements | TokenMlp, own: Any, tokens: Tokens) -> Tensor | TokenMlp:
     if isinstance(value, TokenMlp):
-        return TokenMlp(tokens.columns(value.first, -1), value.first_bias, tokens.rows(value.second))
-    return tokens.pairs(value.matrix() if isinstance(value, Displacements) else value)
+        return TokenMlp(tokens.shares(value.first), value.first_bias, tokens.rows(value.second))
+    return tokens.weights(value.matrix() if isinstance(value, Displacements) else value)
 
 
 def _plus(a: Any, b: Any) -> Any:

@@ -36,6 +36,14 @@ class Tokens(ABC):
         """Return a table (..., N, N) with the rows of the queries and the columns of the keys."""
         return self.columns(self.rows(table), -1)
 
+    def shares(self, table: Tensor) -> Tensor:
+        """Return a table (..., N) of the weights by which keys are summed, along its last axis."""
+        return self.columns(table, -1)
+
+    def weights(self, table: Tensor) -> Tensor:
+        """Return a table (..., N, N) of such weights for each query."""
+        return self.pairs(table)
+
     @abstractmethod
     def rotation(self, rotation: Rotation) -> Rotation:
         """Return the rotation of the queries and keys."""
@@ -199,3 +207,82 @@ def _of_some(function: Function, tokens: Subset, into: Axes, out: Axes, x: Tenso
             each = tokens.of(each, axis)
         found.append(each)
     return type(made)(*found) if isinstance(made, tuple) else found[0]
+
+
+@dataclass(frozen=True)
+class Frames(Tokens):
+    """The tokens of a film: the prefix tokens of an image, then its patches in each frame.
+
+    count: T, the number of frames.
+    patches: H * W, the patches of a frame.
+    prefix: the number of prefix tokens.
+    """
+
+    where = "for the frames of a film"
+    count: int
+    patches: int
+    prefix: int
+
+    def index(self, device: torch.device) -> Tensor:
+        """Return the token of the image for each token of the film, (N,), int64."""
+        patches = torch.arange(self.patches, device=device).repeat(self.count) + self.prefix
+        return torch.cat([torch.arange(self.prefix, device=device), patches])
+
+    def rows(self, table: Tensor, axis: int = -2, fill: float = 0.0) -> Tensor:
+        """Return the rows of the image, those of the patches for each frame."""
+        return table.index_select(axis, self.index(table.device))
+
+    def shares(self, table: Tensor) -> Tensor:
+        """Return the weights of the keys; T frames share that of a patch."""
+        prefix, patches = table[..., : self.prefix], table[..., self.prefix :]
+        return self.columns(torch.cat([prefix, patches / self.count], -1), -1)
+
+    def weights(self, table: Tensor) -> Tensor:
+        """Return the weights of the keys for each query."""
+        return self.shares(self.rows(table))
+
+    def rotation(self, rotation: Rotation) -> Rotation:
+        """Return the rotation of the image in each frame."""
+        return rotation.take(self.index(torch.device("cpu")))
+
+    def bias(self, function: Function) -> Function:
+        """Return a function that computes the rows of each frame from its queries, for the keys of all frames."""
+        return partial(self._of_queries, function)
+
+    def function(self, function: Function, into: Axes, out: Axes) -> Function:
+        """Return a function that is computed for each frame with the prefix tokens, whose results are of the first."""
+        if into == out:
+            return partial(self._of_tokens, function)
+        return partial(self._of_keys if len(into) == 1 else self._of_weights, function)
+
+    def _of_tokens(self, function: Function, x: Tensor) -> Any:
+        made = function(self._split(x))
+        if isinstance(made, Tensor):
+            return self._join(made, len(x))
+        joined = [self._join(each, len(x)) for each in made]
+        return type(made)(*joined) if hasattr(made, "_fields") else tuple(joined)
+
+    def _of_queries(self, function: Function, queries: Tensor) -> Tensor:
+        return self.columns(self._join(function(self._split(queries)), len(queries)), -1)
+
+    def _of_keys(self, function: Function, keys: Tensor) -> Tensor:
+        return self.rows(self._join(function(self._split(keys)), len(keys), -1))
+
+    def _of_weights(self, function: Function, weights: Tensor) -> Tensor:
+        patches = weights[..., self.prefix :].unflatten(-1, (self.count, self.patches)).sum(-2)
+        of_image = torch.cat([weights[..., : self.prefix], patches], -1)  # equal patches of all frames, together
+        return self._join(function(self._split(of_image)), len(weights))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Turn films (B, ..., N, d) into frames, (B * T, ..., prefix + H * W, d), each with the prefix tokens."""
+        prefix, patches = x[..., : self.prefix, :], x[..., self.prefix :, :]
+        patches = patches.unflatten(-2, (self.count, self.patches)).movedim(-3, 1).flatten(0, 1)
+        return torch.cat([prefix.repeat_interleave(self.count, 0), patches], -2)
+
+    def _join(self, x: Tensor, batch: int, axis: int = -2) -> Tensor:
+        """Turn frames into films, with N at `axis`; the inverse of `_split`."""
+        if len(x) != batch * self.count:  # the same for all tokens
+            return self.columns(x, axis)
+        x = x.unflatten(0, (batch, self.count))
+        patches = x.narrow(axis, self.prefix, self.patches).movedim(1, axis - 1).flatten(axis - 1, axis)
+        return torch.cat([x[:, 0].narrow(axis, 0, self.prefix), patches], axis)

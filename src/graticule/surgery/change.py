@@ -145,11 +145,13 @@ class Certificate:
     fits: for each part of the new position, whether it was fitted to the old one.
     shares: the share of the old position that each layer keeps.
     drift: the drift of the features; empty if no images were given.
+    new: the parts of the model that its images did not have, if it was made to take films.
     """
 
     fits: tuple[Fit, ...]
     shares: tuple[Share, ...]
     drift: tuple[Drift, ...] = ()
+    new: tuple[str, ...] = ()
 
     @property
     def lost(self) -> bool:
@@ -177,10 +179,13 @@ class Certificate:
         moved = [("layer", "relative error", "cosine")]
         moved += [(str(d.layer), f"{d.error:.3e}", f"{d.cosine:.6f}") for d in self.drift]
         lines += ["", *_columns(moved)] if self.drift else []
+        lines += [f"new: {part}" for part in self.new]
         return "\n".join(lines)
 
     def summary(self) -> str:
         """Return in a few words which share of the old position the layers keep."""
+        if self.new:
+            return f"all is kept; new: {'; '.join(self.new)}"
         found = [share.kept for share in self.shares if share.kept is not None]
         worse = f"; warning: {_WORSE} in {len(self.harmful)} layers" if self.harmful else ""
         if self.lost or not found:
@@ -194,6 +199,7 @@ class Certificate:
             "fits": [asdict(fit) for fit in self.fits],
             "shares": [share._asdict() for share in self.shares],
             "drift": [drift._asdict() for drift in self.drift],
+            "new": self.new,
         }
         return json.dumps(found, indent=1)
 

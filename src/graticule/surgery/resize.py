@@ -9,19 +9,21 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from timm.layers.helpers import to_2tuple
 from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.transfer import with_channels
+from graticule.layers.tokenizers import on_axes
 from graticule.position.folded import Folded
 from graticule.position.grid import Grid
+from graticule.position.places import Shape, by
 from graticule.position.position import ENCODINGS, Position
 from graticule.position.resampling import RESAMPLERS, Resampler, build_resampler
 from graticule.registry.checks import checked
 from graticule.registry.registry import Table
 from graticule.registry.specs import Spec
 from graticule.surgery.attached import AttachedPosition, put_back, take_out
+from graticule.surgery.inflate import Placement, check_inflation, inflate
 
 
 def resampled_modules(model: nn.Module) -> list[Any]:
@@ -77,12 +79,13 @@ LIBRARIES: Table[str, Callable[..., None]] = Table("library", "graticule.externa
 @checked
 def resize(
     model: Model,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
     resampler: str | Spec | None = None,
     *,
-    patch_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | tuple[int, int, int] | None = None,
     channels: int | None = None,
     windows: int | tuple[int, ...] | None = None,
+    frames: Placement | None = None,
 ) -> Model:
     """Change the image size that the position of `model` is stored for, in place, and return the model.
 
@@ -94,19 +97,27 @@ def resize(
     that a patch that was enlarged has the same token (FlexiViT, Beyer et al., 2023). For other channels it is summed to
     one, else repeated and scaled, as in timm: images of equal channels have the same tokens with one, or a multiple.
 
+    A ViT, DeiT, CPVT, gMLP, Mixer or ResMLP of images takes films or volumes with `img_size=(depth, height, width)`: a
+    film of one repeated image then has exactly the logits of the image. The weights of a patch are spread over its
+    frames, its position is that of the image in each frame (`graticule.encodings.PerFrame`), and what is new, a table
+    of time, starts at zero; `model.certificate` lists it. `channels=1` is for volumes.
+
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
     is resized as its conversion, and its configuration is adapted.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
             an attached position.
-        img_size: in pixels, one side or (height, width); unchanged by default.
+        img_size: in pixels, one side or (height, width), or (depth, height, width); unchanged by default.
         resampler: the resampler, such as 'bilinear(antialias=False)'; the model keeps it for further sizes. By
             default, that of each encoding.
-        patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default.
+        patch_size: in pixels, one side or (height, width), of a patch of a ViT; unchanged by default. For films
+            (depth, height, width); by default, the depth is 1.
         channels: number of channels of the images; unchanged by default.
         windows: for Swin, Swin-MLP and PosMLP: side of the windows in patches, or for PosMLP one side per stage;
             unchanged by default.
+        frames: if a model of images gets films, whether each frame of a patch has an equal part of its weights
+            ('mean', the default), or the one in the middle has all ('middle').
 
     Raises:
         ValueError: if the model cannot have that size, or an argument has no effect on it. It is then unchanged.
@@ -115,22 +126,39 @@ def resize(
         raise ValueError("`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
+    if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1:
+        raise ValueError(
+            f"`img_size` must be (height, width) unless `model` is one of our backbones, got {img_size}; "
+            "graticule.convert makes one of a model of timm or transformers."
+        )
     library = type(model).__module__.partition(".")[0]
     if not backbones and not attached and library in LIBRARIES:
         LIBRARIES[library](
             model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
         )
         return model
-    size, patch = (None if value is None else to_2tuple(value) for value in (img_size, patch_size))
+    axes = len(backbones[0].img_size) if backbones else 2
+    size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
+    film: Shape | None = None
+    deep: Shape = ()
+    if axes == 2 and size is not None and len(size) == 3:
+        film, size = size, size[1:]
+        deep, patch = patch or backbones[0].patch_size, patch and patch[-2:]
+        deep = deep if len(deep) == 3 else (1, *deep)
+        check_inflation(backbones[0], film, deep)
+    elif frames is not None:
+        raise ValueError(f"`frames` must be left out unless a model of images gets films, got {frames!r}.")
     if not backbones:
         if patch is not None and attached:
-            raise ValueError(f"`patch_size` must be left out with an attached position, got {patch[0]} x {patch[1]}.")
+            raise ValueError(f"`patch_size` must be left out with an attached position, got {by(patch)}.")
         size = _check_stock(model, size, patch, windows, resampler if not attached else None)
     with _whole_or_not_at_all(model):
         if resampler is not None:
             _set_resampler([*backbones, *attached], resampler)
         for backbone in backbones:
             _resize_ours(backbone, size or backbone.img_size, patch, windows)
+        if film is not None:
+            inflate(backbones[0], film, deep, frames or "mean")
         if not backbones and size is not None:
             _resize_stock(model, size, patch, attached)
         if channels is not None:
@@ -145,13 +173,13 @@ def _set_channels(model: Any, channels: int) -> None:
     """Adapt the first convolution of a backbone of this library or of timm."""
     name = getattr(model, "first_conv", None) or (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     old = model.get_submodule(name) if isinstance(name, str) and name else None
-    if not isinstance(old, nn.Conv2d) or old.groups != 1:
+    if not isinstance(old, nn.Conv2d | nn.Conv3d) or old.groups != 1:
         raise ValueError(f"`channels` must be left out with {type(model).__name__}, whose first layer is another.")
     if old.in_channels == channels:
         return
     names = ("out_channels", "kernel_size", "stride", "padding", "dilation")
     options: dict[str, Any] = {name: getattr(old, name) for name in names}
-    new = nn.Conv2d(channels, **options, bias=old.bias is not None)
+    new = type(old)(channels, **options, bias=old.bias is not None)
     new.weight = nn.Parameter(with_channels(old.weight.detach(), channels), old.weight.requires_grad)
     new.bias = old.bias
     model.set_submodule(name, new.train(old.training))
@@ -161,16 +189,14 @@ def _set_channels(model: Any, channels: int) -> None:
 
 def _resize_ours(
     backbone: Backbone,
-    size: tuple[int, int],
-    patch: tuple[int, int] | None,
+    size: Any,
+    patch: Shape | None,
     windows: int | tuple[int, ...] | None,
 ) -> None:
     given: dict[str, Any] = {}
     if patch is not None and patch != backbone.patch_size:
         if "patch_size" not in inspect.signature(backbone.set_input_size).parameters:
-            raise ValueError(
-                f"`patch_size` must be left out with {type(backbone).__name__}, got {patch[0]} x {patch[1]}."
-            )
+            raise ValueError(f"`patch_size` must be left out with {type(backbone).__name__}, got {by(patch)}.")
         Grid.of_image(size, patch)  # refuses other sizes with its own message
         given["patch_size"] = patch
     else:
@@ -200,11 +226,11 @@ def _windows_argument(backbone: Backbone, windows: int | tuple[int, ...]) -> dic
 
 def _check_stock(
     model: nn.Module,
-    size: tuple[int, int] | None,
-    patch: tuple[int, int] | None,
+    size: Shape | None,
+    patch: Shape | None,
     windows: int | tuple[int, ...] | None,
     resampler: str | Spec | None,
-) -> tuple[int, int] | None:
+) -> Shape | None:
     """Check that a model of another library can be resized; return its new image size, None if that does not change."""
     kind = type(model).__name__
     parameters = inspect.signature(getattr(model, "set_input_size", _resize_ours)).parameters
@@ -223,9 +249,7 @@ def _check_stock(
     if windows is not None:
         raise ValueError(f"`windows` must be left out with {kind}, got {windows}; call its set_input_size for windows.")
     if patch is not None and "patch_size" not in parameters:
-        raise ValueError(
-            f"`patch_size` must be left out with {kind}, which keeps its patches, got {patch[0]} x {patch[1]}."
-        )
+        raise ValueError(f"`patch_size` must be left out with {kind}, which keeps its patches, got {by(patch)}.")
     embed: Any = getattr(model, "patch_embed", None)
     held = patch or getattr(embed, "patch_size", None)
     size = size or embed.img_size
@@ -234,9 +258,7 @@ def _check_stock(
     return size
 
 
-def _resize_stock(
-    model: Any, size: tuple[int, int], patch: tuple[int, int] | None, attached: list[AttachedPosition]
-) -> None:
+def _resize_stock(model: Any, size: Any, patch: Shape | None, attached: list[AttachedPosition]) -> None:
     for each in attached:
         for removed in each.removed:
             put_back(model, removed)

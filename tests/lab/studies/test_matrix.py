@@ -27,6 +27,8 @@ def allowed(family, encoding, joining):
     given = fields(encoding, joining)
     if family in ("Swin", "Swin V2", "SAM", "MViTv2") and JOININGS[joining].whole_grid:
         return False
+    if encoding == "per_frame" and family in ("Swin", "Swin V2", "SAM", "MViTv2", "PVT"):  # windows, pooled keys
+        return False
     if family == "ConViT" and encoding in ("pope", "gpsa"):  # a class token of other channels; no layer without gates
         return False
     return given <= USES[family] and ("mixing" in given) == ("mixing" in USES[family])

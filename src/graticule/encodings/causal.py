@@ -1,0 +1,41 @@
+"""A mask for attention: no token sees later frames of a film, or later rows or tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from graticule.encodings.forms.bias import BiasEncoding
+from graticule.position.grid import Grid
+from graticule.position.position import register_encoding
+
+
+@register_encoding("causal")
+class Causal(BiasEncoding):
+    r"""Lets a patch attend only to the patches whose first coordinate is at most its own: no later frames of a film.
+
+    .. math:: b_{ij} = 0 \text{ if } t_j \le t_i, \text{ else } -\infty
+
+    In a film t is the frame, in an image the row, in a text the index. Prefix tokens attend to all tokens, and patches
+    do not attend to them, since they know the end of the film. So what the patches know of a frame does not change when
+    frames are appended. Combine it with encodings that do not look ahead, as in `rope + causal` and
+    `peg(past=True) + causal`.
+
+    Reference: An Introduction to Transformers (Turner, 2024), section 4.1, with frames instead of tokens.
+    """
+
+    shared = True
+    crops = True
+
+    def __init__(self, grid: Grid, num_heads: int) -> None:
+        super().__init__(grid, num_heads)
+        self.register_buffer("like", torch.empty(0), persistent=False)  # has our dtype and device
+        self.like: Tensor
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Return the bias for `grid`, (heads, N, N)."""
+        time = grid.coordinates(self.like.device)[:, 0]
+        ahead = torch.zeros(1, grid.tokens, grid.tokens, dtype=self.like.dtype, device=self.like.device)
+        ahead[:, grid.prefix :, : grid.prefix] = -torch.inf
+        ahead[:, grid.prefix :, grid.prefix :].masked_fill_(time[:, None] < time, -torch.inf)
+        return ahead.expand(self.num_heads, -1, -1)
