@@ -16,6 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 from torch import nn
 
 from graticule.checkpoints.read import save_weights
+from graticule.position.places import by, sides
 from graticule.registry.checks import printable
 from graticule.system.files import write_json, write_text
 
@@ -206,13 +207,13 @@ def model_card(title: str, config: Mapping[str, Any], parameters: int, card: Car
     words = config["graticule"]
     kind = words.get("kind", "backbone")
     pipeline, what = _KINDS[kind]
-    channels, height, width = config["pretrained_cfg"]["input_size"]
+    channels, *image = config["pretrained_cfg"]["input_size"]
     rows = [(name, _code(words[name])) for name in ("model", "encoding", "joining")]
     rows += [(part, _code(text)) for part, text in config.get("parts", {}).items() if text]
     if words["resamplers"]:
         rows.append(("at other sizes", ", ".join(map(_code, words["resamplers"]))))
     rows += [
-        ("images", f"{channels} x {height} x {width} (channels, height, width)"),
+        ("images", f"{by([channels, *image])} (channels, {', '.join(sides(len(image)))})"),
         ("classes", config["num_classes"]),
         ("parameters", f"{parameters:,}"),
         *([("trained on", _line(card.data))] if card.data else []),
