@@ -39,6 +39,14 @@ def test_equivalence_has_the_larger_p_of_two_one_sided_tests():
     assert one.equivalent == pytest.approx(stats.ttest_1samp(values, 1.0, alternative="less").pvalue)
 
 
+def test_power_is_a_number_also_far_from_chance():
+    for seeds in range(2, 40):
+        for difference in (0.5, 1.5, 5.0, 20.0):
+            for level in (0.05, 0.002):
+                assert 0 < power(1.0, difference, seeds, level) <= 1
+    assert seeds_needed(1.0, 2.0, 0.002) == 9
+
+
 def test_power_agrees_with_simulated_tests():
     import numpy as np
 

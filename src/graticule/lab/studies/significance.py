@@ -72,7 +72,8 @@ def power(deviation: float, difference: float, seeds: int, level: float = LEVEL)
         level: p is below this if the difference is found.
     """
     limit, shift = stats.t.isf(level / 2, seeds - 1), difference * math.sqrt(seeds) / deviation
-    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.cdf(-limit, seeds - 1, shift))
+    # the lower tail by symmetry: `nct.cdf` of SciPy 1.17 is NaN far from the mean
+    return float(stats.nct.sf(limit, seeds - 1, shift) + stats.nct.sf(limit, seeds - 1, -shift))
 
 
 def seeds_needed(deviation: float, difference: float, level: float = LEVEL, most: int = 1000) -> int:
