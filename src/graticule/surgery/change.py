@@ -15,6 +15,7 @@ from graticule.checkpoints.transfer import transfer
 from graticule.hub.config import take_position
 from graticule.position.folded import Folded
 from graticule.position.layer import LayerPosition
+from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, rotated_logits, table_logits
@@ -159,6 +160,15 @@ class Certificate:
         return bool(self.shares) and not any(share.kept is not None and share.kept > 0 for share in self.shares)
 
     @property
+    def kept(self) -> float | None:
+        """The mean over layers of the least share that a layer keeps of a term; None if nothing was compared."""
+        layers: dict[int, float] = {}
+        for share in self.shares:
+            if share.kept is not None:
+                layers[share.layer] = min(share.kept, layers.get(share.layer, share.kept))
+        return sum(layers.values()) / len(layers) if layers else None
+
+    @property
     def harmful(self) -> list[int]:
         """The layers of which some new term is farther from the old one than zero is."""
         return sorted({share.layer for share in self.shares if share.kept is not None and share.kept < 0})
@@ -231,7 +241,11 @@ Model = TypeVar("Model", bound=Backbone)
 
 @torch.no_grad()
 def change_position(
-    model: Model, encoding: str | Spec, joining: str | Spec = "default", images: Tensor | None = None
+    model: Model,
+    encoding: str | Spec,
+    joining: str | Spec = "default",
+    images: Tensor | None = None,
+    least: float | None = None,
 ) -> Model:
     """Replace the position of `model` by a new one, in place, and return the model.
 
@@ -247,9 +261,12 @@ def change_position(
         encoding: as in `create_model`.
         joining: as in `create_model`.
         images: preprocessed images (B, C, height, width), of the size that the model is built for.
+        least: the share of the old position that the layers must keep in the mean (`Certificate.kept`), such as 0 to
+            refuse a position that is farther from the old one than none is; by default any.
 
     Raises:
-        ValueError: if the model cannot use them, or the images are of another size. The model is then unchanged.
+        ValueError: if the model cannot use them, the images are of another size, or less is kept than `least`. The
+            model is then unchanged.
     """
     if not isinstance(model, Backbone):
         raise ValueError(
@@ -270,6 +287,7 @@ def change_position(
         raise ValueError("`images` must be finite, got NaN or infinity.")
     given = {"encoding": encoding, "joining": joining}
     weights, old, training = model.state_dict(), model.position, model.training
+    held = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
     model.eval()
     try:
         seen = blank if images is None else images.to(blank)
@@ -285,9 +303,20 @@ def change_position(
             shares += measure(stage, after[first : first + depth], first)
             first += depth
         drift = drift_of(was, features(model, seen)) if was else ()
+        found = Certificate(tuple(fits), tuple(shares), drift)
+        if least is not None and found.kept is not None and found.kept < least:
+            raise ValueError(
+                f"`encoding` must keep at least {least} of the old position, got "
+                f"{' + '.join(map(str, ENCODINGS.specs(encoding)))}, which keeps {found.kept:.3f} in the mean of the "
+                f"layers; {found.summary()}. Give another, or lower `least` (`--anyway` of graticule adapt)."
+            )
+    except ValueError:
+        for name, value in held.items():
+            setattr(model, name, value)
+        raise
     finally:
         model.train(training)
-    model.certificate = Certificate(tuple(fits), tuple(shares), drift)
+    model.certificate = found
     return model
 
 

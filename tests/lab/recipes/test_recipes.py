@@ -375,6 +375,8 @@ def test_every_recipe_can_be_written_and_read():
 def test_the_model_of_every_recipe_can_be_built_for_its_size():
     for name in NAMES:
         recipe = load_recipe(name)
+        if not recipe.model:  # an adaptation, whose model the user gives
+            continue
         model = model_of(recipe)
         if isinstance(recipe, TextRecipe):
             assert (model.context, model.vocab_size) == (recipe.context, 1000), name

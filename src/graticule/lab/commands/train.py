@@ -74,9 +74,13 @@ def run(arguments: list[str]) -> int:
             names = textwrap.fill(", ".join(recipes), 78, initial_indent="  ", subsequent_indent="  ")
             print(f"recipes (--help-all describes them):\n{names}")
         return 0 if arguments else 2
-    requeue = requeue_code()
     resumed = arguments[0].partition("=")[0] == "--resume"
-    recipe, folder, resume = _resumed(arguments) if resumed else _started(arguments)
+    return execute(*(_resumed(arguments) if resumed else _started(arguments)))
+
+
+def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
+    """Train a recipe in a folder, and print the results; returns the exit code."""
+    requeue = requeue_code()
 
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
@@ -151,13 +155,18 @@ def _started(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     if "--quick" in arguments:  # before the overrides, which take precedence
         loaded = loaded.quick()
     options = parse_recipe(Train, loaded, arguments[1:], f"train {arguments[0]}")
-    if options.auto_resume and options.output is None:
-        raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
     if arguments[0] not in list_recipes() and RunFolder(Path(arguments[0])).recipe_file.is_file():
         _warn_of_changes(arguments[0])
-    name = f"{Path(arguments[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = output_folder(options.output, Path()) if options.output else _shared(Path("runs") / name)
-    return options.recipe, folder, options.auto_resume
+    return options.recipe, run_folder(options, Path(arguments[0]).stem), options.auto_resume
+
+
+def run_folder(options: Train, name: str) -> Path:
+    """Return the folder of a new run: the one that is given, or a new one of this name and time."""
+    if options.output:
+        return output_folder(options.output, Path())
+    if options.auto_resume:
+        raise ValueError("`--auto-resume` must be given with --output, the folder of the run, got none.")
+    return _shared(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _warn_of_changes(run: str) -> None:

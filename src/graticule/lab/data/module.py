@@ -264,9 +264,20 @@ class DataModule(Loading, L.LightningDataModule):
         for index in indices:
             if not 0 <= index < len(images):
                 raise ValueError(f"`image` must be from 0 to {len(images) - 1}, the last test image, got {index}.")
-        transform = evaluation_transform(self.info, size, self.augmentation)
-        pairs = [TransformedImages(images, transform)[index] for index in indices]
+        return self._prepared("test", size, indices)
+
+    def _prepared(
+        self, split: Split, size: tuple[int, int], indices: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        shown = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
+        pairs = [shown[index] for index in indices]
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+
+    def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
+        """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
+        total = len(self._images[split])
+        count = min(most, total)
+        return self._prepared(split, size, [index * total // count for index in range(count)])[0]
 
     def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""

@@ -392,6 +392,7 @@ def _finish(run: Run, data: TaskData, module: TrainingModule, history: list[dict
     metric = module.task.metric
     best = metric.best(history)
     save_weights(run.model().state_dict(), run.weights)
+    module.task.finish(run, data)
     write_json(
         run.result_file,
         {

@@ -211,6 +211,9 @@ class Task(ABC, Generic[R, D]):
         """Return whether BatchNorm sees the examples of all devices."""
         return False
 
+    def finish(self, run: Any, data: D) -> None:
+        """Write further files when the training of a `Run` has ended; here, none. It may be called again."""
+
     def next_step(self, folder: str) -> str:
         """Return a line with the next command for a finished run, or an empty string."""
         return ""

@@ -59,6 +59,26 @@ def image_folder(split: Split, root: Path | None) -> tuple[FolderImages, Dataset
     return FolderImages(files[split], skip_broken=split == "train"), info
 
 
+#: Every how many pictures one is held out.
+_HELD_OUT = 10
+
+
+@register_dataset("pictures")
+def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo]:
+    """Load the images of a folder at any depth, without labels; every tenth one, in the order of paths, is held out.
+
+    Raises:
+        ValueError, FileNotFoundError: for a folder that is missing, or has fewer than two images.
+    """
+    if root is None or not root.is_dir():
+        raise FileNotFoundError(f"`data_root` must be a folder of pictures, got {str(root)!r}, which does not exist.")
+    files = files_below(root, is_image)
+    if len(files) < 2:
+        raise ValueError(f"`data_root` must have two pictures or more, got {len(files)} in {root}.")
+    found = [path for index, path in enumerate(files) if (index % _HELD_OUT == 0) == (split == "test")]
+    return FolderImages([(path, 0) for path in found], skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
+
+
 def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
     """Find the names of the classes, and (file, label) of every image of both splits."""
     if root is None or not root.is_dir():

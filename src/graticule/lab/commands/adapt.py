@@ -1,0 +1,49 @@
+"""`graticule adapt`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graticule.lab.arguments import Positional
+from graticule.lab.commands import train
+from graticule.lab.commands.options import parse_recipe
+
+
+def _recipe() -> Any:
+    from graticule.lab.recipes.load import load_recipe
+
+    return load_recipe("adapt")
+
+
+@dataclass(kw_only=True)
+class Adapt(train.Train):
+    """Replace the position of a trained model, and win its features back.
+
+        graticule adapt timm:NAME --encoding rope --images FOLDER
+        graticule adapt FOLDER --joining lape --images FOLDER --output RUN
+
+    The model learns the tokens that it had before, on pictures without labels. The run, which graticule train resumes,
+    has certificate.json, curve.png and the folder `published`.
+    """
+
+    trained: Positional[str]
+    """timm:NAME, hf:OWNER/NAME, a published folder, a run, or FILE.py:NAME"""
+    recipe: Any = field(default_factory=_recipe)
+    images: Path | None = None
+    """folder of pictures; every tenth is held out"""
+
+
+def run(arguments: list[str]) -> int:
+    """Adapt a model to another position: a run of the recipe adapt."""
+    options = parse_recipe(Adapt, _recipe(), arguments, "adapt")
+    for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
+        if name in options.recipe.given:
+            raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
+    if options.images is None and options.recipe.dataset == "pictures":
+        raise ValueError("`images` must be given: a folder of pictures, got none.")
+    recipe = dataclasses.replace(options.recipe, model=options.trained, data_root=options.images)
+    recipe.give(options.recipe.given)
+    return train.execute(recipe, train.run_folder(options, "adapt"), options.auto_resume)

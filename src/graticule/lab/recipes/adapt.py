@@ -1,0 +1,29 @@
+"""Replace the position of a trained model, and win its features back on pictures without labels.
+
+Reproduces: nothing; distillation of a model's own features after its position was changed.
+Command: graticule adapt MODEL --encoding rope --images FOLDER
+Cost: docs/pretrained.md.
+Result: docs/pretrained.md.
+"""
+
+from __future__ import annotations
+
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.recipes.load import register_recipe
+from graticule.lab.tasks.adaptation import AdaptRecipe
+
+
+@register_recipe("adapt", "Replace the position of a trained model, and distill its features on unlabelled pictures.")
+def adapt() -> AdaptRecipe:
+    """Train position, then attention, then all, on crops of pictures; `graticule adapt` gives model and folder."""
+    return AdaptRecipe(
+        epochs=3,
+        batch_size=16,
+        eval_batch_size=64,
+        lr=1e-4,
+        min_lr=1e-6,
+        warmup_steps=20,
+        weight_decay=0.01,
+        clip_grad=1.0,
+        augmentation=Augmentation(scale=(0.35, 1.0), hflip=0.5),
+    )

@@ -1,0 +1,355 @@
+"""Adaptation: replace the position of a trained model, and distill the features that it had on pictures without labels.
+
+PyTorch is imported where it is needed, so that commands that only print options do not load it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from graticule.lab.arguments import Usual
+from graticule.lab.data.augmentation import Augmentation
+from graticule.lab.training.recipe import TrainingRecipe
+from graticule.lab.training.results import Metric
+from graticule.lab.training.task import SourceModel, Task, TrainedRun, register_task
+from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import Count, Finite, Flag, Side, Whole
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from graticule.backbones.base import Backbone
+    from graticule.checkpoints.transferred import Transfer
+    from graticule.lab.data.module import DataModule
+    from graticule.lab.training.run import Run
+    from graticule.surgery.change import Certificate, Drift
+
+COSINE = Metric("cosine", "cosine with the original's features", "", highest=True, decimals=4)
+Stage = Literal["position", "attention", "all"]
+#: Held-out pictures on which the certificate compares features.
+_PICTURES = 32
+
+
+@dataclass(frozen=True)
+class AdaptRecipe(TrainingRecipe):
+    """The values of an adaptation: `encoding` and `joining` are the new position of `model`."""
+
+    task: ClassVar[str] = "adaptation"
+    metric: ClassVar[Metric] = COSINE
+
+    model: str = ""
+    """the trained model: timm:NAME, hf:OWNER/NAME, a published folder, a run, or FILE.py:NAME"""
+    start_from: Path | None = None
+    """weights of the trained model, for timm:NAME without its published ones"""
+    batch_size: Usual[Count] = 16
+    """images per step, over all devices and micro-batches"""
+    devices: Count = 1
+    """GPUs (or processes, on CPUs) per node"""
+    dataset: str = "pictures"
+    """data set; pictures are the images of a folder at any depth, every tenth of which is held out"""
+    data_root: Path | None = None
+    """folder of the data set"""
+    img_size: Usual[tuple[Side, Side]] = (224, 224)
+    """height and width that the new position is built and fitted for, multiples of the patch"""
+    train_sizes: tuple[str, ...] = ()
+    """sizes of the training images, one per step at random (default: `img_size`)"""
+    fit_images: Count = 16
+    """training pictures on which the new position is fitted to the old one"""
+    anyway: Flag = False
+    """start also if the fitted position is farther from the old one than no position is"""
+    stages: Usual[tuple[Stage, ...]] = ("position", "attention", "all")
+    """parts that are trained, in equal shares of the epochs; attention has position and norms"""
+    layers: tuple[Whole, ...] = ()
+    """layers, counted from 0, whose tokens are learned besides the features (default: four, evenly spaced)"""
+    distance: Literal["cosine", "smooth_l1"] = "cosine"
+    """distance of a token from the original's: 1 - cosine, or smooth L1 in units of the standard deviation"""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    workers: Annotated[Whole, Field(le=1024)] = 0
+    """processes that load images; 0 loads them in the main process"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_sizes(self.train_sizes, "train_sizes")
+        if not self.stages or len(set(self.stages)) < len(self.stages) or len(self.stages) > self.epochs:
+            raise ValueError(
+                f"`stages` must be different, and at most as many as `epochs`, {self.epochs}, got "
+                f"{' '.join(self.stages) or 'none'}."
+            )
+        if self.stages != ("all",) and self.devices * self.nodes > 1:
+            raise ValueError(f"`stages` must be all on several devices, got {' '.join(self.stages)}.")
+        for name in ("freeze", "layer_decay", "drop_path_rate"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` must be left out in an adaptation, which has `stages`.")
+
+    def quick(self) -> Self:
+        """Return a recipe with the last two stages in a few steps, on the CPU."""
+        few = dataclasses.replace(self, stages=self.stages[-2:])
+        return dataclasses.replace(super(AdaptRecipe, few).quick(), workers=0)
+
+
+class _Pictures(TypedDict):
+    """The description of the data and of the model in recipe.json."""
+
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
+    backbone: SourceModel
+
+
+@register_task("adaptation")
+class Adaptation(Task[AdaptRecipe, "DataModule"]):
+    """A backbone with a new position, which learns the tokens of the original on the same pictures.
+
+    The loss is the mean over chosen layers and the features of the distance of the tokens, half of prefix tokens and
+    half of patches. The model is in evaluation mode, so that nothing but the position differs from the original. The
+    head is kept. The run ends with certificate.json, curve.png and the folder `published`.
+    """
+
+    recipe_class = AdaptRecipe
+    description = _Pictures
+    examples = "images"
+    unit = "img/s"
+    inputs = "images without labels"
+    files = ("certificate.json", "curve.png")
+
+    _data: DataModule | None = None
+    _certificate: Mapping[str, Any] | None = None
+    _stages: Mapping[Stage, set[int]]
+    _stage: Stage | None = None
+
+    @cached_property
+    def original(self) -> Backbone:
+        """The model before, in evaluation mode, without gradients."""
+        from graticule.checkpoints.transfer import transfer
+        from graticule.lab.training.opening import open_backbone
+
+        recipe = self.recipe
+        if not recipe.of_source:
+            raise ValueError(f"`model` must be a trained model, such as timm:NAME or a folder, got {recipe.model!r}.")
+        model = open_backbone(recipe.model, weights=recipe.start_from is None)
+        if recipe.start_from is not None:
+            transfer(model, recipe.start_from)
+        return model.requires_grad_(False).eval()
+
+    def build_data(self, run: TrainedRun | None = None) -> DataModule:
+        """Build the data, normalized as for the original."""
+        from graticule.lab.data.module import DataModule
+
+        recipe, original = self.recipe, self.original
+        if recipe.encoding is None and recipe.joining == "default":
+            raise ValueError("`encoding` or `joining` must be given: the new position of the model, got none.")
+        data = DataModule(
+            recipe.dataset,
+            root=recipe.data_root,
+            size=recipe.img_size,
+            batch_size=recipe.batch_size,
+            eval_batch_size=recipe.eval_batch_size,
+            workers=recipe.workers,
+            seed=recipe.seed,
+            augmentation=recipe.augmentation,
+            limit_train=recipe.limit_train,
+            limit_test=recipe.limit_test,
+            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
+        )
+        data.setup("fit")
+        if data.info.channels != original.in_chans:
+            raise ValueError(
+                f"`model` must take images of {data.info.channels} channels, as in {recipe.dataset}, got one of "
+                f"{original.in_chans}."
+            )
+        for size in (recipe.img_size, *data.train_sizes):
+            original.grid_at(size)
+        depth = sum(original.depths)
+        if beyond := [layer for layer in recipe.layers if layer >= depth]:
+            raise ValueError(f"`layers` must be from 0 to {depth - 1}, got {beyond[0]}.")
+        known = getattr(original, "pretrained_cfg", None) or {}
+        mean, std = (tuple(known.get(name) or getattr(data.info, name)) for name in ("mean", "std"))
+        data.info = dataclasses.replace(data.info, mean=mean, std=std)
+        self._data = data
+        return data
+
+    def describe(self, data: DataModule) -> dict[str, Any]:
+        """Return the preprocessing and the architecture of the original, with its own position."""
+        from graticule.hub.config import architecture_of
+
+        found = architecture_of(self.original)
+        arguments = json.loads(json.dumps(found.model_args))
+        source = {"architecture": found.architecture, "model_args": arguments}
+        return {"mean": data.info.mean, "std": data.info.std, "backbone": source}
+
+    def build_model(self, described: Mapping[str, Any]) -> Backbone:
+        """Build the model with the new position and the head of the original."""
+        from graticule.hub.config import Preparation, prepare
+        from graticule.lab.tasks.parts.models import build_backbone
+
+        source = described["backbone"]
+        classes, channels = (source["model_args"][name] for name in ("num_classes", "in_chans"))
+        model = build_backbone(self.recipe, classes, channels, self.recipe.img_size, source=source)
+        prepare(model, Preparation(list(described["mean"]), list(described["std"])))
+        return model.eval()
+
+    def take_weights(self, model: nn.Module, source: Path | Mapping[str, Tensor], same: bool) -> Transfer:
+        """Load the original with the new position, fitted to the old one on some of the pictures."""
+        from graticule.checkpoints.transfer import transfer
+        from graticule.surgery.change import change_position
+        from graticule.surgery.resize import resize
+
+        recipe, data = self.recipe, self._data
+        assert data is not None
+        changed = resize(copy.deepcopy(self.original), recipe.img_size)
+        words = architecture_words(changed)
+        encoding = recipe.encoding or words["encoding"]
+        images = data.spread_images("train", recipe.img_size, recipe.fit_images)
+        if float(images.std(0).max()) == 0:
+            raise ValueError(f"`data_root` must have different pictures, got {len(images)} that are all alike.")
+        change_position(changed, encoding, recipe.joining, images, least=None if recipe.anyway else 0.0)
+        certificate: Certificate = changed.certificate
+        self._certificate = {
+            "model": recipe.model,
+            "before": words,
+            "after": {"encoding": encoding, "joining": recipe.joining},
+            **json.loads(certificate.to_json()),
+            "drift": {"fitted": [one._asdict() for one in self._drift(changed, data)]},
+        }
+        return transfer(model, changed.state_dict())
+
+    def _drift(self, model: Backbone, data: DataModule) -> tuple[Drift, ...]:
+        """Compare the tokens of held-out pictures with those of the original."""
+        import torch
+
+        from graticule.surgery.change import drift_of, features
+
+        images = data.spread_images("test", self.recipe.img_size, _PICTURES)
+        with torch.no_grad():
+            return drift_of(features(self.original.cpu(), images), features(model, images))
+
+    def save(self, data: DataModule, folder: Path) -> None:
+        """Write the certificate of the fit."""
+        from graticule.system.files import write_json
+
+        write_json(folder / "certificate.json", dict(self._certificate or {}))
+
+    def setup(self, model: nn.Module, data: DataModule, device: torch.device) -> None:
+        """Move the original to the device, and freeze what no stage trains."""
+        self.original.to(device)
+        trainable = {id(one) for one in model.parameters() if one.requires_grad}
+        found = {stage: {id(one) for one in stage_parameters(model, stage)} & trainable for stage in self.recipe.stages}
+        self._stages = {stage: trained for stage, trained in found.items() if trained}
+        if not self._stages:
+            raise ValueError(f"`stages` must train something, got {' '.join(self.recipe.stages)}.")
+        _train_only(model, set.union(*self._stages.values()))  # the optimizer is built with these
+        model.eval()
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
+        """Return the mean distance of the tokens from the original's, (B,) averaged; trains the stage of the epoch."""
+        self._enter(model, epoch)
+        return self._distances(model, batch[0])[0].mean()
+
+    def _enter(self, model: nn.Module, epoch: int) -> None:
+        """Train only the parameters of the stage of an epoch."""
+        stages = list(self._stages)
+        stage = stages[min(epoch * len(stages) // self.recipe.epochs, len(stages) - 1)]
+        if stage != self._stage:
+            self._stage = stage
+            _train_only(model, self._stages[stage])
+
+    def _distances(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean distance of the tokens of each image, and the mean cosine of its features, (B,) each."""
+        import torch
+        import torch.nn.functional as F
+
+        with torch.no_grad():
+            expected = self._tokens(self.original, images)
+        distances = []
+        for (own, prefix), (there, _) in zip(self._tokens(model, images), expected, strict=True):
+            cosine = F.cosine_similarity(own, there, dim=-1)  # (B, N)
+            each = 1 - cosine
+            if self.recipe.distance == "smooth_l1":
+                each = F.smooth_l1_loss(own / there.std(), there / there.std(), reduction="none").mean(-1)
+            patches = each[:, prefix:].mean(1)
+            distances.append((each[:, :prefix].mean(1) + patches) / 2 if prefix else patches)
+        return torch.stack(distances).mean(0), cosine.mean(1)
+
+    def _tokens(self, model: Any, images: Tensor) -> list[tuple[Tensor, int]]:
+        """Return the tokens of the chosen layers, and the features, with their numbers of prefix tokens."""
+        layers = list(model.each_layer(images))
+        count = len(layers)
+        chosen = self.recipe.layers or sorted({(part * count + count - 1) // 4 for part in range(1, 4)} - {count - 1})
+        found = [(layers[layer][0], layers[layer][1].prefix) for layer in chosen]
+        return [*found, (model.features_of(layers), layers[-1][1].prefix)]
+
+    def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the loss and the mean cosine of the features of each image."""
+        from graticule.lab.data.sampling import PADDING
+
+        images, labels = batch
+        loss, cosine = self._distances(model, images)
+        real = labels != PADDING
+        return {"loss": loss[real], self.metric.key: cosine[real]}
+
+    def finish(self, run: Run, data: DataModule) -> None:
+        """Complete the certificate with the drift after training, draw the curve, and publish the model."""
+        import csv
+
+        from graticule.lab.figures.save import save_figure
+        from graticule.lab.figures.scores import curves
+        from graticule.system.files import read_json, write_json
+
+        model: Any = run.model()
+        path = run.folder / "certificate.json"
+        found = read_json(path)
+        found["drift"]["adapted"] = [one._asdict() for one in self._drift(model, data)]
+        write_json(path, found)
+        with run.metrics_file.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        key = self.metric.column
+        points = [(float(row["epoch"]), float(row[key]), None) for row in rows]
+        save_figure(
+            curves({str(model.created["arguments"]["encoding"]): points}, "epoch", self.metric.label),
+            run.folder / "curve.png",
+        )
+        model.save_pretrained(run.folder / "published")
+
+    def next_step(self, folder: str) -> str:
+        """Return the line with the folder of the adapted model."""
+        return f"the adapted model: {folder}/published, for graticule.load, timm and the commands"
+
+
+def architecture_words(model: Backbone) -> dict[str, str]:
+    """Return the encoding and the joining that a backbone was built with."""
+    arguments = (model.created or {}).get("arguments", {})
+    return {
+        "encoding": str(arguments.get("encoding", "learnable")),
+        "joining": str(arguments.get("joining", "default")),
+    }
+
+
+def _train_only(model: nn.Module, trained: set[int]) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def stage_parameters(model: Any, stage: Stage) -> Iterator[Any]:
+    """Yield the parameters that a stage trains; the classifier is in none."""
+    from torch import nn
+
+    held = model.get_classifier()
+    heads = {id(one) for head in (held if isinstance(held, tuple) else (held,)) for one in head.parameters()}
+    position = {id(one) for one in model.position.parameters()}
+    for name, module in model.named_modules():
+        attention = isinstance(module, nn.LayerNorm) or ".attn" in name or name.startswith("attn")
+        for one in module.parameters(recurse=False):
+            if id(one) in heads:
+                continue
+            if stage == "all" or id(one) in position or (stage == "attention" and attention):
+                yield one

@@ -1,0 +1,192 @@
+"""Adaptation: another position for a trained model, and its features again, on pictures without labels."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import graticule
+from commands import run_command
+from graticule.lab.recipes.load import load_recipe
+from graticule.lab.tasks.adaptation import stage_parameters
+from graticule.lab.training.loop import train
+from graticule.lab.training.task import task_of
+from short_runs import assert_same_end, rows, stopped
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder of 24 pictures of different sizes, in two folders."""
+    found = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    for index in range(24):
+        inner = found / "ab"[index % 2]
+        inner.mkdir(exist_ok=True)
+        small = draw.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((40 + index, 36), Image.Resampling.BICUBIC).save(inner / f"{index}.png")
+    return found
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Return the folder of a published model whose position matters: its table is large."""
+    torch.manual_seed(0)
+    model = graticule.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=5
+    )
+    with torch.no_grad():
+        model.position.encodings[0].pos_embed.normal_(std=0.5)
+    return model.save_pretrained(tmp_path_factory.mktemp("source") / "model")
+
+
+def adapted(source, folder, **options):
+    given = {"encoding": "factorized", "epochs": 3, "batch_size": 7, "warmup_steps": 0, "img_size": (32, 32)}
+    values = {"model": str(source), "data_root": folder, "accelerator": "cpu", **given, **options}
+    return dataclasses.replace(load_recipe("adapt"), **values)
+
+
+@pytest.fixture(scope="module")
+def run(source, folder, tmp_path_factory):
+    """Return a run of three stages of three steps each, at two sizes."""
+    recipe = adapted(source, folder, train_sizes=("32", "40"), lr=2e-3)
+    return train(recipe, tmp_path_factory.mktemp("adapted") / "run", progress=False)
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_a_killed_adaptation_ends_with_the_same_weights_bit_for_bit_in_every_stage(run, tmp_path, step):
+    part = stopped(run.recipe(), tmp_path / "run", step)
+    assert_same_end(train(run.recipe(), part.folder, resume=True, progress=False), run)
+
+
+def test_it_wins_features_back(run):
+    scores = [float(row["val_cosine"]) for row in rows(run)]
+    found = json.loads((run.folder / "certificate.json").read_text())
+    fitted, after = (found["drift"][name][-1]["cosine"] for name in ("fitted", "adapted"))
+    assert scores == sorted(scores) and after > fitted + 0.01
+    assert found["fits"][0]["fitted"] and found["before"] == {"encoding": "learnable", "joining": "default"}
+    assert (run.folder / "curve.png").stat().st_size > 1000
+
+
+def test_the_adapted_model_is_published_with_the_head_of_the_original(run, source):
+    before, after = (graticule.from_pretrained(one) for one in (source, run.folder / "published"))
+    assert after.created["arguments"]["encoding"] == "factorized" and after.img_size == (32, 32)
+    assert torch.equal(before.head.weight, after.head.weight)
+    assert not torch.equal(before.blocks[3].mlp.fc1.weight, after.blocks[3].mlp.fc1.weight)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(after(images), run.model()(images))
+
+
+def test_the_stages_train_what_they_say(source, folder, tmp_path):
+    """One epoch per stage: what a stage does not train is equal bit for bit at its end."""
+    original = graticule.from_pretrained(source)
+    for stages, changed in ((("position",), 0), (("attention",), 1), (("all",), 2)):
+        recipe = adapted(source, folder, stages=stages, epochs=1, encoding="learnable", joining="unshared", lr=0.1)
+        model = train(recipe, tmp_path / stages[0], progress=False).model().state_dict()
+        old = original.state_dict()
+        parts = [
+            any(not torch.equal(old[name], model[name]) for name in names)
+            for names in (
+                ("blocks.0.attn.qkv.weight", "blocks.1.norm1.weight"),
+                ("blocks.2.mlp.fc1.weight", "cls_token"),
+            )
+        ]
+        assert parts == [changed > 0, changed > 1]
+        assert any(float(model[f"position.encodings.{n}.pos_embed"].abs().sum()) for n in range(1, 4))
+
+
+def test_a_position_that_is_exact_starts_at_the_original(source, folder):
+    task = task_of(adapted(source, folder, encoding="learnable", joining="unshared"))
+    data = task.build_data()
+    model = task.build_model(task.describe(data))
+    task.take_weights(model, {}, True)
+    task.setup(model, data, torch.device("cpu"))
+    images = data.spread_images("test", (32, 32), 3)
+    loss = task.loss(model, (images, torch.zeros(3)), 0)
+    assert loss.item() < 1e-6
+    values = task.validate(model, (images, torch.tensor([0, 0, -1])))
+    torch.testing.assert_close(values["cosine"], torch.ones(2))
+
+
+def test_the_distance_is_half_of_prefix_tokens_and_half_of_patches(source, folder):
+    for distance in ("cosine", "smooth_l1"):
+        task = task_of(adapted(source, folder, distance=distance, layers=(1,)))
+        data = task.build_data()
+        model = task.build_model(task.describe(data))
+        task.take_weights(model, {}, True)
+        images = data.spread_images("test", (32, 32), 2)
+        with torch.no_grad():
+            found, _ = task._distances(model, images)
+            parts = []
+            for own, old in zip(
+                ([*model.each_layer(images)][1][0], model.forward_features(images)),
+                ([*task.original.each_layer(images)][1][0], task.original.forward_features(images)),
+                strict=True,
+            ):
+                if distance == "cosine":
+                    each = 1 - (own * old).sum(-1) / (own.norm(dim=-1) * old.norm(dim=-1))
+                else:
+                    difference = ((own - old) / old.std()).abs()
+                    each = torch.where(difference < 1, difference**2 / 2, difference - 0.5).mean(-1)
+                parts.append((each[:, 0] + each[:, 1:].mean(1)) / 2)
+        torch.testing.assert_close(found, torch.stack(parts).mean(0))
+
+
+def test_the_classifier_is_in_no_stage(source):
+    model = graticule.from_pretrained(source)
+    heads = {id(one) for one in model.head.parameters()}
+    every = {id(one) for one in stage_parameters(model, "all")}
+    assert every == {id(one) for one in model.parameters()} - heads
+    assert {id(one) for one in stage_parameters(model, "position")} == {id(one) for one in model.position.parameters()}
+
+
+def test_the_command_is_the_recipe(source, folder, tmp_path, capsys):
+    words = ["--encoding", "fourier", "--images", folder, "--img-size", 32, 32, "--quick", "--output", tmp_path / "run"]
+    code, out, err = run_command(capsys, "adapt", source, *words)
+    assert code == 0 and f"the adapted model: {tmp_path / 'run'}/published" in out, err
+    code, out, _ = run_command(capsys, "adapt", "--help")
+    assert code == 0 and "--images FOLDER" in out
+    code, out, err = run_command(capsys, "evaluate", tmp_path / "run")
+    assert code == 0 and "cosine with the original" in out, err
+
+
+def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
+    alike, one = tmp_path / "alike", tmp_path / "one"
+    for place, count in ((alike, 4), (one, 1)):
+        place.mkdir()
+        for index in range(count):
+            Image.new("RGB", (32, 32), (9, 9, 9)).save(place / f"{index}.png")
+    for options, message in (
+        ({"data_root": alike}, "must have different pictures, got 3 that are all alike"),
+        ({"data_root": one}, "must have two pictures or more, got 1"),
+        ({"encoding": None}, "`encoding` or `joining` must be given"),
+        ({"model": "vit_tiny_patch16_224"}, "`model` must be a trained model, such as timm:NAME"),
+        ({"layers": (4,)}, "`layers` must be from 0 to 3, got 4"),
+        ({"img_size": (36, 36)}, "multiple"),
+        (
+            {"encoding": "sinusoidal_2d"},
+            "`encoding` must keep at least 0.0 of the old position, got sinusoidal_2d, which keeps -",
+        ),
+        ({"encoding": "none", "stages": ("position",)}, "`stages` must train something, got position"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(adapted(source, folder, **options), tmp_path / "run", progress=False)
+    for options, message in (
+        ({"stages": ()}, "`stages` must be different"),
+        ({"epochs": 2}, "at most as many as `epochs`, 2"),
+        ({"devices": 7}, "`stages` must be all on several devices"),
+        ({"freeze": "all-but-head"}, "`freeze` must be left out in an adaptation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            adapted(source, folder, **options)
+    for words, message in (
+        ((source, "--encoding", "rope"), "`images` must be given: a folder of pictures"),
+        ((source, "--images", folder, "--data-root", folder), "`data_root` must be left out of graticule adapt"),
+        ((source, "--images", folder, "--model", source), "which has the first argument for it"),
+        (("--encoding", "rope"), "TRAINED"),
+    ):
+        code, _, err = run_command(capsys, "adapt", *words)
+        assert code in (1, 2) and message in err
+    assert not (tmp_path / "run").exists()
