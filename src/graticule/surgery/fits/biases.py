@@ -149,12 +149,15 @@ def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -
 
 
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
-    """Return the bias of a layer between patches, (h, N, N), in float64; None if it depends on tokens."""
+    """Return the bias of a layer between patches, (h, N, N), in float64; None if it depends on tokens.
+
+    A pair that is masked by minus infinity has -1e4, so that biases can be compared.
+    """
     bias = None if layer.bias is None else Bias.of(layer.bias)
     if bias is None or bias.function:
         return None
     patches = grid.within.patches
-    return bias.table()[:, -patches:, -patches:].double()
+    return bias.table()[:, -patches:, -patches:].double().clamp(min=-1e4)
 
 
 def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None:
