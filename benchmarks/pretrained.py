@@ -15,8 +15,10 @@ Every part writes its results to docs/data/pretrained.json when it is done, so p
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -39,6 +41,7 @@ from graticule.external import Debiased, Eraser
 from graticule.lab.data.sets.cifar import cifar10
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import line_style, new_axes
+from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.tables import markdown
 from graticule.system.files import write_json, write_text
 
@@ -51,8 +54,16 @@ INSID3 = 500 / 1024
 #: Positions that replace the table, (encoding, joining).
 POSITIONS = (
     *(("learnable", "unshared"), ("factorized", "default"), ("fourier", "default"), ("learnable", "lape")),
-    *(("coordinates", "default"), ("relative_bias", "default"), ("rope", "default"), ("none", "default")),
+    *(("coordinates", "default"), ("relative_bias", "default"), ("rope_mixed", "default")),
+    *(("rope", "default"), ("none", "default")),
 )
+#: Positions that are adapted.
+ADAPTED = (
+    *(("rope_mixed", "default"), ("peg", "default"), ("none", "default"), ("learnable", "lape")),
+    *(("relative_bias", "default"), ("rope", "default")),
+)
+#: Steps per epoch of an adaptation, and its epochs.
+STEPS, EPOCHS = 100, 3
 RESAMPLERS = ("bicubic", "bicubic(antialias=False)", "bilinear", "bicubic(antialias=False, offset=0.1)", "area")
 
 
@@ -154,6 +165,13 @@ def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) 
     return tuple(100 * float((one.argmax(1) == truth).double().mean()) for one in (votes, logits))
 
 
+@torch.no_grad()
+def agreement(model: Any, other: Any, images: Tensor) -> float:
+    """Return the mean cosine of the features of all tokens of two models."""
+    pairs = ((model.forward_features(batch), other.forward_features(batch)) for batch in images.split(32))
+    return float(torch.cat([F.cosine_similarity(one, two, dim=-1) for one, two in pairs]).mean())
+
+
 def replace(options: argparse.Namespace) -> dict[str, Any]:
     """Replace the table without training; the original's gallery and classifier judge the features."""
     (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
@@ -182,11 +200,60 @@ def resample(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def adapt(options: argparse.Namespace) -> dict[str, Any]:
+    """Adapt the encoder at 112 pixels to each position, on pictures of CIFAR-10 without labels; judge it in between."""
+    (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
+    original = build(options.weights)
+    gallery, found = tokens(original, images), {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        source = graticule.convert(original).save_pretrained(folder / "original")
+        (folder / "pictures").mkdir()
+        data, _ = cifar10("train", Path(options.cifar))
+        for index in range(1000, 1000 + options.batch * STEPS * 10 // 9):  # every tenth is held out
+            data[index][0].save(folder / "pictures" / f"{index}.png")
+        for encoding, joining in ADAPTED[: options.positions]:
+            name = encoding if joining == "default" else f"{encoding}, {joining}"
+            recipe = dataclasses.replace(
+                load_recipe("adapt"),
+                model=str(source),
+                encoding=encoding,
+                joining=joining,
+                data_root=folder / "pictures",
+                img_size=(112, 112),
+                batch_size=options.batch,
+                limit_train=options.batch * STEPS,
+                limit_test=32,
+                epochs=EPOCHS,
+                keep=EPOCHS,
+                anyway=True,
+                accelerator="cpu",
+            )
+            run = graticule.train(recipe, folder / encoding)
+            start = graticule.surgery.change_position(
+                graticule.resize(graticule.load(source), 112), encoding, joining, images=images[:16]
+            )
+            saved = {
+                STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt" for epoch in range(1, EPOCHS + 1)
+            }
+            models = {0: start, **{step: graticule.load(path) for step, path in saved.items()}}
+            found[name] = {
+                "accuracy": {
+                    step: accuracies(gallery, labels, tokens(model, queries), truth) for step, model in models.items()
+                },
+                "cosine": {step: agreement(original, model, queries) for step, model in models.items()},
+                "seconds": run.result()["seconds"],
+            }
+            print(name, found[name], flush=True)
+    return found
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "share": share,
     "debias": debias,
     "replace": replace,
     "resample": resample,
+    "adapt": adapt,
 }
 
 
@@ -295,6 +362,8 @@ def main() -> None:
     for name in ("coco", "camvid", "cifar"):
         parser.add_argument(f"--{name}", help=f"folder of {name}")
     parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
+    parser.add_argument("--positions", type=int, default=len(ADAPTED), help="adapt to the first of the positions")
+    parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")
     options = parser.parse_args()
@@ -306,7 +375,11 @@ def main() -> None:
         found = PARTS[name](options)
         data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}
         data[name] = found
-        count = options.count if name in ("share", "debias") else {"replace": 600, "resample": 400}[name]
+        count = (
+            options.count
+            if name in ("share", "debias")
+            else {"replace": 600, "resample": 400, "adapt": options.batch * STEPS + 600}[name]
+        )
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         seconds = round(time.perf_counter() - start)
         values = (count, seconds, str(date.today()), machine, torch.__version__)

@@ -1,8 +1,8 @@
 """A new position is fitted to the old one: constructed cases are recovered exactly, and the report says so."""
 
+import copy
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,22 +12,34 @@ import torch.nn.functional as F
 from torch import nn
 
 import graticule
+import graticule.encodings.rope_directions
 from graticule import Grid
 from graticule.encodings.coordinate_mlp import Fourier
 from graticule.encodings.factorized import Factorized
 from graticule.encodings.fire import Fire
 from graticule.encodings.forms.bias import BiasEncoding
+from graticule.encodings.forms.coordinates import linear
+from graticule.encodings.forms.rotary import waves
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.mlp_bias import MlpBias
 from graticule.encodings.relative_bias import RelativeBias
 from graticule.lab.studies.matrix import build
 from graticule.position.joining import Default, Scale, Shared
 from graticule.position.position import ENCODINGS
+from graticule.position.rotation import PairRotation
 from graticule.surgery import change as change_module
 from graticule.surgery.change import change_position
-from graticule.surgery.fits.biases import displacement_means, fit_fire, rotated_logits, table_logits
-from graticule.surgery.fits.contributions import Stream, Streams, is_pre_norm, table_contributions
+from graticule.surgery.fits.biases import displacement_means, fit_fire, table_logits
+from graticule.surgery.fits.contributions import (
+    Contribution,
+    Projections,
+    Stream,
+    Streams,
+    is_pre_norm,
+    table_contributions,
+)
 from graticule.surgery.fits.registry import FITS, Before, find_fit
+from graticule.surgery.fits.rotations import _fit_layer
 from graticule.surgery.fits.tables import factorize, fit_fourier, fit_norm
 from tiny import DIM, SIZE, draw, images, tiny
 
@@ -454,18 +466,87 @@ def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
 
 
 @torch.no_grad()
-def test_a_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
-    (before,) = change_module._before(model, x)
+def test_a_fixed_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
+    before = copy.deepcopy(model)
     change_position(model, "rope", images=x)
-    for text in (str(model.certificate), model.certificate.summary()):
-        assert "warning: the new position is farther from the old one than none is in" in text
-    assert model.certificate.harmful == [share.layer for share in model.certificate.shares if share.kept < 0]
-    assert "not fitted, as a rotation adds no term to the logits" in str(model.certificate)
+    assert "not fitted, as its frequencies are fixed; those of rope_mixed are fitted" in str(model.certificate)
     assert {share.term for share in model.certificate.shares} == {"table in the logits"}
-    # for equal mean tokens, a rotation adds a function of the displacement
-    one = before.contributions[0]
-    flat = replace(one, inputs=one.inputs.mean(0).expand_as(one.inputs), mean=torch.zeros_like(one.mean))
-    added = rotated_logits(flat, model.position(model.grid)[0].rotary, model.grid)
-    means = displacement_means(added, model.grid)[model.grid.offset_index("cpu")]
-    torch.testing.assert_close(means.movedim(-1, 0), added, rtol=0, atol=1e-12)
-    assert added.abs().max() > 1e-3
+    assert model.certificate.harmful == [share.layer for share in model.certificate.shares if share.kept < 0]
+    for name, value in before.state_dict().items():
+        assert name.startswith("position.") or torch.equal(value, model.state_dict()[name])
+
+
+@torch.no_grad()
+def test_the_share_of_a_rotation_is_that_of_the_logits_between_none_and_the_table(model, x):
+    """Computed by hand for the first layer, over all tokens of the images."""
+    table = model.position(model.grid)[0].pre
+    (state,) = change_module._before(model, x)
+    change_position(model, "rope_mixed", images=x)
+    block, tokens = model.blocks[0], model.embed(x)
+
+    def logits(given, bias, rotation=None):
+        weight = block.attn.qkv.weight.chunk(3)
+        q, k = (
+            (block.norm1(given) @ w.T + b).unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2)
+            for w, b in zip(weight[:2], bias.chunk(3)[:2], strict=True)
+        )
+        q, k = (q, k) if rotation is None else rotation(q, k)
+        found = q @ k.mT * block.attn.scale
+        return found - found.mean(-1, keepdim=True)
+
+    projections = state.contributions[0].projections
+    old = torch.cat([projections.bias, torch.zeros_like(projections.bias[: len(projections.bias) // 2])])
+    target, plain = logits(tokens + table, old), logits(tokens, old)
+    found = logits(tokens, block.attn.qkv.bias, model.position(model.grid)[0].rotary)
+    share = 1 - (found - target).square().sum() / (plain - target).square().sum()
+    assert model.certificate.shares[0].kept == pytest.approx(share.item(), abs=1e-6)
+
+
+def test_frequencies_are_fitted_so_that_more_is_kept_than_without_position(model, x):
+    same = copy.deepcopy(model)
+    change_position(model, "rope_mixed", images=x)
+    change_position(same, "rope", images=x)
+    fitted, fixed = ([share.kept for share in one.certificate.shares] for one in (model, same))
+    assert min(fitted) > 0.1 and sum(fitted) > sum(fixed) + 0.3
+    assert model.certificate.fits[0].fitted and not same.certificate.fits[0].fitted
+    again = copy.deepcopy(model)
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_a_table_that_a_rotation_can_give_is_found(x):
+    """Without content, the logits of one frequency and constants are fitted nearly exactly."""
+    torch.manual_seed(0)
+    places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(5.0), indexing="ij"), -1).flatten(0, 1)
+    encoding = graticule.encodings.rope_directions.MixedRope(graticule.Grid(4, 5), 1, 2, 8)
+    attention = graticule.create_model("vit_nano_patch4_28", depth=1, embed_dim=16, num_heads=2).blocks[0].attn
+    angles = 0.4 * places[:, 0] - 0.3 * places[:, 1]  # of all pairs
+    rotation = PairRotation(waves(angles[None, :, None].expand(2, -1, 4), graticule.Grid(4, 5), "interleaved"))
+    still = torch.randn(2, 1, 1, 8).expand(2, 1, 20, 8)
+    q, k = (one.transpose(1, 2).flatten(2) for one in (still[:1].expand(1, 2, 20, 8), still[1:].expand(1, 2, 20, 8)))
+    turned = [
+        one.transpose(1, 2).flatten(2)
+        for one in rotation(*(one.unflatten(-1, (2, 8)).transpose(1, 2) for one in (q, k)))
+    ]
+    given = Projections(torch.cat(turned, -1), torch.cat([q, k], -1), None, torch.arange(20))
+    one = Contribution(torch.zeros(20, 16), 1.0, torch.zeros(20, 16), attention, given)
+    vectors, constant = _fit_layer(one, encoding, graticule.Grid(4, 5), places)
+    fitted = PairRotation(waves(linear(places, vectors[..., None, :, :]), graticule.Grid(4, 5), "interleaved"))
+    target, plain, found = given.logits(attention, fitted, constant)
+    assert (found - target).square().sum() < 0.02 * (plain - target).square().sum()
+
+
+@pytest.mark.parametrize("least", [0.0, 0.9])
+def test_a_position_that_keeps_too_little_is_refused_and_the_model_is_unchanged(model, x, least):
+    """A fixed table of sines is farther from the old one than none; fitted frequencies keep a part."""
+    encoding = "sinusoidal_2d" if least == 0 else "rope_mixed"
+    with torch.no_grad():
+        model.position.encodings[0].pos_embed.mul_(0.2)
+    before, created = {name: value.clone() for name, value in model.state_dict().items()}, model.created
+    with pytest.raises(
+        ValueError, match=f"must keep at least {least} of the old position, got {encoding}, which keeps"
+    ):
+        change_position(model, encoding, images=x, least=least)
+    assert model.created == created and before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    change_position(model, encoding, images=x)
+    assert model.certificate.kept < least

@@ -18,9 +18,10 @@ from graticule.position.layer import LayerPosition
 from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
-from graticule.surgery.fits.biases import bias_table, rotated_logits, table_logits
+from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import entered_blocks, inner_streams, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
+from graticule.surgery.fits.rotations import rotation_kept
 
 
 class Share(NamedTuple):
@@ -91,12 +92,11 @@ def _of_table(
         if given is not None:
             fits = contribution is not None and given.shape == contribution.mean.shape
             return f"table {where}", contribution.kept(given.double()) if contribution is not None and fits else None
+    if contribution is not None and contribution.projections and new.rotary is not None and new.bias is None:
+        return "table in the logits", rotation_kept(contribution, new.rotary)
     logits, bias = table_logits(contribution, before.grid), bias_table(new, before.grid)
     if logits is not None and bias is not None and logits.shape == bias.shape:
         return "table in the logits", _kept(_centered(logits), _centered(bias))
-    if logits is not None and contribution is not None and new.rotary is not None and not new.bias:
-        rotated = rotated_logits(contribution, new.rotary, before.grid)
-        return "table in the logits", _kept(_centered(logits), _centered(rotated))
     return "table", 0.0 if new.bias is None and new.rotary is None else None
 
 
@@ -249,7 +249,8 @@ def change_position(
 ) -> Model:
     """Replace the position of `model` by a new one, in place, and return the model.
 
-    All weights outside of the position are unchanged. Parameters that both positions have are kept, such as the table
+    All weights outside of the position are unchanged, but for the biases of queries and keys that are fitted with
+    'rope_mixed'. Parameters that both positions have are kept, such as the table
     of an absolute encoding. The others are fitted to the old position by least squares if there is a fit
     (`graticule.surgery.fits`), and are otherwise new. `model.certificate` reports the fits, the share of the old
     position that each layer keeps, and, with `images`, the drift of the features.
@@ -288,6 +289,7 @@ def change_position(
     given = {"encoding": encoding, "joining": joining}
     weights, old, training = model.state_dict(), model.position, model.training
     held = {name: getattr(model, name) for name in ("position", "created", "converted_from")}
+    biases = [(one, one.clone()) for name, one in model.named_parameters() if name.endswith("qkv.bias")]
     model.eval()
     try:
         seen = blank if images is None else images.to(blank)
@@ -313,6 +315,8 @@ def change_position(
     except ValueError:
         for name, value in held.items():
             setattr(model, name, value)
+        for bias, values in biases:
+            bias.copy_(values)
         raise
     finally:
         model.train(training)

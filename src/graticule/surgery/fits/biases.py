@@ -8,8 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from graticule.backbones.mvit import PoolingAttention
-from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.fire import Fire
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, SharedBiasPosition
@@ -20,8 +18,7 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition
-from graticule.position.rotation import Rotation
-from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.contributions import Contribution, is_plain
 from graticule.surgery.fits.registry import Before, register_fit
 
 
@@ -131,23 +128,6 @@ def displacement_means(bias: Tensor, grid: Grid) -> Tensor:
     return values.new_zeros(len(count), len(bias)).index_add(0, index, values) / count
 
 
-def rotated_logits(contribution: Contribution, rotation: Rotation, grid: Grid) -> Tensor:
-    """Return the logits that a rotation adds between patches, for the mean tokens without the table, (h, N, N)."""
-    attention: Any = contribution.attention
-    weight = next(attention.qkv.parameters())
-    projected = attention.qkv((contribution.inputs - contribution.mean).to(weight.dtype))
-    queries, keys, _ = (
-        each.unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)[None] for each in projected.chunk(3, -1)
-    )
-    rotated = rotation(queries, keys)
-    plain, turned = (
-        (q[0, :, -grid.patches :].double() @ k[0, :, -grid.patches :].double().mT) * attention.scale
-        for q, k in ((queries, keys), rotated)
-    )
-    added: Tensor = turned - plain
-    return added
-
-
 def bias_table(layer: LayerPosition, grid: Grid) -> Tensor | None:
     """Return the bias of a layer between patches, (h, N, N), in float64; None if it depends on tokens.
 
@@ -169,9 +149,7 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     It is None for attention that changes queries and keys further.
     """
     attention = None if contribution is None else contribution.attention
-    if contribution is None or not isinstance(attention, Attention) or not _is_plain(attention):
-        return None
-    if isinstance(attention, WindowAttention | PoolingAttention):  # it attends to some pairs only, or to pooled tokens
+    if contribution is None or not isinstance(attention, Attention) or not is_plain(attention):
         return None
     weight = next(attention.qkv.parameters())
     x, without = (each.to(weight.dtype) for each in (contribution.inputs, contribution.inputs - contribution.mean))
@@ -183,9 +161,3 @@ def table_logits(contribution: Contribution | None, grid: Grid) -> Tensor | None
     )
     logits: Tensor = queries @ keys.mT * attention.scale
     return logits
-
-
-def _is_plain(attention: Attention) -> bool:
-    """Return True if logits are products of the projected queries and keys, without further changes."""
-    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
