@@ -64,6 +64,14 @@ def test_commands_that_need_no_model_import_no_pytorch(tmp_path):
     assert "50.00 (1)" in done.stdout
 
 
+def test_a_published_model_is_opened_by_the_first_call_of_a_process(tmp_path):
+    import graticule
+
+    graticule.create_model("vit_nano_patch4_28", depth=1).save_pretrained(tmp_path / "published")
+    done = run(f"import graticule\nprint(type(graticule.from_pretrained({str(tmp_path / 'published')!r})).__name__)")
+    assert done.stdout.strip() == "VisionTransformer", done.stderr
+
+
 HIDDEN = """
 import contextlib, importlib, io, pkgutil, sys, tempfile
 from importlib.machinery import PathFinder

@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -213,6 +214,7 @@ def from_pretrained(
 def open_backbone(config: Path, weights: Path) -> nn.Module:
     """Open a backbone."""
     described = read_typed(config, _BackboneConfig)
+    import_module("graticule.backbones")  # which registers them with timm, if nothing has imported it yet
     model = build_backbone(config, described)
     prepare(model, described.pretrained_cfg)
     return load_checkpoint(model, weights)
