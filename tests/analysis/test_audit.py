@@ -226,6 +226,18 @@ def test_the_command_writes_a_page_and_numbers_for_a_model_by_name(capsys, pictu
     assert "joining lape" in found["model"]
 
 
+def test_the_recorded_command_repeats_the_audit(capsys, pictures, tmp_path):
+    torch.save(graticule.create_model("vit_nano_patch4_28").state_dict(), tmp_path / "values.pt")
+    options = ["--images", pictures, "--count", 6, "--img-size", 36, "--sizes", 40, "--output", tmp_path]
+    code, _, err = run_command(capsys, "audit", NANO[0], "--weights", tmp_path / "values.pt", *options)
+    assert code == 0, err
+    first = json.loads((tmp_path / "audit.json").read_text())
+    (tmp_path / "audit.json").unlink()
+    program, *words = shlex.split(first["command"])
+    assert program == "graticule" and run_command(capsys, *words)[0] == 0
+    assert {**json.loads((tmp_path / "audit.json").read_text()), "seconds": first["seconds"]} == first
+
+
 def test_labels_are_those_of_the_folders_or_of_a_file(pictures, tmp_path):
     info = DatasetInfo("images", (), 1, None, (0.5,), (0.5,))
     every = Pictures(pictures, info, (28, 28), num_classes=10)

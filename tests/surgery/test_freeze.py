@@ -74,6 +74,14 @@ def test_a_table_of_a_formula_stays_fixed():
     assert before < of(model, "")
 
 
+def test_a_quantized_model_is_neither_frozen_nor_given_another_position():
+    model = vit()
+    model.blocks[0].mlp.fc1 = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
+    for refused in (freeze, lambda one: graticule.surgery.change_position(one, "factorized")):
+        with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear\)"):
+            refused(model)
+
+
 def test_what_cannot_be_frozen_is_refused():
     headless = vit(num_classes=0)
     for model, parts, message in (

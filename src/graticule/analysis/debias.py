@@ -17,6 +17,7 @@ from graticule.external.images import Size
 from graticule.external.open_view import view_of
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
+from graticule.surgery.freeze import check_floating
 
 Method = Literal["mean", "rows_columns", "leace", "blank"]
 METHODS: tuple[Method, ...] = ("mean", "rows_columns", "leace", "blank")
@@ -110,12 +111,7 @@ def _check(
 ) -> None:  # fmt: skip
     if isinstance(model, Debiased):
         raise ValueError("`model` must have its position in its features, got a debiased one; use model.backbone.")
-    quantized = [type(one).__name__ for one in model.modules() if "quantized" in type(one).__module__]
-    if quantized:
-        raise ValueError(
-            f"`model` must have weights in floating point, got a quantized one ({quantized[0]}); debias it first, and "
-            "export the result as int8."
-        )
+    check_floating(model)
     if images is None:
         if method != "blank":
             raise ValueError(f"`images` must be given for {method!r}, got none; only 'blank' works without any.")

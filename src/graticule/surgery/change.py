@@ -22,6 +22,7 @@ from graticule.surgery.fits.biases import bias_table, table_logits
 from graticule.surgery.fits.contributions import entered_blocks, inner_streams, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
 from graticule.surgery.fits.rotations import rotation_kept
+from graticule.surgery.freeze import check_floating
 
 
 class Share(NamedTuple):
@@ -274,6 +275,7 @@ def change_position(
             f"`model` must be one of our backbones, got {type(model).__name__}; graticule.convert makes one of a "
             "model of timm, with another position if you name it."
         )
+    check_floating(model)
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to get another position; call graticule.unfold(model) first.")
     blank = _blank(model)

@@ -12,6 +12,16 @@ from graticule.position.folded import Folded
 from graticule.registry.checks import checked, parse_freeze
 
 
+def check_floating(model: nn.Module) -> None:
+    """Check that no part of a model is quantized: its weights are then no parameters."""
+    quantized = [type(one).__name__ for one in model.modules() if "quantized" in type(one).__module__]
+    if quantized:
+        raise ValueError(
+            f"`model` must have weights in floating point, got a quantized one ({quantized[0]}); change or train it "
+            "first, and export the result as int8."
+        )
+
+
 @checked
 def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
     """Freeze the parameters of a model except for some parts, in place, and return the model.
@@ -35,6 +45,7 @@ def freeze(model: nn.Module, parts: str = "all-but-head") -> nn.Module:
         ['position.encodings.0.pos_embed', 'head.weight', 'head.bias']
     """
     kept = parse_freeze(parts)
+    check_floating(model)
     backbone: Any = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
     if not isinstance(backbone, Backbone):
         raise ValueError(
