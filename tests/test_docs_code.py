@@ -12,6 +12,7 @@ from graticule.testing.methods import check_encoding
 DOCS = Path(__file__).parents[1] / "docs"
 #: Pages whose Python blocks run here, in order in one namespace.
 RUN = (
+    "adapt",
     "backbones",
     "concepts",
     "convert",
