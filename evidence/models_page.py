@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 import signal
 import sys
@@ -47,6 +48,7 @@ STAGES: dict[str, Any] = {
     "window_size": 4,
 }
 VIDEO: dict[str, Any] = {**SMALL, "num_frames": 4, "tubelet_size": 2}
+MERGED: dict[str, Any] = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8}
 #: Class of transformers -> its configuration.
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     **{
@@ -66,6 +68,15 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "VivitModel": {**VIDEO, "tubelet_size": [2, 8, 8]},
     "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
 }
+
+
+def class_of(name: str) -> Any:
+    """Return a class of transformers by its name; that of Qwen2-VL's encoder is not among its public names."""
+    if name.startswith("Qwen2"):
+        return getattr(importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl"), name)
+    return getattr(transformers, name)
+
+
 #: A model of each class of timm with attention that is widely used, and of those that `convert` takes.
 TIMM = (
     *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),

@@ -116,9 +116,9 @@ def test_the_other_order_of_the_axes_is_the_table_of_the_transposed_grid(preset)
 def test_the_dialects_differ_from_one_another():
     grid = Grid(3, 5)
     tables = [build(text, grid)(grid)[0].rotary for _, _, text in DIALECTS]
-    for i, (table, half) in enumerate(tables):
-        for other, other_half in tables[:i]:
-            assert half != other_half or not torch.allclose(table, other, rtol=0, atol=1e-3)
+    for i, (table, *pairs) in enumerate(tables):
+        for other, *other_pairs in tables[:i]:
+            assert pairs != other_pairs or not torch.allclose(table, other, rtol=0, atol=1e-3)
 
 
 #: timm's models, and the encoding of their attention.
@@ -162,7 +162,7 @@ def test_attention_of_timms_models_is_ours_with_the_preset(name, shape, in_float
 @pytest.mark.parametrize("preset", Rope.presets)
 def test_the_other_layout_of_a_preset_gives_other_logits(preset):
     model = draw(tiny(f"rope(preset='{preset}')")).double().eval()
-    other = {"half": "interleaved", "interleaved": "half"}[model.position.encoding.layout]
+    other = "half" if model.position.encoding.layout == "interleaved" else "interleaved"
     wrong = tiny(f"rope(preset='{preset}', layout='{other}')").double().eval()
     wrong.load_state_dict(model.state_dict())
     x = images(dtype=torch.float64)
@@ -271,7 +271,10 @@ REFUSED = {
     "rope(scaling='ntk', coordinates='separate')": "`scaling` must go with coordinates 'patches'.*'separate'",
     "rope(jitter=0.5)": "`jitter`.*greater than or equal to 1",
     "rope(shift=-1.0)": "`shift`.*greater than or equal to 0",
-    "rope(layout='pairs')": "`layout`.*'interleaved' or 'half'",
+    "rope(layout='pairs')": "`layout`.*'interleaved', 'half', 'half_per_axis' or 'tiled'",
+    "rope(layout='tiled', alternate=True)": "`alternate` must be left out with layout 'tiled'",
+    "rope(layout='half_per_axis', split=(1, 2))": "`split` must be equal parts of all pairs with layout",
+    "rope_1d(layout='tiled')": "`layout`.*'interleaved' or 'half'",
     "rope(order='zx')": "`order`.*'yx' or 'xy'",
     "rope(sections=(1, 1, 2))": "must not have the option 'sections'",
     "rope_mixed(scaling='yarn')": "`scaling` must be 'interpolation' with learned frequencies",

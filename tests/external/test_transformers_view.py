@@ -16,7 +16,7 @@ from graticule.lab.pages.explorer_maps import explorer_maps
 from graticule.testing.models import inspect_model
 
 pytest.importorskip("transformers")
-from transformers_models import SAM, SMALL, WINDOWS, build
+from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
 
 #: Models whose only position information is that of their tokens: class, configuration.
 PLAIN = [
@@ -25,6 +25,17 @@ PLAIN = [
     ("BeitModel", {**SMALL, "use_relative_position_bias": True, "use_absolute_position_embeddings": True}),
     ("PixtralVisionModel", SMALL),
     ("SamVisionModel", {**SAM, "window_size": 0}),
+    (
+        "Siglip2VisionModel",
+        {**{name: value for name, value in SMALL.items() if name != "image_size"}, "num_patches": 16},
+    ),
+    ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}),
+]
+#: Models of films, of 4 frames in patches of 2, and Qwen2-VL's encoder, which has no size of its own.
+FILMS = [
+    ("VideoMAEModel", VIDEO),
+    ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}),
+    ("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0}),
 ]
 SLOW = ["export", "caches", "autocast", "transposition", "crop", "sizes"]
 HIERA = {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
@@ -41,7 +52,8 @@ WINDOWED = [
 def plain():
     """Return the models with random weights in float64, and images."""
     torch.manual_seed(0)
-    made = {name: tiny.draw(build(name, config)).double() for name, config in PLAIN}
+    with whole_float64():
+        made = {name: tiny.draw(build(name, config)) for name, config in PLAIN}
     torch.nn.init.normal_(made["ViTMAEModel"].embeddings.position_embeddings)  # it is not trained
     return made
 
@@ -122,7 +134,7 @@ def test_other_sizes_are_asked_for_by_the_models_own_interpolation(plain):
     )
 
 
-@pytest.mark.parametrize("name", ["DINOv3ViTModel", "PixtralVisionModel", "SamVisionModel"])
+@pytest.mark.parametrize("name", ["DINOv3ViTModel", "PixtralVisionModel", "SamVisionModel", "Qwen3VLVisionModel"])
 def test_a_model_is_audited_and_explored_as_it_is(plain, name):
     model = plain[name]
     handle = model.register_forward_hook(lambda *_: None)  # which a conversion would lose
@@ -147,19 +159,29 @@ def test_models_pass_the_checks_of_position_code():
         assert "failed" not in found.values() and laws <= {law for law, how in found.items() if how == "passed"}, found
 
 
-def test_films_and_packed_patches_are_refused_in_one_sentence():
-    patches = {name: value for name, value in SMALL.items() if name != "image_size"}
-    for name, config, said in (
-        ("VideoMAEModel", {**SMALL, "num_frames": 4}, "got VideoMAEModel, which cuts films into patches"),
-        (
-            "Siglip2VisionModel",
-            {**patches, "num_patches": 16},
-            "Siglip2VisionModel, which needs pixel_values and pixel_",
-        ),
-    ):
-        for function in (find_structure, inspect_model):
-            with pytest.raises(ValueError, match=said):
-                function(build(name, config))
+@pytest.mark.parametrize(("name", "config"), FILMS)
+def test_a_model_of_films_is_a_model_of_strips_of_frames(name, config):
+    torch.manual_seed(0)
+    model, order = tiny.draw(build(name, config)), permutation(32, 3)
+    view = view_of(model)
+    strip = torch.randn(2, 3, 64, 32)
+    film = strip.unflatten(2, (2, 32)).transpose(1, 2).repeat_interleave(2, 1)
+    (x, grid), expected = view.run(strip).layers[-1], model(film).last_hidden_state
+    norm = getattr(getattr(model, "encoder", model), "layernorm", None) or getattr(model, "layernorm", None)
+    assert view.img_size == (64, 32) and grid.shape == (8, 4)
+    torch.testing.assert_close(x if norm is None else norm(x), expected)
+    moved = view.shuffled(3).run(strip).layers[-1][0]
+    other = view.run(shuffled(strip, order.argsort())).layers[-1][0]
+    torch.testing.assert_close(grid.split(moved)[1], grid.split(other)[1][:, order], rtol=1e-3, atol=1e-4)
+    found = audit(model, {(64, 32): torch.randn(5, 3, 64, 32)}, timed=False)
+    assert {one.name for one in found.effects} >= {
+        "position zeroed",
+        "position shuffled",
+    } and found.attention is not None
+    assert {"attention", "without"} <= {one.kind for one in explorer_maps(view, strip[:1]).maps}
+    laws = {one.check: one.outcome for one in inspect_model(model, skip=["export", "caches"])}
+    wrong = {"pair layout"} if name == "VJEPA2Model" else set()  # its pairs of channels have two angles
+    assert laws["batch"] == "passed" and {law for law, how in laws.items() if how == "failed"} == wrong
 
 
 def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_path):

@@ -1,13 +1,17 @@
 """Small models of transformers for tests, and their outputs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
-import transformers
+from timm_models import in_float64
 from torch import Tensor, nn
 
-from evidence.models_page import SMALL
+from evidence.models_page import MERGED, SMALL, VIDEO, class_of
 from evidence.models_page import STAGES as WINDOWS
+from graticule.external.images import merged_patches
 
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
 _PATCHES = {name: value for name, value in SMALL.items() if name != "image_size"}
@@ -46,20 +50,53 @@ MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("Swinv2ForImageClassification", {**WINDOWS, "pretrained_window_sizes": [3, 3], "drop_path_rate": 0.0}, {}),
     ("SamVisionModel", {**SAM, "window_size": 2}, {}),
     ("SamVisionModel", {**SAM, "window_size": 3, "use_abs_pos": False}, {}),
+    ("VideoMAEModel", {**VIDEO, "use_mean_pooling": False}, {}),
+    ("VideoMAEForVideoClassification", {**VIDEO, "num_labels": 5}, {}),
+    ("VivitModel", {**VIDEO, "tubelet_size": [2, 8, 8]}, {}),
+    ("VivitForVideoClassification", {**VIDEO, "tubelet_size": [2, 8, 8], "num_labels": 5}, {}),
+    ("VJEPA2Model", {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0}, {}),
+    ("Qwen2VisionTransformerPretrainedModel", {**MERGED, "embed_dim": 32, "mlp_ratio": 2}, {}),
+    ("Qwen3VLVisionModel", {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}, {}),
 ]
+#: Sizes of the inputs of classes that do not compute all of them. V-JEPA 2 takes more frames, but counts the patches
+#: of other heights and widths as those of its own, and Vivit's interpolation is that of one frame.
+FILM: list[tuple[int, ...]] = [(4, 32, 32)]
+SIZES: dict[str, list[tuple[int, ...]]] = {"SamVisionModel": [(32, 32)], "VJEPA2Model": [*FILM, (8, 32, 32)]}
+SIZES |= dict.fromkeys(("VideoMAEModel", "VideoMAEForVideoClassification", "VivitModel"), FILM)
+SIZES["VivitForVideoClassification"] = FILM
 #: Classes that resample without being asked.
 _ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral", "Data2Vec")
 
 
 def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None) -> Any:
     """Build a model of transformers with weights as drawn by its class, in evaluation mode."""
-    kind = getattr(transformers, name)
+    kind = class_of(name)
     return kind(kind.config_class(**config), **(given or {})).eval()
 
 
+@contextmanager
+def whole_float64() -> Iterator[None]:
+    """Build and compute models in float64, including tables that transformers stores in float32."""
+    with in_float64(), mock.patch.object(torch, "FloatTensor", torch.DoubleTensor):
+        yield
+
+
 def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the output of a model and its tokens for images (B, C, height, width), whatever its class needs."""
+    """Return the output of a model and its tokens for images (B, C, height, width), whatever its class needs.
+
+    Films are (B, C, frames, height, width).
+    """
     name, config = type(model).__name__, model.config
+    if x.ndim == 5:
+        found = model(x.transpose(1, 2))
+        given_names = [one for one in ("logits", "pooler_output", "last_hidden_state") if one in found]
+        return found[given_names[0]], found.get("last_hidden_state")
+    if name.startswith("Qwen"):
+        patches, grid = merged_patches(x, config.patch_size, config.temporal_patch_size, 2)
+        tokens = model(patches, grid_thw=grid).last_hidden_state.unflatten(0, (len(x), -1))
+        rows, columns = (side // config.patch_size // 2 for side in x.shape[-2:])
+        tokens = tokens.unflatten(1, (rows, columns, 2, 2)).transpose(2, 3).flatten(1, 4)
+        return tokens, tokens
     given: dict[str, Any] = {"pixel_values": x}
     if not name.startswith(_ALWAYS):
         given["interpolate_pos_encoding"] = True

@@ -51,8 +51,8 @@ class VisionTransformer(Backbone):
         qkv_bias: whether queries, keys and values have a bias.
         class_token: whether there is one; as in timm, another `global_pool` leaves it unused unless this is False.
         reg_tokens: number of register tokens.
-        fc_norm: norm after pooling instead of before; by default, if `global_pool` is a pooling of patches, as in
-            timm. CPVT's models always have it before.
+        fc_norm: norm after pooling instead of before, or its name; by default, if `global_pool` is a pooling of
+            patches, as in timm. CPVT's models always have it before.
         patch_drop_rate: share of the patches that training leaves out, other ones of each image and in each pass.
         attn_drop_rate: dropout on attention weights.
         norm_layer: builds a norm from D, or its name such as 'rmsnorm(eps=1e-5)'.
@@ -77,6 +77,8 @@ class VisionTransformer(Backbone):
         pool_num_heads: heads of the attention of 'map'; h by default.
         pool_mlp_ratio: hidden channels of the MLP of 'map', as a multiple of D; `mlp_ratio` by default.
         head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
+        patch_bias: whether the patches have a bias; by default they do without `pre_norm`.
+        patch_frames: number of frames of a patch, of a model of films that takes images, each repeated so often.
         kwargs: as `Backbone`; `img_size` can also be (depth, height, width), of films and volumes.
     """
 
@@ -104,7 +106,7 @@ class VisionTransformer(Backbone):
         qkv_bias: bool = True,
         class_token: bool = True,
         reg_tokens: int = 0,
-        fc_norm: bool | None = None,
+        fc_norm: bool | str | None = None,
         patch_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         norm_layer: str | Callable[[int], nn.Module] | None = None,
@@ -126,13 +128,18 @@ class VisionTransformer(Backbone):
         pool_num_heads: int | None = None,
         pool_mlp_ratio: float | None = None,
         head_layer: str = "linear",
+        patch_bias: bool | None = None,
+        patch_frames: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             patch_size=patch_size, embed_dims=(embed_dim,), depths=(depth,), global_pool=global_pool, **kwargs
         )
-        if (pre_norm or patch_norm) and embed_layer is not Patches:
-            raise ValueError("`pre_norm` and `patch_norm` must be left out where tokens are not made by one layer.")
+        if (pre_norm or patch_norm or patch_bias is False or patch_frames > 1) and embed_layer is not Patches:
+            raise ValueError(
+                "`pre_norm`, `patch_norm`, `patch_bias` and `patch_frames` must be left out where tokens are not made "
+                "by one layer."
+            )
         if global_pool != "map" and (pool_num_heads or pool_mlp_ratio):
             raise ValueError(
                 "`pool_num_heads` and `pool_mlp_ratio` must be left out unless `global_pool` is 'map', got "
@@ -157,7 +164,9 @@ class VisionTransformer(Backbone):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, reg_tokens, embed_dim)) if reg_tokens else None
         self._add_prefix_tokens()
-        of_patches: dict[str, Any] = {"bias": False} if pre_norm else {}
+        of_patches: dict[str, Any] = {} if patch_bias in (None, True) and not pre_norm else {"bias": bool(patch_bias)}
+        if patch_frames > 1:
+            of_patches["frames"] = patch_frames
         if patch_norm is not None:
             of_patches["norm_layer"] = for_timm(norm_layer_of(patch_norm))
         self.patch_embed = embed_layer(self.img_size, self.patch_size, self.in_chans, embed_dim, **of_patches)
@@ -198,7 +207,8 @@ class VisionTransformer(Backbone):
             )
         self.norm = norm(embed_dim) if final_norm and not fc_norm else nn.Identity()
         self.attn_pool = self._attention_pool(norm, act, pool_num_heads or num_heads, pool_mlp_ratio or mlp_ratio)
-        self.fc_norm = norm(embed_dim) if final_norm and fc_norm else nn.Identity()
+        of_pooled = norm_layer_of(fc_norm) if isinstance(fc_norm, str) else norm
+        self.fc_norm = of_pooled(embed_dim) if final_norm and fc_norm else nn.Identity()
         self.head = self._classifier()
         self.finish()
 

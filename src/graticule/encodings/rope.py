@@ -71,8 +71,12 @@ class Rope(FixedRotary):
 
     Presets are the variants of released weights: 'rope_vit' (its axial models), 'eva02', 'pe' (Perception Encoder; its
     models without class token have no offset, which changes nothing without prefix tokens), 'dinov3', and the image
-    encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks) and
-    'llama4'.
+    encoders of 'pixtral', 'qwen2_vl' (also Qwen2.5-VL and Qwen3-VL, whose tokens are in the order of merged blocks),
+    'llama4', 'gemma4' and 'vjepa2'.
+
+    The layout 'tiled' is that of V-JEPA 2's released code, which repeats the frequencies of an axis one after the other
+    where its pairs of neighbors need each twice: the two channels of a pair have different angles. This is no rotation,
+    so the logits depend on more than the displacement.
 
     Reference: RoFormer (Su et al., 2021), Eq. 34; per axis as in Rotary Position Embedding for Vision Transformer (Heo
     et al., 2024), section 3.1, whose T = 100 is the default; EVA-02 (Fang et al., 2023); Perception Encoder (Bolya et
@@ -82,7 +86,8 @@ class Rope(FixedRotary):
         head_dim: d, a multiple of 4, or of twice the number of axes.
         frequencies: the frequencies of an axis.
         coordinates: the coordinates of patches.
-        layout: the channels of a pair, neighbors ('interleaved') or i and i + d / 2 ('half').
+        layout: the channels of a pair: neighbors ('interleaved'), i and i + d / 2 ('half'), the same within the
+            channels of each axis ('half_per_axis'), or neighbors with two angles ('tiled').
         order: the axis of the first d / 4 pairs: 'yx' for the first axis of the grid first, 'xy' for the last.
         noise: noise of the coordinates in training.
         scaling: scaling of the frequencies at other grids.
@@ -98,6 +103,8 @@ class Rope(FixedRotary):
         "pixtral": {"base": 10_000.0, "alternate": True, "layout": "half"},
         "qwen2_vl": {"base": 10_000.0, "layout": "half"},
         "llama4": {"base": 10_000.0, "order": "xy", "offset": 1.0},
+        "gemma4": {"base": 100.0, "layout": "half_per_axis"},
+        "vjepa2": {"base": 10_000.0, "layout": "tiled"},
     }
 
     def __init__(
@@ -120,10 +127,19 @@ class Rope(FixedRotary):
             raise ValueError(f"`split` must be {axes} numbers of pairs, of {pairs} at most together, got {split}.")
         if frequencies.alternate and len(set(split)) > 1:
             raise ValueError(f"`split` must have equal numbers with `alternate`, whose axes take turns, got {split}.")
+        if layout == "half_per_axis" and split != (pairs // axes,) * axes:
+            raise ValueError(f"`split` must be equal parts of all pairs with layout 'half_per_axis', got {split}.")
+        if layout in ("half_per_axis", "tiled") and frequencies.alternate:
+            raise ValueError(
+                f"`alternate` must be left out with layout {layout!r}, whose axes have channels of their own."
+            )
         self.head_dim = head_dim
         self.split = split
         self.frequencies = frequencies
         self.order = order
+        if layout in ("half_per_axis", "tiled"):
+            rest = pairs - sum(split)
+            self.pairs = (*(split if order == "yx" else split[::-1]), *([rest] if rest else []))
         super().__init__(grid, coordinates, noise, scaling, layout)
 
     def vectors(self, device: torch.device | None = None) -> Tensor:
@@ -164,7 +180,7 @@ class Rope1d(FixedRotary):
         grid: Grid,
         head_dim: int,
         base: float = 10_000.0,
-        layout: Layout = "interleaved",
+        layout: Literal["interleaved", "half"] = "interleaved",
         scaling: Scaling = Scaling(),  # noqa: B008
     ) -> None:
         check_head_dim(head_dim, 2, "pairs of channels")

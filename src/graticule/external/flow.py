@@ -21,8 +21,10 @@ _MASKED = -50.0
 _ADDITIONS = {"add", "add_"}
 _MULTIPLICATIONS = {"mul", "mul_"}
 _PRODUCTS = {"matmul", "bmm", "einsum"}
+#: Functions that take the type or the shape of their second tensor, and no values.
+_LIKE = {"type_as", "expand_as", "view_as", "reshape_as"}
 #: Functions whose outputs are no logits any more, and no terms of them.
-_CONSUMERS = {*_PRODUCTS, "linear", "layer_norm", "conv2d", "scaled_dot_product_attention"}
+_CONSUMERS = {*_PRODUCTS, "linear", "layer_norm", "conv2d", "conv3d", "scaled_dot_product_attention"}
 
 
 @dataclass
@@ -84,8 +86,8 @@ class Flow(TorchFunctionMode):
         change: replaces the constants of meetings, and where a projection is added to logits, that.
         before: replaces the tensors that depend on the images before they are projected.
         keep: whether the weights of attention are kept.
-        stem: index and value (B, D, H, W) of a map of a convolution that is replaced; attention then returns zeros, so
-            that each token depends only on its patch of the map.
+        stem: index and value (B, D, H, W) of a map of a convolution that is replaced, if there is one of that index;
+            attention then returns zeros, so that each token depends only on its patch of the map, or of the image.
 
     meetings, attentions: in the order of their calls.
     norms: name of a module of a list -> weight, bias and eps of the LayerNorm of its input, if that is its first call.
@@ -156,6 +158,8 @@ class Flow(TorchFunctionMode):
         named = kwargs or {}
         name = getattr(func, "__name__", "")
         tensors = [*_tensors(args), *_tensors(named)]
+        if name in _LIKE:
+            tensors = tensors[:1]
         known = [self._facts[one] for one in tensors if one in self._facts]
         if not known:
             return self._constant(name, tensors, func(*args, **named))
@@ -180,10 +184,10 @@ class Flow(TorchFunctionMode):
             self.attentions.append(AttentionCall(tuple(self._within), output.detach() if self._keep else None))
         if self._stem and (func is F.scaled_dot_product_attention or (facts.weights and "softmax" in name)):
             output = torch.zeros_like(output)
-        if name == "conv2d" and self._stem and len(self.maps) == self._stem[0]:
-            output = self._stem[1]
-        if name == "conv2d" and output.ndim == 4:
-            self.maps.append((tuple(self._within), output.detach(), len(self.called)))
+        if name in ("conv2d", "conv3d") and self._stem and len(self.maps) == self._stem[0]:
+            output = self._stem[1].view(output.shape)
+        if name in ("conv2d", "conv3d") and output.ndim > 3:  # the frames of a film are one below the other
+            self.maps.append((tuple(self._within), output.detach().flatten(2, -2), len(self.called)))
         made = [args[0]] if name == "__setitem__" else list(_tensors(output))
         for one in made:
             same = facts.logits and one.ndim >= 3 and any(one.shape[-2:] == other.shape[-2:] for other in tensors)
@@ -335,7 +339,7 @@ def _is_position(kind: str, axes: tuple[int, ...], dims: int) -> bool:
     others = [axis for axis in axes if axis != -1]
     if kind == "multiplied":
         return bool(others) and -1 in axes and dims >= 3
-    return len(axes) > 1 if dims > 3 else bool(others) and dims == 3
+    return len(axes) > 1 if dims > 3 else bool(others) and dims in (2, 3)
 
 
 def _axes(constant: Tensor, dims: int, named: bool) -> tuple[int, ...]:

@@ -23,7 +23,16 @@ from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased, DebiasedView
 from graticule.external.flow import Change, Flow
-from graticule.external.images import Size, call, error_line, evaluating, image_size, set_input_size, window_of
+from graticule.external.images import (
+    Size,
+    call,
+    error_line,
+    evaluating,
+    film_of,
+    image_size,
+    set_input_size,
+    window_of,
+)
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
 from graticule.position.grid import Grid
@@ -160,9 +169,18 @@ class StructureView(ModelView):
                     first.setdefault(layer_of[name], one.weights)
         found = self._at((images.shape[-2], images.shape[-1]))
         chosen = self.structure.attention if layers is None else layers
-        if any(found.orders[layer] is not None for layer in chosen):
-            raise Unavailable(f"the attention of {type(self.model).__name__} is not between tokens row by row")
+        for layer in chosen:
+            if (order := found.orders[layer]) is not None:
+                if first[layer].shape[-1] != len(order):
+                    raise Unavailable(f"the attention of {type(self.model).__name__} is not between tokens row by row")
+                first[layer] = first[layer][..., order[:, None], order]
         return [_map(layer, first[layer], found.grids[layer], self.blocks[layer]) for layer in chosen]
+
+    def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
+        """Return the patches of the model's features, (B, H * W, D); those of a packed row are put row by row."""
+        found, structure = super().features(images, layers), self._at((images.shape[-2], images.shape[-1]))
+        order = structure.orders[-1] if structure.packed else None
+        return found if order is None else found[:, order.to(found.device)]
 
     def variants(self) -> dict[str, Callable[[Tensor], object]]:
         """Return forward passes of the model and of a copy without its position information."""
@@ -235,6 +253,7 @@ class StructureView(ModelView):
         """Return the output of a block as tokens (B, N, D), with their grid; `last`: whether channels are last."""
         stem = self._at(size).stem
         start = before[1] if before is not None else None if stem is None else Grid(*stem)
+        x = x[None] if x.ndim == 2 else x  # a packed row
         grid = grid_after(x, size, start, last)
         if x.ndim == 4:
             return x.flatten(1, 2) if last else x.flatten(2).mT, grid
@@ -244,7 +263,17 @@ class StructureView(ModelView):
 def _order(found: Structure, tokens: int, seed: int) -> Tensor:
     """Return a random order of `tokens` tokens that keeps prefix tokens, (tokens,)."""
     ahead = found.ahead(tokens)
+    order = found.orders[0] if found.packed else None
+    if order is not None and len(order) == tokens:
+        return _of_tokens(permutation(tokens, seed), order, order)
     return torch.cat([torch.arange(ahead), permutation(tokens - ahead, seed) + ahead])
+
+
+def _of_tokens(source: Tensor, order: Tensor, other: Tensor) -> Tensor:
+    """Turn the source of each patch into that of each token; `order` and `other` are tokens of patches of both."""
+    found = torch.empty_like(order)
+    found[order] = other[source]
+    return found
 
 
 def _zero(found: Structure, index: int, value: Tensor) -> Tensor:
@@ -294,8 +323,10 @@ def take_position(own: Structure, larger: Structure, index: int, value: Tensor) 
 
 def _places(own: Structure, larger: Structure, tokens: int) -> Tensor:
     """Return the index of the nearest of `tokens` tokens of a larger image for each token."""
-    for here, wide in zip(own.grids, larger.grids, strict=True):
+    for here, wide, order, other in zip(own.grids, larger.grids, own.orders, larger.orders, strict=True):
         ahead = tokens - wide.patches
+        if own.packed and not ahead and order is not None and other is not None:
+            return _of_tokens(nearest(here, wide), order, other)
         if 0 <= ahead <= wide.prefix:
             return torch.cat([torch.arange(ahead), nearest(here, wide) + ahead])
     raise Unavailable(f"position information has {tokens} rows where there are {larger.grid.tokens} tokens")
@@ -360,7 +391,8 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     """Return the view of a backbone of this library, or of another model.
 
     A model that `graticule.convert` takes is converted, so that its view is that of a backbone, with the same outputs;
-    the structure of any other model is found by a recorded pass.
+    the structure of any other model, and of one of films, is found by a recorded pass. The images of a model of films
+    are strips: the frames below one another, each repeated for the frames of a patch.
 
     Args:
         model: takes images (B, C, height, width).
@@ -377,7 +409,7 @@ def view_of(model: nn.Module, img_size: Size | None = None) -> ModelView:
     if isinstance(model, TokenModel):
         raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes texts.")
     model = getattr(model, "_orig_mod", model)  # of torch.compile, whose functions are not recorded
-    converted = convert_stock(model)
+    converted = None if film_of(model) is not None else convert_stock(model)
     if converted is not None:
         return BackboneView(converted, img_size)
     view = StructureView(model, image_size(model) or img_size)

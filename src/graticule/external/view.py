@@ -153,9 +153,11 @@ def unpooled(model: nn.Module, images: Tensor) -> Tensor:
     ):
         found = call(base, images)  # without its head
     found = getattr(found, "last_hidden_state", found)
+    if isinstance(found, Tensor):
+        found = by_image(found, len(images))
     if not isinstance(found, Tensor) or found.ndim not in (3, 4):
         raise Unavailable(f"{type(model).__name__} returns no features of patches")
-    return by_image(found, len(images))
+    return found
 
 
 def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

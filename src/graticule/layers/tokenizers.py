@@ -28,6 +28,7 @@ class Patches(PatchEmbed):
         embed_dim: D.
         bias: whether the linear layer has a bias.
         norm_layer: builds a norm of the patches from D; None for no norm.
+        frames: number of frames of a patch of a model of films, for which an image is repeated so often.
     """
 
     def __init__(
@@ -38,13 +39,15 @@ class Patches(PatchEmbed):
         embed_dim: int,
         bias: bool = True,
         norm_layer: Callable[[int], nn.Module] | None = None,
+        frames: int = 1,
     ) -> None:
         grid = patch_grid(img_size, patch_size)  # raises for sizes that do not fit
         image: Any = img_size[-2:]
         square: Any = patch_size[-2:]  # timm annotates an int and accepts both sides
         super().__init__(image, square, in_chans, embed_dim, norm_layer, bias=bias, strict_img_size=False)
-        if grid.ndim == 3:
-            sides: Any = patch_size
+        self.frames = frames
+        if grid.ndim == 3 or frames > 1:
+            sides: Any = (frames, *patch_size) if grid.ndim == 2 else patch_size
             self.proj: Any = nn.Conv3d(in_chans, embed_dim, sides, sides, bias=bias)
         self.set_sizes(img_size, patch_size)
 
@@ -57,7 +60,9 @@ class Patches(PatchEmbed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width), films or volumes into tokens (B, N, D)."""
-        if len(self.reduction) == 2:
+        if self.frames > 1:
+            x = x[:, :, None].expand(-1, -1, self.frames, -1, -1)
+        elif len(self.reduction) == 2:
             return cast("Tensor", cast("Any", super()).forward(x))
         tokens: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
         return tokens
@@ -78,6 +83,8 @@ class Patches(PatchEmbed):
             if patch_size is not None and on_axes(patch_size, axes) != self.reduction:
                 raise ValueError(f"`patch_size` must stay {by(self.reduction)} with {axes} axes, got {patch_size}.")
             return self.set_sizes(film, self.reduction)
+        if self.frames > 1 and patch_size is not None and to_2tuple(patch_size) != self.reduction:
+            raise ValueError(f"`patch_size` must stay {by(self.reduction)} with patches of films, got {patch_size}.")
         image = to_2tuple(self.img_size if img_size is None else img_size)
         patch_grid(image, to_2tuple(self.patch_size if patch_size is None else patch_size))
         super().set_input_size(img_size=image, patch_size=None if patch_size is None else to_2tuple(patch_size))

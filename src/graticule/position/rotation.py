@@ -44,10 +44,12 @@ class PairRotation(NamedTuple):
 
     table: (N, 2d) or (h, N, 2d): the sine of the angle that each of the d channels is rotated by, then the cosine.
     half: whether channel i forms a pair with i + d / 2 instead of its neighbor.
+    groups: number of equal groups of channels; with `half` the pairs are those of each group.
     """
 
     table: Tensor
     half: bool = False
+    groups: int = 1
 
     @property
     def channels(self) -> int | None:
@@ -59,6 +61,10 @@ class PairRotation(NamedTuple):
         return self._rotated(queries), self._rotated(keys)
 
     def _rotated(self, x: Tensor) -> Tensor:
+        if self.half and self.groups > 1:
+            sines, cosines = self.table.chunk(2, -1)
+            first, second = x.unflatten(-1, (self.groups, -1)).chunk(2, -1)
+            return (x * cosines + torch.cat([-second, first], -1).flatten(-2) * sines).type_as(x)
         rotated: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
         return rotated.type_as(x)
 

@@ -82,7 +82,7 @@ RANGES: dict[str, Range] = {
     "heads": Range(most=2**16),
     **dict.fromkeys(("num_heads", "pool_num_heads", "groups", "in_chans", "regions", "proposals"), Range(1, 2**16)),
     "octave": Range(1, 100),
-    **dict.fromkeys(("img_size", "patch_size", "window", "window_size"), _SIDE),
+    **dict.fromkeys(("img_size", "patch_size", "patch_frames", "window", "window_size"), _SIDE),
     **dict.fromkeys(("depth", "depths", "num_blocks", "conv_layers"), Range(1, 1000)),
     **dict.fromkeys(("layers", "convs"), Range(most=1000)),
     **dict.fromkeys(("prefix", "reg_tokens"), Range(0, 2**16)),

@@ -111,8 +111,8 @@ def _depth(vectors: Tensor) -> Tensor:
     return torch.where(moves, (highest - logs) / (highest - lowest), 0)
 
 
-#: The channels of a pair: neighbors, or channel i and i + d / 2.
-Layout = Literal["interleaved", "half"]
+#: The channels of a pair: neighbors, or channel i and i + d / 2, of a head or of each axis; neighbors with two angles.
+Layout = Literal["interleaved", "half", "half_per_axis", "tiled"]
 
 
 class RotaryEncoding(Encoding):
@@ -195,6 +195,8 @@ class PlaneRotary(RotaryEncoding):
     crops = True
     #: None if each channel has its own angle, without pairs.
     layout: Layout | None = "interleaved"
+    #: The number of pairs of each axis, in the order of the channels, for layouts that need it.
+    pairs: tuple[int, ...] = ()
     coordinates: Coordinates = Coordinates()
     noise: Noise = Noise()
     scaling: Scaling = Scaling()
@@ -205,10 +207,12 @@ class PlaneRotary(RotaryEncoding):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return sines, then cosines, for `grid`, (..., N, 2d)."""
-        return waves(self.angles(grid, noisy=self.noisy), grid, self.layout)
+        return waves(self.angles(grid, noisy=self.noisy), grid, self.layout, self.pairs)
 
     def rotations(self, grid: Grid) -> list[Rotation]:
         """Return one rotation for all layers."""
+        if self.layout == "half_per_axis":
+            return [PairRotation(self(grid), True, len(self.pairs))]
         return [PairRotation(self(grid), self.layout == "half")]
 
     @property
@@ -275,7 +279,7 @@ class FixedRotary(PlaneRotary):
         self.table = self._formula(grid, self.table.device).to(self.table.dtype)
 
     def _formula(self, grid: Grid, device: torch.device | None = None, noisy: bool = False) -> Tensor:
-        return waves(self.angles(grid, device, noisy), grid, self.layout)
+        return waves(self.angles(grid, device, noisy), grid, self.layout, self.pairs)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FixedRotary:
         """Compute the table again after a change of dtype, so that it is rounded once, and never below float32."""
@@ -324,8 +328,10 @@ def axial(*frequencies: Tensor) -> Tensor:
     return torch.cat([torch.stack(row, -1) for row in rows])
 
 
-def waves(angles: Tensor, grid: Grid, layout: Layout | None) -> Tensor:
+def waves(angles: Tensor, grid: Grid, layout: Layout | None, pairs: tuple[int, ...] = ()) -> Tensor:
     """Turn the angles of patches (..., H W, n) into sines and cosines for each channel of all tokens, (..., N, 2d)."""
+    if layout in ("half_per_axis", "tiled"):  # both channels of a pair are of one axis, whose angles are repeated
+        angles = torch.cat([part for each in angles.split(pairs, -1) for part in (each, each)], -1)
     sines, cosines = angles.sin(), angles.cos()
     if grid.prefix:  # an angle of 0
         shape = (*angles.shape[:-2], grid.prefix, angles.shape[-1])

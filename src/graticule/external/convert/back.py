@@ -14,8 +14,9 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.convert.conversion import Source, convert, fill, source_of
-from graticule.external.convert.transformers import rebuild
+from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
 from graticule.position.grid import Grid
+from graticule.position.places import by
 from graticule.registry.checks import checked
 from graticule.surgery.resize import LIBRARIES, resize
 
@@ -126,16 +127,22 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     """Return the model of transformers, without the weights, in the sizes of ours."""
     theirs: Any = source.skeleton
     config = deepcopy(theirs.config)
-    changed = {}
-    if hasattr(config, "image_size") and to_2tuple(config.image_size) != model.img_size:
+    changed: dict[str, Any] = {}
+    image, patch = sizes_of(config)
+    if len(image) > 2 and (image, patch) != (model.img_size, model.patch_size):
+        raise ValueError(
+            f"`model` must have films of {by(image)} to be a {type(theirs).__name__}, got {by(model.img_size)}."
+        )
+    if len(image) == 2 and hasattr(config, "image_size") and image != model.img_size:
         changed["image_size"] = _plain(model.img_size)
-    if to_2tuple(config.patch_size) != model.patch_size:
+    if patch != model.patch_size:
         changed["patch_size"] = _plain(model.patch_size)
     patches = math.prod(size // patch for size, patch in zip(model.img_size, model.patch_size, strict=True))
-    if getattr(config, "num_patches", patches) != patches:
-        changed["num_patches"] = patches
-    if config.num_channels != model.in_chans:
-        changed["num_channels"] = model.in_chans
+    for name in ("num_patches", "num_position_embeddings"):
+        if getattr(config, name, patches) != patches:
+            changed[name] = patches
+    if getattr(config, channels_of(config)) != model.in_chans:
+        changed[channels_of(config)] = model.in_chans
     if hasattr(theirs, "classifier") and config.num_labels != model.num_classes:
         changed["num_labels"] = model.num_classes
     if not changed:

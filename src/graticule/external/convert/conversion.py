@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import CLASSES
 from graticule.encodings.build import build_position
+from graticule.encodings.forms.absolute import FixedEncoding
 from graticule.external.convert.parts import Conversion, read
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
@@ -73,8 +74,10 @@ def source_of(model: Backbone, library: str) -> Source:
 
 
 def computed_names(model: Backbone) -> set[str]:
-    """Return the names of buffers of the position that are saved with the weights; other libraries compute them."""
-    return {f"position.{name}" for name, _ in model.position.named_buffers()} & model.state_dict().keys()
+    """Return the names of buffers and fixed tables that are saved with the weights; other libraries compute them."""
+    names = [name for name, _ in model.position.named_buffers()]
+    names += [f"{name}.pos_embed" for name, part in model.position.named_modules() if isinstance(part, FixedEncoding)]
+    return {f"position.{name}" for name in names} & model.state_dict().keys()
 
 
 def in_our_shape(value: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:

@@ -26,9 +26,10 @@ _NAMES = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
         (
-            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|vision_model|vision_encoder)\.(?!model\.)",
+            r"^(?:vit|deit|dinov2_with_registers|dinov2|dinov3_vit|ijepa|beit|data2vec_vision|swinv2|swin|videomae|vivit|vision_model|vision_encoder)\.(?!model\.)",
             "",
         ),
+        (r"^encoder\.(?=embeddings\.|layernorm\.)", ""),  # V-JEPA 2
         (r"^embeddings\.norm\.", "patch_embed.norm."),
         (r"^embeddings\.", ""),
         (r"^neck\.conv([12])\.", lambda found: f"neck.{2 * int(found[1]) - 2}."),
@@ -37,9 +38,9 @@ _NAMES = tuple(
         (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
         (r"^head\.layernorm\.", "attn_pool.norm."),
         (r"^head\.mlp\.", "attn_pool.mlp."),
-        (r"^patch_embed(?:ding|dings)?(?:\.projection)?\.(?!norm\.)|^patch_conv\.", "patch_embed.proj."),
+        (r"^patch_embed(?:ding|dings)?(?:\.proj(?:ection)?)?\.(?!norm\.)|^patch_conv\.", "patch_embed.proj."),
         (r"^class_embedding$", "cls_token"),
-        (r"^position_embeddings?(?:\.weight)?$", "pos_embed"),
+        (r"^(?:position_embeddings?|pos_embed)(?:\.weight)?$", "pos_embed"),
         (r"^(?:register_tokens|distillation_token)$", "reg_token"),
         (r"^(?:encoder\.|model\.|transformer\.)?layers?\.(\d+)\.", r"blocks.\1."),
         (r"^blocks\.(\d+)\.(?=blocks\.)", r"layers.\1."),
@@ -48,12 +49,13 @@ _NAMES = tuple(
         (r"\.(?:layernorm_after|layer_norm2|ffn_norm)\.", ".norm2."),
         (r"\.feed_forward\.", ".mlp."),
         (r"\.(?:attention|self_attn)\.(?:attention\.|self\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.qkv.\1_proj."),
-        (r"\.(?:attention|self_attn)\.(?:output\.dense|o_proj|out_proj)\.", ".attn.proj."),
+        (r"\.(?:attention|self_attn)\.(?:output\.dense|o_proj|out_proj|proj)\.", ".attn.proj."),
         (r"^(?:shared_position_bias|encoder\.relative_position_bias)\.", "rel_pos_bias."),
         (r"\.(?:attention\.)*relative_position_bias\.(?=relative_position_bias_table$)", ".attn."),
         (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
         (r"\.attention\.self\.logit_scale$", ".attn.logit_scale"),
         (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
+        (r"\.mlp\.linear_fc([12])\.", r".mlp.fc\1."),
         (r"\.(?:intermediate\.dense|mlp\.up_proj|mlp\.weights_in|mlp\.lin1)\.", ".mlp.fc1."),
         (r"\.(?:(?<=\d\.)output\.dense|mlp\.down_proj|mlp\.weights_out|mlp\.lin2)\.", ".mlp.fc2."),
         (r"\.layer_scale([12])\.lambda1$|\.lambda_([12])$", r".ls\1\2.gamma"),
@@ -79,11 +81,15 @@ def timm_name(name: str) -> str | tuple[str, ...]:
     """Return the name that a tensor of transformers has in timm's layout; none for a mask token."""
     for pattern, new in _NAMES:
         name = pattern.sub(new, name)
-    if name == "mask_token":
+    if name == "mask_token" or name.startswith(_AFTERWARDS):
         return ()
     if pooled := re.fullmatch(r"head\.attention\.in_proj_(weight|bias)", name):
         return f"attn_pool.q.{pooled[1]}", f"attn_pool.kv.{pooled[1]}"
     return name
+
+
+#: Modules that get the tokens of the encoder: the predictor of V-JEPA 2, and mergers of 2 x 2 tokens of Qwen-VL.
+_AFTERWARDS = ("predictor.", "merger.", "deepstack_merger_list.")
 
 
 def check_as_built(model: Any) -> None:
@@ -104,6 +110,9 @@ def check_as_built(model: Any) -> None:
             if settings.get(key) != value:
                 place = f"{name}.{key}".lstrip(".")
                 raise refuse(model, place, settings.get(key), f"must be {value!r}, as in its config,")
+        for key, value in vars(other).items():  # a table that is no parameter
+            if isinstance(value, Tensor) and not value.is_meta and not torch.equal(value, vars(own)[key]):
+                raise refuse(model, f"{name}.{key}", "other values", "must have the values that its class computes,")
     _check_tensors(model, built)
 
 
@@ -138,7 +147,11 @@ def _check_tensors(model: nn.Module, built: nn.Module) -> None:
 
 #: Resamplers of tables at other sizes, by the type of the configuration; by default cubic without antialias.
 CUBIC = "bicubic(antialias=False)"
-_RESAMPLERS = {"dinov2_with_registers": "bicubic", "siglip2_vision_model": "bilinear"}
+_RESAMPLERS = {
+    "dinov2_with_registers": "bicubic",
+    "siglip2_vision_model": "bilinear",
+    "qwen3_vl_vision": "bilinear(antialias=False, align_corners=True)",
+}
 #: Classes that output a class token, without a classifier.
 _OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "CLIPVisionModel")
 
@@ -154,10 +167,16 @@ _OF_CLASS_TOKEN = ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", 
     *("transformers.IJepaModel", "transformers.IJepaForImageClassification", "transformers.ViTMAEModel"),
     *("transformers.BeitModel", "transformers.BeitForImageClassification"),
     *("transformers.Data2VecVisionModel", "transformers.Data2VecVisionForImageClassification"),
-    "transformers.PixtralVisionModel",
+    *("transformers.PixtralVisionModel", "transformers.Qwen2VisionTransformerPretrainedModel"),
+    *("transformers.Qwen3VLVisionModel", "transformers.VideoMAEModel", "transformers.VideoMAEForVideoClassification"),
+    *("transformers.VivitModel", "transformers.VivitForVideoClassification", "transformers.VJEPA2Model"),
 )
 def read_vit(model: Any) -> Conversion:
-    """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration."""
+    """Describe a plain ViT of transformers: its parts by their tensors, and numbers by its configuration.
+
+    Models of films have a grid of three axes here. The encoders of Qwen-VL take images here, which are repeated for
+    the frames of a patch, and return tokens row by row, before they are merged.
+    """
     check_as_built(model)
     config = model.config
     state = model.state_dict()
@@ -174,15 +193,14 @@ def read_vit(model: Any) -> Conversion:
     if teacher:
         names = {theirs: "dist_token" if name == "reg_token" else name for theirs, name in names.items()}
     tensors = {name: state[theirs] for theirs, name in names.items() if isinstance(name, str)}
-    dim = config.hidden_size
-    patch = to_2tuple(config.patch_size)
-    image = to_2tuple(config.image_size) if hasattr(config, "image_size") else _square(config.num_patches, patch)
-    pixtral = config.model_type == "pixtral"
-    norm = "rmsnorm(eps=1e-05)" if pixtral else f"layernorm(eps={config.layer_norm_eps})"
+    dim = tensors["blocks.0.norm1.weight"].shape[0]
+    image, patch = sizes_of(config)
+    qwen, pixtral = "qwen" in config.model_type, config.model_type == "pixtral"
+    norm = "rmsnorm(eps=1e-05)" if pixtral else f"layernorm(eps={1e-06 if qwen else config.layer_norm_eps})"
     arguments: dict[str, Any] = {
         "img_size": image,
         "patch_size": patch,
-        "in_chans": config.num_channels,
+        "in_chans": getattr(config, channels_of(config)),
         "num_classes": len(tensors["head.weight"]) if "head.weight" in tensors else 0,
         "embed_dim": dim,
         "depth": config.num_hidden_layers,
@@ -190,12 +208,13 @@ def read_vit(model: Any) -> Conversion:
         "class_token": "cls_token" in tensors,
         "reg_tokens": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         "pre_norm": "norm_pre.weight" in tensors,
-        "fc_norm": "fc_norm.weight" in tensors,
+        "fc_norm": f"layernorm(eps={model.fc_norm.eps})" if hasattr(model, "fc_norm") else "fc_norm.weight" in tensors,
         "final_norm": "norm.weight" in tensors or "fc_norm.weight" in tensors,
         "norm_layer": norm,
         "global_pool": _pool(model, tensors),
         "init_values": _layer_scale(config) if "blocks.0.ls1.gamma" in tensors else None,
         "drop_path_rate": drop_path(model),
+        **({"patch_bias": False, "patch_frames": config.temporal_patch_size} if qwen else {}),
         **_read_attention(model, tensors),
         **_read_mlp(model, tensors),
     }
@@ -205,6 +224,8 @@ def read_vit(model: Any) -> Conversion:
     arguments |= _read_head(model, tensors)
     if teacher:
         del arguments["global_pool"], arguments["class_token"], arguments["reg_tokens"]
+    if qwen and "patch_embed.proj.bias" in tensors:
+        del arguments["patch_bias"]
     patches = math.prod(side // step for side, step in zip(image, patch, strict=True))
     prefix = arguments.get("class_token", True) + arguments.get("reg_tokens", 1)
     reshaped: dict[str, tuple[int, ...]] = {theirs: () for theirs, name in names.items() if name in _RESHAPED}
@@ -224,15 +245,34 @@ def _gated(name: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return name.replace(".mlp.fc1.", ".mlp.fc1_x.") if isinstance(name, str) else name
 
 
-def _square(patches: int, patch: tuple[int, int]) -> tuple[int, int]:
-    """Return the image size of a square table."""
-    side = math.isqrt(patches)
-    return side * patch[0], side * patch[1]
+def channels_of(config: Any) -> str:
+    """Return the name under which a configuration has the number of channels of the images."""
+    return next(name for name in ("num_channels", "in_channels", "in_chans") if hasattr(config, name))
+
+
+#: Side, in patches, of the grid that the encoders of Qwen-VL without a table get here, which take any size.
+_SIDE = 16
+
+
+def sizes_of(config: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the size of the images and of their patches, (height, width), or (frames, height, width) of films."""
+    tubelet = getattr(config, "tubelet_size", None)
+    patch = to_2tuple(config.patch_size if tubelet is None or isinstance(tubelet, int) else tubelet[1:])
+    side = getattr(config, "image_size", getattr(config, "crop_size", None))
+    if side is None:  # a square table, or none
+        count = getattr(config, "num_patches", getattr(config, "num_position_embeddings", _SIDE**2))
+        side = [math.isqrt(count) * step for step in patch]
+    if tubelet is None:
+        return to_2tuple(side), patch
+    frames = config.num_frames if hasattr(config, "num_frames") else config.frames_per_clip
+    return (frames, *to_2tuple(side)), (tubelet if isinstance(tubelet, int) else tubelet[0], *patch)
 
 
 def _pool(model: Any, tensors: dict[str, Tensor]) -> str:
     """Return the pooling whose result the model outputs; '' for all tokens."""
     kind = type(model).__name__
+    if kind == "VideoMAEForVideoClassification":
+        return "avg" if model.config.use_mean_pooling else "token"
     if "attn_pool.latent" in tensors:
         return "map"
     if "fc_norm.weight" in tensors:
@@ -257,7 +297,8 @@ def drop_path(model: Any) -> float:
 def _read_attention(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return attention as arguments of our ViT."""
     config = model.config
-    biases = tuple(f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
+    fused = "blocks.0.attn.qkv.bias" in tensors
+    biases = tuple(fused or f"blocks.0.attn.qkv.{which}_proj.bias" in tensors for which in "qkv")
     if biases[0] != biases[2] or biases[1] > biases[0]:
         raise refuse(model, "key_bias", biases, "must be as those of queries and values, or left out,")
     return {
@@ -283,7 +324,7 @@ def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
     act = "silu" if getattr(config, "use_swiglu_ffn", False) else act_text(model)
     return {
         "mlp_layer": "swiglu" if gated else "swiglu_packed" if packed else "mlp",
-        "mlp_ratio": ratio_of(hidden, config.hidden_size),
+        "mlp_ratio": ratio_of(hidden, len(tensors["blocks.0.norm1.weight"])),
         "act_layer": act,
         "proj_bias": proj_bias,
     }
@@ -292,7 +333,8 @@ def _read_mlp(model: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
 def act_text(model: Any) -> str:
     """Return timm's name of the activation of a model."""
     name = model.config.hidden_act
-    known = {"gelu_pytorch_tanh": "gelu_tanh", **{one: one for one in ACTIVATIONS if one != "gelu_tanh"}}
+    tanh = dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_new"), "gelu_tanh")
+    known = {**tanh, **{one: one for one in ACTIVATIONS if one != "gelu_tanh"}}
     if name not in known:
         raise refuse(model, "config.hidden_act", name, f"must be one of {', '.join(known)}")
     return known[name]
@@ -313,7 +355,7 @@ def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix:
     """Return the encoding of a model, with the resampling that its class uses for other sizes."""
     config, specs = model.config, []
     if "pos_embed" in tensors:
-        rows = tensors["pos_embed"].numel() // config.hidden_size - patches
+        rows = tensors["pos_embed"].numel() // tensors["pos_embed"].shape[-1] - patches
         options: dict[str, Any] = {"resampler": _RESAMPLERS.get(config.model_type, CUBIC)}
         if rows != prefix:
             options["prefix_rows"] = "first" if rows else False
@@ -325,6 +367,15 @@ def _read_encoding(model: Any, tensors: dict[str, Tensor], patches: int, prefix:
     if config.model_type == "pixtral":
         theta = (getattr(config, "rope_parameters", None) or vars(config))["rope_theta"]
         specs.append(Spec("rope", {"preset": "pixtral", "base": float(theta)}))
+    if "qwen" in config.model_type:
+        if config.rope_parameters["rope_type"] != "axial":
+            raise refuse(model, "config.rope_parameters", config.rope_parameters, "must be of 'axial' rotations")
+        specs.append(Spec("rope", {"preset": "qwen2_vl", "base": float(config.rope_parameters["rope_theta"])}))
+    if config.model_type == "videomae":
+        specs.append(Spec("sinusoidal_1d"))
+    if config.model_type == "vjepa2":
+        pairs = config.hidden_size // config.num_attention_heads // 3 // 2
+        specs.append(Spec("rope", {"preset": "vjepa2", "split": (pairs,) * 3}))
     options = {"prefix_rows": True, "resampler": "bilinear(antialias=False)"}
     for tensor, name in (("blocks.0.attn", "relative_bias"), ("rel_pos_bias", "shared_relative_bias")):
         if f"{tensor}.relative_position_bias_table" in tensors:
