@@ -166,6 +166,14 @@ def test_models_without_a_counterpart_are_refused_with_the_part():
         assert message in str(refusal.value), name
 
 
+def test_patches_of_several_frames_are_not_inflated():
+    ours = graticule.convert(build(*next(one for one in MODELS if one[0].startswith("Qwen2"))))
+    with pytest.raises(ValueError, match="`model` must have patches of one frame, to take films, got 2 frames"):
+        graticule.resize(ours, (4, 128, 128), patch_size=(2, 8, 8))
+    with pytest.raises(ValueError, match="`patch_size` must stay 8 x 8 with patches of films"):
+        graticule.resize(ours, patch_size=4)
+
+
 def test_films_of_other_sizes_do_not_go_back():
     ours = graticule.convert(
         build("VJEPA2Model", dict(next(given for name, given, _ in MODELS if name == "VJEPA2Model")))

@@ -37,6 +37,10 @@ def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
         raise ValueError("`model` must not pool prefix tokens with the patches, whose number grows with the frames.")
     if not isinstance(_embedding(model), Patches):
         raise ValueError(f"`model` must make its tokens by one layer, to take films, got {kind}.")
+    if _embedding(model).frames > 1:
+        raise ValueError(
+            f"`model` must have patches of one frame, to take films, got {_embedding(model).frames} frames."
+        )
     return Grid.of_image(film, patch, model.grid.prefix)
 
 
