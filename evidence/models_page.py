@@ -1,18 +1,26 @@
 """What was run on the models of timm and transformers, class by class: the table of docs/models.md.
 
-`python -m evidence.models_page` runs it on small models with random weights, and writes the page.
+`python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
+transformers` it first runs all operations on small models with random weights, in processes of a few models each, with
+at most 4 GB; with `--measure NAME ...` on those models.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import csv
+import datetime
 import importlib
 import re
+import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +31,17 @@ from torch import Tensor, nn
 
 import graticule
 from graticule.analysis.audit import audit
+from graticule.external.images import call, film_of, image_size
 from graticule.external.open_view import view_of
-from graticule.lab.studies.tables import between, markdown
+from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
 from graticule.system.files import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+DATA = Path(__file__).with_name("models.csv")
+#: Bytes of memory of a process, and the number of models that it measures.
+MEMORY, SLICE = 4 * 2**30, 6
 #: Seconds after which an operation is stopped.
-SECONDS = 30
+SECONDS = 40
 #: Small configurations of transformers; the sizes of windows and stages are those of the classes that have them.
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -66,18 +78,57 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "HieraModel": {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
     "VideoMAEModel": VIDEO,
     "VivitModel": {**VIDEO, "tubelet_size": [2, 8, 8]},
+    "VivitForVideoClassification": {**VIDEO, "tubelet_size": [2, 8, 8], "num_labels": 5},
+    "VideoMAEForVideoClassification": {**VIDEO, "num_labels": 5},
+    "Qwen2VisionTransformerPretrainedModel": {**MERGED, "embed_dim": 32, "mlp_ratio": 2},
+    "Qwen3VLVisionModel": {**MERGED, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    "Data2VecVisionModel": {**SMALL, "use_relative_position_bias": True},
+    "DonutSwinModel": STAGES,
+    "MaskFormerSwinModel": STAGES,
+    "VitDetModel": {**SMALL, "use_relative_position_embeddings": True},
     "VJEPA2Model": {**SMALL, "crop_size": 32, "frames_per_clip": 4, "mlp_ratio": 2.0},
 }
 
 
+#: Further image encoders of transformers with attention; each is built with the values of `SHRUNK` that it knows.
+OTHERS = (
+    *("Aimv2VisionModel", "AltCLIPVisionModel", "BlipVisionModel", "Blip2VisionModel", "ChineseCLIPVisionModel"),
+    *("CLIPSegVisionModel", "CohereCompassVisionModel", "Cosmos3EdgeVisionModel", "CvtModel", "DPTModel"),
+    *("Exaone4_5_VisionModel", "Gemma4VisionModel", "GitVisionModel", "Glm4vVisionModel", "GlmImageVisionModel"),
+    *("GLPNModel", "GroupViTVisionModel", "HunYuanVLVisionTransformer", "Idefics3VisionTransformer"),
+    *("InstructBlipVisionModel", "InternVLVisionModel", "JanusVisionModel", "LevitModel", "Llama4VisionModel"),
+    *("MetaClip2VisionModel", "MllamaVisionModel", "MLCDVisionModel", "MobileViTModel", "MobileViTV2Model"),
+    *("OwlViTVisionModel", "PixioModel", "PvtModel", "PvtV2Model", "Qwen2_5_VisionTransformerPretrainedModel"),
+    *("RadioModel", "Sam2HieraDetModel", "Sam3ViTModel", "SamHQVisionModel", "Sapiens2Model", "SegformerModel"),
+    *("SegGptModel", "SmolVLMVisionTransformer", "SwiftFormerModel", "Swin2SRModel", "TimesformerModel"),
+    *("Tipsv2VisionModel", "VideoLlama3VisionModel", "VideoPrismVisionModel", "XCLIPVisionModel", "YolosModel"),
+)
+SHRUNK: dict[str, Any] = {
+    **{**SMALL, **MERGED, **VIDEO},
+    **dict.fromkeys(("d_model", "embed_dim", "out_hidden_size"), 32),
+    **dict.fromkeys(("mlp_dim", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("encoder_layers", "encoder_attention_heads"), 2),
+    **dict.fromkeys(("num_patches", "num_position_embeddings"), 16),
+}
+
+
 def class_of(name: str) -> Any:
-    """Return a class of transformers by its name; that of Qwen2-VL's encoder is not among its public names."""
-    if name.startswith("Qwen2"):
-        return getattr(importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl"), name)
+    """Return a class of transformers by its name; those of some encoders are not among its public names."""
+    for model, start in (("qwen2_vl", "Qwen2Vision"), ("qwen2_5_vl", "Qwen2_5_Vision")):
+        if name.startswith(start):
+            return getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)
     return getattr(transformers, name)
 
 
-#: A model of each class of timm with attention that is widely used, and of those that `convert` takes.
+def configured(name: str) -> dict[str, Any]:
+    """Return the values of a small configuration of a class of transformers."""
+    if name in TRANSFORMERS:
+        return TRANSFORMERS[name]
+    own = class_of(name).config_class()
+    return {key: value for key, value in SHRUNK.items() if isinstance(getattr(own, key, None), int)}
+
+
+#: A model of each family of timm with attention, and of MLPs that `convert` takes.
 TIMM = (
     *("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"),
     *("vit_relpos_small_patch16_224", "samvit_base_patch16", "cait_xxs24_224", "convit_tiny", "mvitv2_tiny"),
@@ -86,6 +137,10 @@ TIMM = (
     *("xcit_nano_12_p16_224", "levit_128s", "tiny_vit_5m_224", "maxvit_nano_rw_256", "davit_tiny", "pvt_v2_b0"),
     *("swinv2_cr_tiny_ns_224", "gcvit_xxtiny", "vitamin_small_224", "tnt_s_patch16_224", "pit_ti_224"),
     *("crossvit_tiny_240", "coat_tiny", "nest_tiny", "volo_d1_224", "efficientformer_l1", "visformer_tiny"),
+    *("halonet26t", "cpubone_nano", "csatv2", "deepseek_vit_412m", "edgenext_small", "efficientformerv2_s0"),
+    *("efficientvit_b0", "efficientvit_m0", "gemma4_vit_167m", "iformer_s", "lowformer_b0", "caformer_s18"),
+    *("mobilevit_xxs", "nextvit_small", "qwen3_vit_88m", "swiftformer_xs", "vit_tiny_r_s16_p8_224"),
+    *("vit_base_patch16_sapiens2", "vit_small_patch16_dinov3"),
 )
 #: Names of blocks and of their norm before attention, for `attach`.
 BLOCKS = (
@@ -101,12 +156,34 @@ BLOCKS = (
 )
 
 
+@dataclass(frozen=True)
+class Row:
+    """Results of a model: 'yes', 'in part', '-' or 'slow' of each operation, when, and why it does not convert."""
+
+    library: str
+    name: str
+    kind: str
+    convert: str
+    view: str
+    audit: str
+    resize: str
+    attach: str
+    export: str
+    version: str
+    date: str
+    reason: str
+
+
 class TooSlowError(Exception):
     """An operation ran longer than `SECONDS`."""
 
 
-def attempt(work: Callable[[], str | None]) -> str:
-    """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long."""
+#: Reasons why models of a class do not convert; of timm by the name of the model.
+NOTES: dict[str, str] = {}
+
+
+def attempt(work: Callable[[], str | None], said: dict[str, str]) -> str:
+    """Return 'yes' or what `work` returns; '-' if it raises, 'slow' if it takes too long. `said` gets the error."""
 
     def stop(*_: Any) -> None:
         raise TooSlowError
@@ -117,8 +194,8 @@ def attempt(work: Callable[[], str | None]) -> str:
         return work() or "yes"
     except TooSlowError:
         return "slow"
-    except Exception as error:
-        print(f"{work.__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+    except Exception as error:  # any error of another library
+        said[work.__name__] = " ".join(str(error).split())[:300]
         return "-"
     finally:
         signal.alarm(0)
@@ -126,19 +203,17 @@ def attempt(work: Callable[[], str | None]) -> str:
 
 def output(model: nn.Module, x: Tensor) -> Tensor:
     """Return the output of a model as `convert` defines it."""
-    given = {}
-    if type(model).__name__ == "ViTMAEModel":  # keeps the order of the patches
-        given = {"noise": torch.arange(16.0).expand(len(x), -1)}
-    found = model(x, **given)
+    found = call(model, x)
     if isinstance(found, Tensor):
         return found
     names = [one for one in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if one in found]
     return found[names[0]]
 
 
-def rows_of(model: nn.Module, side: int) -> dict[str, str]:
-    """Run every operation on a model for images of `side` pixels; return its results by the name of the column."""
-    x = torch.randn(6, 3, side, side)
+def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Run every operation on a model for images of `size` pixels; return its results, and errors, by their names."""
+    x = torch.randn(6, 3, *size)
+    said: dict[str, str] = {}
 
     def convert() -> str | None:
         ours = graticule.convert(model)
@@ -146,10 +221,11 @@ def rows_of(model: nn.Module, side: int) -> dict[str, str]:
         back = to(ours).state_dict()
         if not all(torch.equal(back[name], value) for name, value in model.state_dict().items()):
             return "not back"
-        if type(model).__name__ == "Siglip2VisionModel":  # takes patches
+        expected, film = output(model, x[:2]), film_of(model)
+        given = x[:2] if film is None else x[:2].unflatten(2, (-1, film.size[0])).repeat_interleave(film.depth, 2)
+        found = ours(given)
+        if type(model).__name__.startswith("Qwen"):  # its tokens are merged afterwards
             return None
-        expected = output(model, x[:2])
-        found = ours(x[:2])
         if expected.ndim == 4:  # a map
             expected = expected.flatten(2).mT
         if type(model).__name__ == "PixtralVisionModel":  # all images in one row
@@ -157,21 +233,23 @@ def rows_of(model: nn.Module, side: int) -> dict[str, str]:
         return None if torch.allclose(found, expected, rtol=1e-3, atol=1e-4) else "other outputs"
 
     def view() -> None:
-        view_of(copy.deepcopy(model), (side, side)).run(x[:2])
+        view_of(copy.deepcopy(model), size).run(x[:2])
 
     def measured() -> str | None:
-        found = audit(copy.deepcopy(model), {(side, side): x}, (side, side), timed=False)
+        found = audit(copy.deepcopy(model), {size: x}, size, timed=False)
         return "in part" if found.unavailable else None
 
     def resize() -> None:
-        larger = graticule.resize(copy.deepcopy(model), side * 2)
-        if type(model).__name__ != "Siglip2VisionModel":
-            larger(torch.randn(1, 3, side * 2, side * 2))
+        wide = 2 * size[0], 2 * size[1]
+        larger = graticule.resize(copy.deepcopy(model), wide)
+        call(larger, torch.randn(1, 3, *wide))
 
     def attach() -> None:
-        for blocks, norm in BLOCKS:
+        example = x[:2]
+        for blocks, norm in ((None, None), *BLOCKS):
+            names = {} if blocks is None else {"blocks": blocks, "norm": norm}
             try:
-                changed = graticule.attach(copy.deepcopy(model), "learnable", "lape", blocks=blocks, norm=norm)
+                changed = graticule.attach(copy.deepcopy(model), "learnable", "lape", example=example, **names)
             except ValueError:
                 continue
             changed(x[:1])
@@ -185,13 +263,7 @@ def rows_of(model: nn.Module, side: int) -> dict[str, str]:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         works = {"convert": convert, "view": view, "audit": measured, "resize": resize, "attach": attach}
-        return {name: attempt(work) for name, work in {**works, "export": export}.items()}
-
-
-def timm_models() -> Iterator[tuple[str, nn.Module, int]]:
-    """Yield the name, a small model and its image size of each model of the table of timm."""
-    for name in TIMM:
-        yield name, *small(name)
+        return {name: attempt(work, said) for name, work in {**works, "export": export}.items()}, said
 
 
 def small(name: str) -> tuple[nn.Module, int]:
@@ -217,33 +289,79 @@ def small(name: str) -> tuple[nn.Module, int]:
     return model, model.pretrained_cfg["input_size"][-1]
 
 
-def transformers_models() -> Iterator[tuple[str, nn.Module, int]]:
-    """Yield the class, a small model and its image size of each class of the table."""
-    for name, given in TRANSFORMERS.items():
-        kind = getattr(transformers, name)
-        size = given["image_size"]
-        yield name, kind(kind.config_class(**given)).eval(), size if isinstance(size, int) else size[0]
+def built(name: str) -> tuple[nn.Module, tuple[int, int]]:
+    """Return a small model of timm or transformers, and the size of its images."""
+    if name in TIMM:
+        model, side = small(name)
+        return model, (side, side)
+    kind = class_of(name)
+    model = kind(kind.config_class(**configured(name))).eval()
+    return model, image_size(model) or (32, 32)
 
 
-def table(models: Iterator[tuple[str, nn.Module, int]]) -> str:
-    """Run all operations on models; return the table."""
-    rows = []
-    for name, model, side in models:
-        found = rows_of(model, side)
-        label = f"`{type(model).__name__}`"
-        rows.append([label if name == type(model).__name__ else f"{label}, `{name}`", *found.values()])
-        print(*rows[-1], flush=True)
-    return markdown([["class", *found], *sorted(rows)])
+def measure(names: list[str]) -> None:
+    """Run all operations on some models, within the memory of a process, and print their rows."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    for name in names:
+        torch.manual_seed(0)
+        library = "timm" if name in TIMM else "transformers"
+        version = (timm if library == "timm" else transformers).__version__
+        try:
+            model, size = built(name)
+        except Exception as error:  # any error of another library
+            print(f"{name} cannot be built: {error}", file=sys.stderr)
+            continue
+        found, said = rows_of(model, size)
+        print(name, found, said, file=sys.stderr)
+        why = said.get("convert", "")
+        writer.writerow([library, name, type(model).__name__, *found.values(), version, date, why])
+        sys.stdout.flush()
+
+
+def record(names: list[str]) -> None:
+    """Measure models in processes of a few each, and replace their rows in the recorded data."""
+    for start in range(0, len(names), SLICE):
+        part = names[start : start + SLICE]
+        command = [sys.executable, "-m", "evidence.models_page", "--slice", *part]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
+        rows = {row.name: row for row in read_records(DATA, Row)}
+        rows |= {values[1]: Row(*values) for values in csv.reader(lines) if len(values) == len(Row.__match_args__)}
+        ordered = sorted(rows.values(), key=lambda row: (row.library, row.kind, row.name))
+        write_text(DATA, csv_of_records(Row, ordered))
+
+
+def table(rows: list[Row]) -> str:
+    """Return the table of the rows of a library."""
+    columns = ("convert", "view", "audit", "resize", "attach", "export")
+    lines = []
+    for row in rows:
+        label = f"`{row.kind}`" + (f", `{row.name}`" if row.name != row.kind else "")
+        note = NOTES.get(row.kind if row.library == "transformers" else row.name, "")
+        lines.append([label, *(getattr(row, column) for column in columns), "" if row.convert == "yes" else note])
+    return markdown([["class", *columns, "why it does not convert"], *lines])
 
 
 def main() -> None:
-    """Write the page."""
-    torch.manual_seed(0)
+    """Measure models, if asked to, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", nargs="*", default=[], help="timm, transformers, or names of models")
+    parser.add_argument("--slice", nargs="*", default=[], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.slice:
+        return measure(options.slice)
+    libraries = {"timm": TIMM, "transformers": (*TRANSFORMERS, *OTHERS)}
+    record([name for given in options.measure for name in libraries.get(given, (given,))])
+    rows = read_records(DATA, Row)
     text = PAGE.read_text(encoding="utf-8")
-    text = between(text, "transformers", table(transformers_models()))
-    text = between(text, "timm", table(timm_models()))
-    versions = f"timm {timm.__version__} and transformers {transformers.__version__}"
-    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{versions}\g<2>", text))
+    said = []
+    for library in libraries:
+        own = [row for row in rows if row.library == library]
+        text = between(text, library, table(own))
+        versions, dates = sorted({row.version for row in own}), sorted({row.date for row in own})
+        said.append(f"{library} {' and '.join(versions)} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})")
+    write_text(PAGE, re.sub(r"(Measured with ).*?(, on small)", rf"\g<1>{' and '.join(said)}\g<2>", text))
 
 
 if __name__ == "__main__":
