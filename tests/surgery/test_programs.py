@@ -274,6 +274,48 @@ def test_an_attached_position_is_exported_with_its_host(tmp_path):
         export_function(model, tmp_path / "features.pt2", features=[0])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_is_wrong(tmp_path):
+    transformers, runtime = pytest.importorskip("transformers"), pytest.importorskip("onnxruntime")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 112, "patch_size": 8}
+    theirs = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**small)).eval()
+    torch.nn.init.normal_(theirs.embeddings.position_embeddings)
+    converted = graticule.convert(theirs)
+    converted.reset_classifier(0, "")  # all tokens
+    graticule.export(converted, tmp_path / "ours.onnx", dynamic=list(EVERY))
+    sides = {2 + axis: torch.export.Dim(name, min=2, max=64) * 8 for axis, name in enumerate(("rows", "columns"))}
+
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = theirs
+
+        def forward(self, x):
+            return self.model(x).last_hidden_state
+
+    example = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        free = {"dynamo": True, "dynamic_shapes": {"x": sides}, "verbose": False}
+        torch.onnx.export(Tokens().eval(), (example,), tmp_path / "torch.onnx", **free)
+    ours, other = (runtime.InferenceSession(tmp_path / f"{name}.onnx") for name in ("ours", "torch"))
+
+    def difference(session, height, width):
+        x = torch.randn(1, 3, height, width)
+        with torch.no_grad():
+            expected = theirs(x).last_hidden_state
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        return (torch.from_numpy(found) - expected).abs().max()
+
+    for size in ((64, 80), (80, 64), (112, 112), (160, 96), (224, 168)):
+        assert difference(ours, *size) < 1e-5, size
+    assert difference(other, 64, 80) < 1e-4  # the size that was traced
+    try:
+        assert difference(other, 80, 64) > 0.1
+    except runtime.capi.onnxruntime_pybind11_state.Fail:  # as at most other sizes
+        pass
+
+
 def test_sides_that_pooling_rounds_are_refused_before_any_work(tmp_path):
     with pytest.raises(ValueError, match="its pooling rounds sides up"):
         export_function(build("MViTv2"), tmp_path / "model.pt2", dynamic=["height"])
