@@ -1,5 +1,6 @@
 """Exported programs have the outputs of the model, at every size that they take."""
 
+import contextlib
 from importlib import import_module
 
 import pytest
@@ -310,10 +311,8 @@ def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_i
     for size in ((64, 80), (80, 64), (112, 112), (160, 96), (224, 168)):
         assert difference(ours, *size) < 1e-5, size
     assert difference(other, 64, 80) < 1e-4  # the size that was traced
-    try:
+    with contextlib.suppress(runtime.capi.onnxruntime_pybind11_state.Fail):  # as at most other sizes
         assert difference(other, 80, 64) > 0.1
-    except runtime.capi.onnxruntime_pybind11_state.Fail:  # as at most other sizes
-        pass
 
 
 def test_sides_that_pooling_rounds_are_refused_before_any_work(tmp_path):
