@@ -15,6 +15,7 @@ Every part writes its results to docs/data/pretrained.json when it is done, so p
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import platform
@@ -37,6 +38,7 @@ from torchvision.transforms import v2
 import graticule
 from graticule.analysis.certificate import certify
 from graticule.analysis.debias import METHODS
+from graticule.analysis.effect import resampled
 from graticule.external import Debiased, Eraser
 from graticule.lab.data.sets.cifar import cifar10
 from graticule.lab.figures.save import save_figure
@@ -200,6 +202,38 @@ def resample(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+@torch.no_grad()
+def sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the features of pictures at other sizes of image and patch with those at 518 or 224 pixels.
+
+    Features on another grid are resampled to the first one. Patches of 16 pixels see the same part of a larger picture.
+    """
+    files = spread(sorted(Path(options.coco).rglob("*.jpg")), 12)
+    encoder, found = graticule.convert(build(options.weights)), {}
+    for side, before, others in (
+        (224, 14, [(256, 16), (448, 14)]),
+        (518, 14, [(592, 16), (700, 14), (224, 14), (112, 14)]),
+    ):
+        first = graticule.resize(copy.deepcopy(encoder), side)
+        expected = features_of(first, files, side)
+        for other, patch in others:
+            given = {"patch_size": patch} if patch != before else {}
+            changed = graticule.resize(copy.deepcopy(encoder), other, **given)
+            got = features_of(changed, files, other)
+            tokens = resampled(got, changed.grid, first.grid)
+            cosine = F.cosine_similarity(tokens, expected, dim=-1)
+            each = {"class": cosine[:, 0], "patches": cosine[:, 1:].mean(1)}
+            found[f"{side} / {before} -> {other} / {patch}"] = {
+                name: [float(one.mean()), float(one.std() / len(one) ** 0.5)] for name, one in each.items()
+            }
+    return found
+
+
+def features_of(model: Any, files: list[Path], side: int) -> Tensor:
+    """Return the features of pictures of a size, (n, N, D)."""
+    return torch.cat([model.forward_features(pictures([file], (side, side), crop=True)) for file in files])
+
+
 def adapt(options: argparse.Namespace) -> dict[str, Any]:
     """Adapt the encoder at 112 pixels to each position, on pictures of CIFAR-10 without labels; judge it in between."""
     (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
@@ -253,6 +287,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "debias": debias,
     "replace": replace,
     "resample": resample,
+    "sizes": sizes,
     "adapt": adapt,
 }
 
@@ -302,6 +337,17 @@ def tradeoff_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
+def adapt_figure(found: dict[str, Any], original: float) -> Figure:
+    """Draw the accuracy of the original's frozen ridge classifier against the steps of adaptation."""
+    figure, ax = new_axes("steps of adaptation", "accuracy of the original's classifier (%)", figsize=(7.2, 4.0))
+    for index, (name, one) in enumerate(found.items()):
+        points = [(int(step), scores[1]) for step, scores in one["accuracy"].items()]
+        ax.plot(*zip(*points, strict=True), label=name, **{**line_style(index), "linewidth": 1.5, "markersize": 5})
+    ax.axhline(original, color="#555555", linestyle=(0, (1, 2)), linewidth=1, label="original")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False, handlelength=2.8)
+    return figure
+
+
 def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
     for name in SIZES:
@@ -335,8 +381,22 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, found in data["resample"].items():
         rows.append((f"`{name}`", *(f"{one:.1f}" for side in sides for one in found[side])))
     yield "resample", markdown(rows)
+    rows = [("from", "to", "class token", "patches")]
+    for name, found in data.get("sizes", {}).items():
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (found["class"], found["patches"])]
+        rows.append((*name.split(" -> "), *cells))
+    yield "sizes", markdown(rows)
+    adapted = data.get("adapt", {})
+    steps = list(next(iter(adapted.values()))["accuracy"]) if adapted else []
+    rows = [("position", *(f"{what} after {step}" for what in ("ridge (%)", "cosine") for step in steps), "seconds")]
+    for name, found in adapted.items():
+        cells = [f"{found['accuracy'][step][1]:.1f}" for step in steps] + [
+            f"{found['cosine'][step]:.3f}" for step in steps
+        ]
+        rows.append((f"`{name}`", *cells, f"{found['seconds']:.0f}"))
+    yield "adapt", markdown(rows)
     rows = [("part", "pictures", "seconds", "date", "machine", "torch")]
-    rows += [(name, *(str(one) for one in data["runs"][name].values())) for name in PARTS]
+    rows += [(name, *(str(one) for one in data["runs"][name].values())) for name in PARTS if name in data["runs"]]
     yield "runs", markdown(rows)
 
 
@@ -351,6 +411,9 @@ def report() -> None:
         after = rest.partition(end)[2]
         text = f"{before}{start}\n{table}\n{end}{after}"
     write_text(page, text)
+    if "adapt" in data:
+        figure = adapt_figure(data["adapt"], data["replace"]["original"]["accuracy"][1])
+        save_figure(figure, DOCS / "figures" / "pretrained_adapt.png")
     save_figure(share_figure(data["share"]), DOCS / "figures" / "pretrained_share.png")
     save_figure(tradeoff_figure(data["debias"]), DOCS / "figures" / "pretrained_debias.png")
 
@@ -378,7 +441,7 @@ def main() -> None:
         count = (
             options.count
             if name in ("share", "debias")
-            else {"replace": 600, "resample": 400, "adapt": options.batch * STEPS + 600}[name]
+            else {"replace": 600, "resample": 400, "sizes": 12, "adapt": options.batch * STEPS + 600}[name]
         )
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         seconds = round(time.perf_counter() - start)
