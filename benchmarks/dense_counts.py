@@ -2,7 +2,7 @@
 
     python benchmarks/dense_counts.py
 
-Prints the table of docs/dense_models.md. Multiply-adds are those of one image: of 800 x 1280 for detectors, with the
+Prints the table of docs/recipe_sources.md. Multiply-adds are those of one image: of 800 x 1280 for detectors, with the
 box head on 1,000 regions and the mask head on 100, and of 512 x 512 for segmentation. They are half the operations that
 PyTorch's counter reports, plus the samples of deformable attention: one multiply-add per corner, point, level and
 channel. Norms, activations, sums and interpolation are not counted.

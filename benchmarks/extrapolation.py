@@ -14,7 +14,7 @@ and YaRN need ordered frequencies; learned ones (`rope_mixed`) are not ordered.
 
 All choices of a seed are trained before the next seed, so an interruption leaves complete seeds; the same command
 resumes. The scores are stored in docs/data/extrapolation.csv, one per row, and --report writes docs/extrapolation.md
-and its figure from them.
+and its figures from them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch import nn
 import graticule
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figure
+from graticule.lab.figures.style import decorate, line_style
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.studies.significance import LEVEL, format_p, holm, paired_p
 from graticule.lab.studies.tables import markdown
@@ -67,6 +68,8 @@ CHOICES = {
     "rope(preset='rope_vit')": {"encoding": "rope(preset='rope_vit')"},
     "rope(preset='dinov3')": {"encoding": "rope(preset='dinov3')"},
 }
+#: The choices of the figure of lines.
+DRAWN = ("learnable", "learnable, lape", "rope(preset='dinov3')", "rope", "peg", "none", "learnable(std=1)")
 #: Scalings of rotary frequencies; NTK and YaRN need ordered frequencies, which learned ones are not.
 SCALED = {
     **dict.fromkeys(("rope", "rope_1d", "mrope", "pope", "rope(preset='rope_vit')"), ("interpolation", "ntk", "yarn")),
@@ -194,6 +197,7 @@ def report() -> None:
     found, _ = scores_of(records)
     print(write_text(DOCS / "extrapolation.md", page(records)))
     print(save_figure(picture(found, in_order(found)), DOCS / "figures" / "extrapolation.png"))
+    print(save_figure(lines(found), DOCS / "figures" / "extrapolation_lines.png"))
 
 
 def page(records: list[dict[str, str]]) -> str:
@@ -264,6 +268,40 @@ def picture(found: Scores, choices: list[str]) -> Figure:
             {"canvas": "larger canvas, content at its scale", "zoom": "content scaled with the image"}[mode], fontsize=9
         )
     figure.colorbar(image, ax=panels, label="top-1 (%)", shrink=0.6)
+    return figure
+
+
+def lines(found: Scores) -> Figure:
+    """Plot the top-1 of some choices against the number of tokens, each line with its name beside its end."""
+    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    shares = [height * width / (TRAINED[0] * TRAINED[1]) for height, width in SIZES]
+    for ax, mode in zip(figure.subplots(1, 2, sharey=True), MODES, strict=True):
+        decorate(ax)
+        ends = {}
+        for index, choice in enumerate(DRAWN):
+            scores = [found[choice, "plain", mode][size] for size in SIZES]
+            means, deviations = [fmean(one) for one in scores], [stdev(one) for one in scores]
+            ax.errorbar(shares, means, deviations, capsize=2, **line_style(index))
+            ends[choice] = means[-1]
+        order = sorted(ends, key=lambda choice: ends[choice])
+        up, down = 0.0, {}
+        for choice in reversed(order):  # names 5.2 points apart, from above and from below; the mean of both is drawn
+            down[choice] = min([ends[choice], *(height - 5.2 for height in down.values())])
+        for choice in order:
+            up = max(ends[choice], up + 5.2)
+            color = line_style(DRAWN.index(choice))["color"]
+            at = (shares[-1] * 1.07, (up + down[choice]) / 2)
+            ax.annotate(choice, (shares[-1], ends[choice]), at, va="center", fontsize=10, color=color)
+        ax.set_xscale("log")
+        ax.set_xlim(0.94, 9)
+        ax.set_ylim(0, 100)
+        ax.set_xticks(shares, [f"{share:.3g}x" for share in shares])
+        ax.set_xticks([], minor=True)
+        ax.set_xlabel("tokens, relative to training")
+        ax.set_title(
+            {"canvas": "more content: the digit keeps its size", "zoom": "the digit grows with the image"}[mode]
+        )
+    figure.axes[0].set_ylabel("top-1 (%)")
     return figure
 
 

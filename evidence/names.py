@@ -1,7 +1,7 @@
 """What can be chosen, written from the registries and by building models.
 
 `python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings; the table of
-docs/encodings.md; README's table of choices; and the catalog of `graticule models`.
+docs/encodings.md; and the catalog of `graticule models`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import json
 import re
 from pathlib import Path
 
-from graticule.backbones.language import list_language_models
-from graticule.backbones.registry import list_models, list_small_models
-from graticule.encodings.build import list_joinings
 from graticule.lab.studies.catalog import FILE, Catalog, build_catalog
-from graticule.lab.studies.matrix import GROUPS, combinations, group_of, initials, ordered, rows
+from graticule.lab.studies.matrix import combinations, initials, ordered, rows
 from graticule.lab.studies.tables import markdown
 from graticule.position.position import ENCODINGS
 from graticule.system.files import write_text
@@ -50,26 +47,9 @@ def encodings_table() -> str:
     return markdown(lines) + "\n"
 
 
-def choices_table() -> str:
-    """Return README's table of choices: the names of encodings by group, of joinings, and of families."""
-    lines = [["choice", "what it is", "names"]]
-    for group, _, about in GROUPS:
-        names = [name for name in ordered() if group_of(name) == group]
-        lines.append([f"`encoding`: {group}", about, _code(names)])
-    lines.append(["`joining`", "how an absolute encoding reaches each layer", _code(list_joinings())])
-    families = ", ".join(dict.fromkeys(family.partition(", ")[0] for family in list_small_models()))
-    about = f"{len(list_models())} models in these families, and {len(list_language_models())} language models"
-    lines.append(["`model`", about, families])
-    return markdown(lines) + "\n"
-
-
 def summary(kind: type) -> str:
     """Return the first line of the docstring of a class."""
     return (inspect.getdoc(kind) or "").partition("\n")[0]
-
-
-def _code(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def reference(kind: type) -> str:
@@ -98,7 +78,6 @@ def write_tables(root: Path) -> None:
     write_text(FILE, catalog_text(build_catalog()))
     (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
     _replace_table(root / "docs" / "encodings.md", "## All encodings", encodings_table())
-    _replace_table(root / "README.md", "## What can be chosen", choices_table())
 
 
 def _replace_table(path: Path, heading: str, written: str) -> None:

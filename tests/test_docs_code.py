@@ -1,12 +1,15 @@
 """The code of the pages in docs/ runs; pages with separate tests are listed here, slow ones run in `make docs`."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 import graticule
+from evidence.words import LIMIT, OTHER, QUESTIONS, TOTAL, clicks, count
+from graticule.lab.cli import main
 from graticule.testing.methods import check_encoding
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -18,6 +21,8 @@ RUN = (
     "convert",
     "encodings",
     "explore",
+    "fine_tune",
+    "from_python",
     "gym",
     "index",
     "joinings",
@@ -30,16 +35,19 @@ SHAPES = ("backbones", "encodings", "index", "joinings")
 #: Page -> the test that runs its blocks.
 ELSEWHERE = {
     "audit": "analysis/test_audit.py",
+    "deploy": "../docs/_ext/test_pages.py",
     "dense": "lab/data/dense/test_dense_docs.py",
     "dense_models": "dense/test_models_docs.py",
-    "export": "../docs/_ext/test_pages.py",
     "extending": "lab/recipes/test_recipes.py",
     "gym": "lab/gym/test_cli_gym.py",
+    "publish": "../docs/_ext/test_pages.py",
 }
 #: The word after `python` at the start of a block -> the test that runs it.
 NAMED = {
+    "audit": "../docs/_ext/test_pages.py",
     "attach": "external/test_guide.py",
     "certificate": "surgery/test_fits.py",
+    "continue": "test_docs_code.py",
     "continued": "../docs/_ext/test_pages.py",
     "crops": "position/test_crops.py",
     "features": "backbones/test_timm_interface.py",
@@ -68,7 +76,7 @@ def blocks(text, word=""):
 @pytest.mark.parametrize("name", RUN)
 def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {}
+    names = {"__name__": "__main__"}
     found = blocks(page(name))
     assert found
     with torch.device("meta" if name in SHAPES else "cpu"):
@@ -87,6 +95,15 @@ def test_every_block_of_python_is_run_by_a_test():
             elif path.stem not in RUN:
                 assert path.stem in ELSEWHERE, f"{path.name}: no test runs its code"
                 assert path.name in (tests / ELSEWHERE[path.stem]).read_text(encoding="utf-8"), path.name
+
+
+def test_guides_are_short_and_what_readers_look_for_is_two_clicks_from_the_front_page():
+    words = count()
+    assert set(OTHER) <= set(words)
+    guides = {name: number for name, number in words.items() if name not in OTHER}
+    assert {name: number for name, number in guides.items() if number > LIMIT} == {}
+    assert sum(guides.values()) <= TOTAL
+    assert {question: clicks(name) for question, name in QUESTIONS.items() if not 1 <= clicks(name) <= 2} == {}
 
 
 def load_block(word, folder):
@@ -114,3 +131,19 @@ def test_the_learned_table_of_the_guide_is_resampled(my_methods, tmp_path):
     larger.load_state_dict(source.state_dict())
     expected = source.grid.resize(source.position(source.grid)[0].pre, larger.grid)
     torch.testing.assert_close(larger.position(larger.grid)[0].pre, expected)
+
+
+def test_a_run_is_continued_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    quick = " --limit-train 100 --limit-test 50 --model-kwargs depth=1"
+    first, resume, longer, second, *others = re.findall(r"^    (graticule train .*)$", page("continue"), re.MULTILINE)
+    for command in (first, resume, second, *others):
+        short = re.sub(r"--epochs \d+", "--epochs 1 --warmup-epochs 0", command.replace("--warmup-epochs 0 ", ""))
+        short += quick if command == first else ""
+        assert main(shlex.split(short)[1:]) == 0, (command, capsys.readouterr().err)
+    assert "--epochs 13" in longer and main(["train", "--resume", "runs/first", "--epochs", "13"]) != 0
+    assert "`epochs` would change" in capsys.readouterr().err
+    (block,) = blocks(page("continue"), "continue")
+    exec(compile(block.replace("epochs=10", "epochs=1").replace("/second", "/third"), "continue.md", "exec"), {})
+    weights = [graticule.Run.open(f"runs/{name}").model().state_dict() for name in ("second", "third")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

@@ -17,11 +17,16 @@ PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((TOP / "d
 COMMANDS = [line for page in PAGES for line in re.findall(r"^    (graticule .*)", page, flags=re.MULTILINE)]
 
 
-def test_the_ten_lines_run(tmp_path, monkeypatch):
+def test_each_door_has_a_picture_and_code_of_five_lines_that_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(compile(block, "README.md", "exec"), {})
-    assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
+    doors = re.findall(r"^## (A .*?)\n(.*?)(?=^## )", README, flags=re.DOTALL | re.MULTILINE)
+    assert [name for name, _ in doors] == ["A model of your own", "A model that you have", "A question"]
+    for name, text in doors:
+        (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        assert len([line for line in block.splitlines() if line]) <= 5
+        assert len(re.findall(r"!\[[^]]+\]", text)) == 1 and "\n    graticule " in text
+        exec(compile(block, f"README.md: {name}", "exec"), {})
+    assert README.count("```python") == len(doors)
 
 
 def test_it_fits_a_screen_and_a_half():

@@ -35,20 +35,38 @@ def test_the_first_five_minutes_go_as_the_page_says(tmp_path, monkeypatch, capsy
     assert "(6, 7, 7)" in capsys.readouterr().out
 
 
+def test_the_example_of_an_audit_runs_from_the_images_to_the_findings(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(block("audit", "audit"), {})
+    section = page("audit").partition("## An example from start to end")[2].partition("\n## ")[0]
+    train, audit = re.findall(r"^    (graticule .*)$", section, flags=re.MULTILINE)
+    assert main(shlex.split(train.replace("--epochs 3", "--quick"))[1:]) == 0, capsys.readouterr().err
+    assert main(shlex.split(audit.replace("--count 200", "--count 20"))[1:]) == 0, capsys.readouterr().err
+    said = " ".join(capsys.readouterr().out.split())
+    for finding in (
+        "Position alone explains",
+        "Row and column can be read",
+        "With the position zeroed",
+        "Position takes",
+    ):
+        assert finding in said and finding in section
+
+
 def test_an_exported_file_is_served_without_graticule(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"graticule": graticule}
-    exec(block("export", "serve"), names)
+    exec(block("deploy", "serve"), names)
     assert names["logits"].shape == (4, 10)
 
 
 def test_models_are_exported_and_published_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
-    code = re.findall(r"^```python\n(.*?)^```", page("export"), flags=re.DOTALL | re.MULTILINE)  # of export.md
+    pages = page("deploy") + page("publish")  # deploy.md, publish.md
+    code = re.findall(r"^```python\n(.*?)^```", pages, flags=re.DOTALL | re.MULTILINE)
     assert code
     for each in code:
-        exec(compile(each, "export.md", "exec"), names)
+        exec(compile(each, "guide", "exec"), names)
     files = {path.name for path in (tmp_path / "published").iterdir()}
     assert files == {"README.md", "config.json", "model.safetensors"}
 

@@ -256,10 +256,10 @@ def test_pretrained_weights_of_another_task_can_be_loaded_by_timm(tmp_path):
 
 
 def test_the_feature_extractor_of_the_docs_gives_tokens_and_logits():
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "backbones.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python features\n(.*?)```", page, flags=re.DOTALL)
     shown = {}
-    exec(compile(code, "extending.md", "exec"), shown)
+    exec(compile(code, "backbones.md", "exec"), shown)
     model, images = shown["model"], torch.randn(1, 1, 28, 36)
     assert shown["found"]["middle"].shape == (2, 50, model.embed_dim)
     for x in (images, images[..., :28]):

@@ -10,7 +10,9 @@ import graticule
 from graticule.external.convert.parts import CONVERSIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "sizes.md", "export.md"))
+PAGES = "".join(
+    (DOCS / name).read_text(encoding="utf-8") for name in ("convert.md", "converted.md", "sizes.md", "publish.md")
+)
 
 
 def run(kind):

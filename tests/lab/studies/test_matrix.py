@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graticule
-from evidence.names import choices_table, encodings_table, table
+from evidence.names import encodings_table, table
 from graticule.backbones.registry import MODELS
 from graticule.lab.studies.matrix import build, combinations, initials
 from graticule.position.joining import JOININGS
@@ -104,5 +104,4 @@ def test_the_generated_tables_are_those_in_the_docs(found):
     root = Path(__file__).parents[3]
     assert (root / "docs" / "matrix.md").read_text(encoding="utf-8") == table(found)
     assert encodings_table() in (root / "docs" / "encodings.md").read_text(encoding="utf-8")
-    assert choices_table() in (root / "README.md").read_text(encoding="utf-8")
     assert len(set(initials().values())) == len(JOININGS)

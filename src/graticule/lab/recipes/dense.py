@@ -17,7 +17,7 @@ Result: not measured.
 The published batch of detectors is two images on each of eight GPUs. Steps are rounded to epochs: 160,000 steps of 16
 images are 126.7 epochs of ADE20K's 20,210 images, and 127 are trained; 40,000 of 32 are 63.3, and 64 are trained.
 
-The models are compared with those of the configurations, module by module, in docs/dense_models.md. Differences of the
+The models are compared with those of the configurations, module by module: docs/recipe_sources.md. Differences of the
 training: images without objects are trained on, as background (mmdetection leaves them out); norms, biases and scales
 never decay (there all do in PVT's runs, and the scales of layers and injectors and the batch norms of the spatial prior
 in ViT-Adapter's Mask R-CNN); all sixteen images of a step are wide or all are tall (there the two of a GPU). For

@@ -6,8 +6,8 @@ Command: graticule train scenes_detection; graticule train scenes_mask_rcnn; gra
     position: --encoding none.
     graticule train camvid --data-root CAMVID; graticule train camvid_pvt --data-root CAMVID
     graticule train coco_overfit --data-root COCO [--limit-train 100 --limit-test 100]
-Cost: docs/dense.md.
-Result: docs/dense.md.
+Cost: docs/dense_scores.md.
+Result: docs/dense_scores.md.
 """
 
 from __future__ import annotations
