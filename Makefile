@@ -71,6 +71,7 @@ lint: $(VENV)/.installed
 
 tables: $(VENV)/.installed
 	$(BIN)/python -m evidence.names
+	$(BIN)/python -m evidence.gallery_page
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

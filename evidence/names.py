@@ -1,7 +1,7 @@
 """What can be chosen, written from the registries and by building models.
 
-`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings; the table of
-docs/encodings.md; and the catalog of `graticule models`.
+`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings, and the catalog of
+`graticule models`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def encodings_table() -> str:
-    """Return the table of encodings: name and options, first line of the docstring, reference, file."""
+def options_table() -> str:
+    """Return the table of signatures: name and options, first line of the docstring, reference, file."""
     lines = [["encoding", "what it does", "reference", "file"]]
     for name in ordered():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
         file = f"{kind.__module__.removeprefix('graticule.').replace('.', '/')}.py"
         shown = f"`{name}({options})`" if options else f"`{name}`"
-        lines.append([shown, summary(kind), reference(kind), f"[{file}](../src/graticule/{file})"])
+        lines.append([shown, summary(kind), reference(kind), f"`{file}`"])
     return markdown(lines) + "\n"
 
 
@@ -77,14 +77,13 @@ def write_tables(root: Path) -> None:
     """Write the catalog and all tables into the checkout of the repository at `root`."""
     write_text(FILE, catalog_text(build_catalog()))
     (root / "docs" / "matrix.md").write_text(table(combinations()), encoding="utf-8")
-    _replace_table(root / "docs" / "encodings.md", "## All encodings", encodings_table())
 
 
-def _replace_table(path: Path, heading: str, written: str) -> None:
-    """Replace the first table after a heading of a page."""
+def replace_table(path: Path, heading: str, written: str) -> None:
+    """Replace the first table after a line of a page."""
     before, found, after = path.read_text(encoding="utf-8").partition(f"{heading}\n")
     if not found:
-        raise ValueError(f"`path` must be a page with the heading {heading!r}, got {str(path)!r}.")
+        raise ValueError(f"`path` must be a page with the line {heading!r}, got {str(path)!r}.")
     path.write_text(
         before + found + re.sub(r"(^\|.*\n)+", lambda _: written, after, count=1, flags=re.M), encoding="utf-8"
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_origin
 from sphinx.pycode import ModuleAnalyzer
 
 import graticule
+from evidence.names import options_table
 from graticule.position.position import ENCODINGS
 
 #: The packages whose public names have a page, with a description.
@@ -89,6 +90,8 @@ def _package(package: str, about: str) -> str:
         parts.append(f"Also exported here, and described in [graticule](graticule.md): {links}.\n\n")
     classes = set(ENCODINGS.values())
     parts += [_entry(f"graticule.{package}", name) for name in names if _value(module, name) not in classes]
+    if package == "encodings":
+        parts.append(f"\n## Names and options\n\nThe defaults are those of the classes.\n\n{options_table()}")
     return "".join(parts)
 
 

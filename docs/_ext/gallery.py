@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import graticule
 from evidence.names import reference, summary
 from graticule.encodings.forms.mixing import MixingEncoding
-from graticule.lab.studies.matrix import GROUPS, group_of, initials
+from graticule.lab.studies.matrix import initials
 from graticule.position.grid import Grid
 from graticule.position.position import ENCODINGS
 
@@ -29,38 +29,16 @@ from graticule.position.position import ENCODINGS
 GRIDS = (Grid(7, 7), Grid(7, 11))
 #: The model for the cost of an encoding: whether the encoding mixes tokens -> name.
 MODELS = {False: "deit_tiny_patch16_224", True: "gmlp_s16_224"}
-TITLES = {
-    "absolute": "Absolute: a vector per token",
-    "bias": "Biases: a number per pair of tokens",
-    "rotary": "Rotary: queries and keys are rotated",
-    "token mixing": "Token mixing: weights of gated MLPs and mixers",
-    "other": "From the tokens, and others",
-}
 
 
 def pages(root: Path) -> dict[str, str]:
     """Write the figures; returns path -> text of each page."""
     (root / "gallery").mkdir(exist_ok=True)
     rows = _rows_of_matrix(root / "matrix.md")
-    found = {"gallery/index.md": _index()}
+    found = {}
     for name in sorted(ENCODINGS):
         found[f"gallery/{name}.md"] = _page(name, rows[name], root)
     return found
-
-
-def _index() -> str:
-    parts = [
-        "# Gallery of encodings\n\n"
-        "Each page has the formula, the options, a figure of the position information at the center of two grids, the "
-        "cost, and the compatible backbones and joinings. [All options in one table](../encodings.md).\n"
-    ]
-    for group, _, _ in GROUPS:
-        names = [name for name in sorted(ENCODINGS) if group_of(name) == group]
-        parts.append(f"\n## {TITLES[group]}\n\n| encoding | description |\n| --- | --- |\n")
-        parts += [f"| [`{name}`]({name}.md) | {_cell(summary(ENCODINGS[name]))} |\n" for name in names]
-        entries = "\n".join(names)
-        parts.append(f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n")
-    return "".join(parts)
 
 
 def _page(name: str, goes_with: list[tuple[str, list[str]]], root: Path) -> str:
@@ -166,7 +144,7 @@ def option_texts(kind: Any) -> dict[str, str]:
     """Return the descriptions of its options from the docstrings of an encoding and of its parts."""
     hints = typing.get_type_hints(kind.__init__)
     parts = [hint for hint in hints.values() if inspect.isclass(hint) and dataclasses.is_dataclass(hint)]
-    found: dict[str, str] = {}
+    found = {}
     for described in (*reversed(kind.__mro__), *parts):
         for one in (described, vars(described).get("position")):
             found |= _described(inspect.cleandoc(getattr(one, "__doc__", None) or ""))
@@ -199,20 +177,21 @@ def _type(kind: Any) -> str:
 
 @cache
 def _measured(model: str, encoding: str) -> tuple[int, int]:
-    """Return the parameters of the position of a model, and its multiply-adds for one image."""
+    """Return the learned parameters of the position of a model, and its multiply-adds for one image."""
     # the exponential of a matrix (LieRE) is not implemented on the meta device
     device = "cpu" if encoding == "liere" else "meta"
     with torch.device(device):
         built = graticule.create_model(model, encoding=encoding).eval()
         with FlopCounterMode(display=False) as counter:
             built(torch.empty(1, 3, *built.img_size))
-    return sum(each.numel() for each in built.position.parameters()), counter.get_total_flops() // 2
+    learned = sum(each.numel() for each in built.position.parameters() if each.requires_grad)
+    return learned, counter.get_total_flops() // 2
 
 
 def _cost(name: str) -> str:
     mixing = issubclass(ENCODINGS[name], MixingEncoding)
     parameters, operations = _measured(MODELS[mixing], name)
-    text = f"## Cost\n\nIn `{MODELS[mixing]}` it has {parameters:,} parameters"
+    text = f"## Cost\n\nIn `{MODELS[mixing]}` it has {parameters:,} learned parameters"
     if mixing:
         return f"{text}; the model takes {operations / 1e6:,.0f} million multiply-adds per image.\n\n"
     more = operations - _measured(MODELS[mixing], "none")[1]
