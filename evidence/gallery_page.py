@@ -53,7 +53,7 @@ USES = {
     "rope_1d": "tokens are a text; on images it is a reference that ignores rows",
     "rope_golden_gate": "directions between rows and columns should count as much as these",
     "rope_mixed": "directions and frequencies should be learned for each head",
-    "ggqpe": "a gated MLP should mix near patches, with a number of parameters that does not grow with the image (PosMLP)",
+    "ggqpe": "a gated MLP should mix near patches, with few parameters at any size (PosMLP)",
     "global_filter": "tokens should be mixed by filters of frequencies (GFNet)",
     "glrpe": "a gated MLP should mix by displacement, differently in each group of channels",
     "gqpe": "as `ggqpe`, with one Gaussian for all channels",

@@ -1,7 +1,7 @@
 """What can be chosen, written from the registries and by building models.
 
-`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings, and the catalog of
-`graticule models`.
+`python -m evidence.names` writes docs/matrix.md, the combinations of families, encodings and joinings, and the catalog
+of `graticule models`.
 """
 
 from __future__ import annotations
