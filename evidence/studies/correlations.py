@@ -16,9 +16,9 @@ def measure(run: Any) -> Iterator[Measured]:
     from graticule.analysis.correlation import position_correlations
 
     found = position_correlations(run.model(run.data(), "last"), None, 0, _UNTRAINED)
-    by_layer = {"two-dimensionality": found.two_dimensionality, "locality": found.locality}
+    by_layer = {"two-dimensionality": found.two_dimensionality, "reach": found.reach}
     values = {(name, at): of[n] for name, of in by_layer.items() for at, n in (("first layer", 0), ("last layer", -1))}
-    over = {"range of locality": found.locality_range, "p (untrained)": found.p_value, "hierarchy": found.hierarchy}
+    over = {"range of reach": found.reach_range, "p (untrained)": found.p_value, "hierarchy": found.hierarchy}
     for (metric, at), value in (values | {(name, "over layers"): one for name, one in over.items()}).items():
         if math.isfinite(value):
             yield metric, at, round(float(value), 6)
@@ -59,14 +59,14 @@ def study() -> Study:
             metric="two-dimensionality", at="last layer", label="two-dimensionality of the last layer (0 to 1)"
         ),
         decimals=3,
-        described=("locality", "range of locality", "p (untrained)", "hierarchy"),
+        described=("reach", "range of reach", "p (untrained)", "hierarchy"),
         controls="Two-dimensionality is 1 if vertical neighbors are as similar as horizontal ones, and 0 if only one "
         "axis is encoded. Where neither exceeds all pairs beyond chance it is undefined; runs before 2026-11-23 "
         "recorded the ratio there too, so the row of the learnable table, which has little structure after four "
-        "epochs, can be a ratio of noise. Locality is the mean distance in patches over which the positions of a "
-        "layer are similar; its range over the layers is relative to the locality of a uniform map. p (untrained) is "
+        "epochs, can be a ratio of noise. Reach is the mean distance in patches over which the positions of a "
+        "layer are similar; its range over the layers is relative to the reach of a uniform map. p (untrained) is "
         "the share of 40 models, this one and 39 untrained ones of the same shape, whose range is at least as large; "
-        "hierarchy is the rank correlation of locality with depth, 1 from local to global.",
+        "hierarchy is the rank correlation of reach with depth, 1 from local to global.",
         follows="LaPE (Yu et al., 2023), Figures 3 and 4",
         limits="The models are trained for four epochs on digits, with grids of 5 x 5 to 8 x 8 and four layers. Only "
         "the first stage of Swin is measured. Figure 3 has the second of seven layers of a T2T-ViT that was trained on "

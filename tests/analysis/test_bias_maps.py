@@ -86,14 +86,14 @@ def test_keys_after_a_query_of_a_text_are_not_seen():
     assert np.isfinite(maps.bias[0, 0][np.tril_indices(4)]).all()
     # query i without a bias looks back over i / 2 tokens
     assert maps.uniform_distance == pytest.approx((0 + 0.5 + 1 + 1.5) / 4)
-    assert (maps.locality < maps.uniform_distance).all()
+    assert (maps.reach < maps.uniform_distance).all()
 
 
 def test_the_numbers_of_a_map_by_hand():
     step = math.log(2)
     maps = BiasMaps(Grid(1, 2), ((0, 1),), np.array([[[[0, 0], [0, 0]], [[step, 0], [0, step]]]]))
     # softmax of (ln 2, 0) is (2/3, 1/3); the other token is one away
-    np.testing.assert_allclose(maps.locality, [[1 / 2, 1 / 3]])
+    np.testing.assert_allclose(maps.reach, [[1 / 2, 1 / 3]])
     np.testing.assert_allclose(maps.spread, [[0, step / 2]])
     assert maps.uniform_distance == pytest.approx(1 / 2)
     assert maps.summary()[1] == ("0-1", "0.000 to 0.347", "0.33 to 0.50", "67 to 100 %")
@@ -103,7 +103,7 @@ def test_a_number_that_all_keys_share_drops_out():
     bias = np.random.default_rng(0).normal(size=(1, 2, 6, 6))
     maps = BiasMaps(Grid(2, 3), ((0,),), bias)
     moved = BiasMaps(Grid(2, 3), ((0,),), bias + np.arange(6)[:, None])
-    np.testing.assert_allclose(moved.locality, maps.locality)
+    np.testing.assert_allclose(moved.reach, maps.reach)
     np.testing.assert_allclose(moved.spread, maps.spread)
 
 

@@ -6,7 +6,7 @@ import torch
 
 import graticule
 from graticule.analysis.correlation import coefficients, norm_coefficients, position_correlations
-from graticule.analysis.similarity import Correlations, cosine_similarity, locality, two_dimensionality
+from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.learnable import Learnable
 from graticule.encodings.sinusoidal import Sinusoidal1d, Sinusoidal2d
@@ -91,19 +91,19 @@ def test_functions_of_the_tokens_have_no_correlations(encoding):
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_locality_of_equal_tokens_is_the_uniform_distance(grid):
+def test_reach_of_equal_tokens_is_the_uniform_distance(grid):
     ones = cosine_similarity(np.ones((grid.patches, 6)))
     found = Correlations(grid, ones[None], ("inner",))
-    assert found.locality[0] == pytest.approx(found.uniform_distance)
+    assert found.reach[0] == pytest.approx(found.uniform_distance)
     assert found.uniform_distance == pytest.approx(grid.distances().mean().item())
 
 
-def test_locality_by_hand():
+def test_reach_by_hand():
     line = Grid(1, 3)
-    assert locality(np.eye(3), line) == 0
-    assert locality(np.ones((3, 3)), line) == pytest.approx(8 / 9)
+    assert reach(np.eye(3), line) == 0
+    assert reach(np.ones((3, 3)), line) == pytest.approx(8 / 9)
     s = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, -1.0], [0.0, -1.0, 1.0]])  # a negative cosine has no weight
-    assert locality(s, line) == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+    assert reach(s, line) == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
 
 
 def test_two_dimensionality_by_hand():
@@ -145,7 +145,7 @@ def layers_of(*shares):
     return np.stack([s * np.ones((6, 6)) + (1 - s) * np.eye(6) for s in shares])
 
 
-def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
+def test_hierarchy_is_the_rank_correlation_of_reach_with_depth():
     def model(*shares):
         return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares))
 
@@ -157,18 +157,18 @@ def test_hierarchy_is_the_rank_correlation_of_locality_with_depth():
     assert model(np.nan, 0.1, 0.2, 0.5).hierarchy == pytest.approx(1)
 
 
-def test_the_range_of_locality_is_a_share_of_a_uniform_maps():
+def test_the_range_of_reach_is_a_share_of_a_uniform_maps():
     grid = Grid(2, 3)
     found = Correlations(grid, layers_of(0, np.nan, 1), ("inner", None, "inner"))
-    assert found.locality_range == pytest.approx(1)
-    assert np.isnan(Correlations(grid, layers_of(0.5), ("inner",)).locality_range)
+    assert found.reach_range == pytest.approx(1)
+    assert np.isnan(Correlations(grid, layers_of(0.5), ("inner",)).reach_range)
 
 
 def test_the_p_value_is_the_share_of_untrained_models_with_as_large_a_range():
     def model(untrained, *shares):
         return Correlations(Grid(2, 3), layers_of(*shares), ("inner",) * len(shares), untrained=np.array(untrained))
 
-    size = model([], 0.2, 0.4, 0.8).locality_range
+    size = model([], 0.2, 0.4, 0.8).reach_range
     assert model([size / 2, size, 2 * size], 0.2, 0.4, 0.8).p_value == pytest.approx(3 / 4)
     assert model([0.0] * 39, 0.2, 0.4, 0.8).p_value == pytest.approx(1 / 40)
     said = model([0.0] * 39, 0.2, 0.4, 0.8).verdict
@@ -194,7 +194,7 @@ def test_untrained_norms_explain_themselves(encoding, joining):
     assert torch.equal(torch.random.get_rng_state(), before)
     assert found.untrained.shape == (19,) and found.p_value >= 0.05
     # however small, the differences have ranks, and the ranks a correlation with depth
-    assert found.locality_range < 0.03 and np.isfinite(found.hierarchy)
+    assert found.reach_range < 0.03 and np.isfinite(found.hierarchy)
 
 
 def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
@@ -207,7 +207,7 @@ def test_layers_made_local_and_global_are_beyond_what_untrained_models_show():
             norm.weight.copy_(1 + depth * slow)
     found = position_correlations(model, untrained=39)
     assert found.p_value == pytest.approx(1 / 40) and found.hierarchy == pytest.approx(1)
-    assert found.locality_range > 0.1
+    assert found.reach_range > 0.1
 
 
 # Values read from a model
@@ -270,7 +270,7 @@ def test_layers_without_position_have_no_correlation():
     found = position_correlations(nano(joining="lape(layers=4)"))
     assert found.sources == ("inner",) * 4 + (None, None)
     assert np.isfinite(found.similarity[:4]).all() and np.isnan(found.similarity[4:]).all()
-    assert np.isfinite(found.locality[:4]).all() and np.isnan(found.locality[4:]).all()
+    assert np.isfinite(found.reach[:4]).all() and np.isnan(found.reach[4:]).all()
     assert np.isfinite(found.hierarchy)
     nothing = position_correlations(nano(encoding="none"))
     assert nothing.sources == (None,) * 6 and nothing.initial is None
@@ -338,7 +338,7 @@ def test_a_saved_file_is_loaded_unchanged(tmp_path, kwargs):
     np.testing.assert_array_equal(back.untrained, found.untrained)
     assert back.verdict == found.verdict
     with np.load(path, allow_pickle=False) as arrays:  # the numbers can be read without the library
-        np.testing.assert_array_equal(arrays["locality"], found.locality)
+        np.testing.assert_array_equal(arrays["reach"], found.reach)
         np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)
 
 
@@ -375,7 +375,7 @@ def test_layers_of_a_language_model_see_their_tables(joining):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     found = position_correlations(model)
-    assert found.grid == Grid(1, 12) and found.unit == "tokens" and found.summary()[0][2] == "locality (tokens)"
+    assert found.grid == Grid(1, 12) and found.unit == "tokens" and found.summary()[0][2] == "reach (tokens)"
     stream = torch.zeros(12, 64, dtype=torch.float64)
     for layer, (block, given) in enumerate(zip(model.blocks, model.positions(12), strict=True)):
         if given.pre is not None:

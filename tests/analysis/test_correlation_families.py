@@ -401,7 +401,7 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     assert set(re.split(", | and ", line.removeprefix("wrote "))) == {str(path) for path in written}
     told = ["stage 0, 8 x 8 tokens", "stage 1, 4 x 4 tokens"] if stages == 2 else []
     assert [line for line in out.splitlines() if line.startswith("stage ")] == told
-    assert out.count("locality over the layers: a range of") + out.count("nothing to compare") == stages
+    assert out.count("reach over the layers: a range of") + out.count("nothing to compare") == stages
     for stage, name in enumerate(names[:stages]):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         found = Correlations.load(tmp_path / "found" / f"{name}.npz")

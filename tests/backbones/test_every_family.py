@@ -34,9 +34,9 @@ from graticule.external.attention_map import save_attention
 from graticule.hub.config import argument_defaults
 from graticule.lab import figures, pages
 from graticule.lab.figures.attention_sheet import attention_sheet
-from graticule.lab.figures.layers import locality_plot, non_locality_plot, translation_plot
+from graticule.lab.figures.layers import non_locality_plot, reach_plot, translation_plot
 from graticule.lab.figures.mixing_sheet import bias_sheet, mixing_sheet, parts_sheet
-from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
+from graticule.lab.figures.position_sheets import bias_map_sheet, center_sheet, correlation_sheet
 from graticule.lab.pages.explorer import explored
 from graticule.lab.studies.matrix import build
 from graticule.lab.tasks.classification import Recipe
@@ -108,7 +108,7 @@ REFUSED: dict[tuple[str, tuple[str | None, ...]], str] = {
 #: Public functions that take numbers or names and no model, and those of other kinds of model.
 WITHOUT_A_MODEL = {
     "load_published",
-    *("cosine_similarity", "locality", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
+    *("cosine_similarity", "reach", "two_dimensionality", "curves", "convergence_plot", "length_plot"),
     *("resolution_plot", "save_figure", "sheet_layers", "build_position", "list_encodings", "list_joinings"),
     *(
         "list_decompositions",
@@ -604,7 +604,7 @@ def test_results_are_drawn(family):
         figures.append(bias_map_sheet(biases, family))
     if own(family, None) is None:
         found = position_correlations(model)
-        figures += [correlation_sheet(found, family), locality_plot({family: found})]
+        figures += [correlation_sheet(found, family), reach_plot({family: found}), center_sheet({family: found})]
     assert all(any(ax.has_data() for ax in figure.axes) for figure in figures)
 
 

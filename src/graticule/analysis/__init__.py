@@ -16,7 +16,7 @@ from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixin
 from graticule.analysis.position_maps import rotary_similarity
 from graticule.analysis.probe import PositionSums, Probe
 from graticule.analysis.share import PositionShare, position_share
-from graticule.analysis.similarity import Correlations, cosine_similarity, locality, two_dimensionality
+from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 
 __all__ = [
     "PASSES",
@@ -40,7 +40,6 @@ __all__ = [
     "check_larger",
     "cosine_similarity",
     "debias",
-    "locality",
     "logits_of_passes",
     "mixing_maps",
     "mixing_parts",
@@ -49,6 +48,7 @@ __all__ = [
     "position_correlations",
     "position_share",
     "probe_classes",
+    "reach",
     "rotary_similarity",
     "save_mixing",
     "translation_error",

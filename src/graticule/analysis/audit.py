@@ -386,11 +386,11 @@ def _record(one: object, *names: str) -> dict[str, Any] | None:
 
 
 def _map_record(maps: StageMaps) -> dict[str, Any]:
-    similar = ("sources", "locality", "uniform=uniform_distance")
+    similar = ("sources", "reach", "uniform=uniform_distance")
     records = {
         "correlations": _record(maps.correlations, *similar),
         "rotary": _record(maps.rotary, *similar),
-        "biases": _record(maps.biases, "layers", "spread", "locality"),
+        "biases": _record(maps.biases, "layers", "spread", "reach"),
     }
     return {name: record for name, record in records.items() if record is not None}
 

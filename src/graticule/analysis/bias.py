@@ -18,7 +18,7 @@ from graticule.position.grid import Grid
 from graticule.system.files import write_arrays
 
 #: Columns of `BiasMaps.summary()`.
-COLUMNS = ("layers", "spread", "locality (patches)", "of uniform")
+COLUMNS = ("layers", "spread", "reach (patches)", "of uniform")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +56,14 @@ class BiasMaps:
         return deviations
 
     @cached_property
-    def locality(self) -> Array:
+    def reach(self) -> Array:
         """The mean attention distance of a query if the bias alone decides, (maps, heads), in patches."""
         distance = self.grid.distances().double().numpy()
         return np.array([[mean_distance(_softmax(head), distance) for head in one] for one in self.bias])
 
     @cached_property
     def uniform_distance(self) -> float:
-        """`locality` without any bias, in patches; only keys that are seen count."""
+        """`reach` without any bias, in patches; only keys that are seen count."""
         return mean_distance(_softmax(0 * self.bias[0, 0]), self.grid.distances().double().numpy())
 
     def name(self, index: int) -> str:
@@ -74,7 +74,7 @@ class BiasMaps:
     def summary(self) -> list[tuple[str, ...]]:
         """Return rows for a table: `COLUMNS`, then a row per map, with the range over its heads."""
         rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
-        for index, (spread, local) in enumerate(zip(self.spread, self.locality, strict=True)):
+        for index, (spread, local) in enumerate(zip(self.spread, self.reach, strict=True)):
             shares = 100 * local / self.uniform_distance if self.uniform_distance else np.full_like(local, np.nan)
             cells = _span(spread, ".3f"), _span(local, ".2f"), _span(shares, ".0f", " %")
             rows.append((self.name(index).partition(" ")[2], *cells))
@@ -93,7 +93,7 @@ class BiasMaps:
             "map_of_layer": map_of_layer,
             "bias": self.bias,
             "spread": self.spread,
-            "locality": self.locality,
+            "reach": self.reach,
             "uniform_distance": self.uniform_distance,
         }
         return write_arrays(path, arrays)

@@ -25,7 +25,7 @@ from graticule.position.joining import Scale
 from graticule.position.layer import LayerPosition
 from graticule.registry.checks import checked
 
-#: Maximum number of positions that the locality of an untrained model is averaged over.
+#: Maximum number of positions that the reach of an untrained model is averaged over.
 _PLACES = 256
 
 
@@ -58,11 +58,11 @@ def position_correlations(
     token whose vector is zero. A conditional encoding combined with an absolute one is left out, and so is a relative
     bias, which `bias_maps` draws.
 
-    **Untrained models.** The localities of layers differ even before training, once their norms differ. So
+    **Untrained models.** The reaches of layers differ even before training, once their norms differ. So
     `untrained` models of the same shape are measured: learnable tables are initialized anew, and the weights and biases
     of all norms are drawn around 1 and 0, with the root mean square deviation that those of the model have from these
     values, one for each kind of norm. Patch mergings and fixed tables are not changed. If the grid has more than 256
-    positions, these localities are means over 256 random ones.
+    positions, these reaches are means over 256 random ones.
 
     A text is drawn as one row: the positions of a language model's context are compared.
 
@@ -167,7 +167,7 @@ def _added_to_queries(inputs: Callable[[Tensor], Any], grid: Grid, zeros: Tensor
 
 
 def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
-    """Return `locality_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
+    """Return `reach_range` of `count` untrained models; `model`, in float64, is a copy that may be changed."""
     model.position = getattr(model.position, "original", model.position)  # of a folded one
     encodings = [module for module in model.position.modules() if isinstance(module, AbsoluteEncoding)]
     tables: list[Any] = [part for module in encodings for part in module.modules() if hasattr(part, "reset_parameters")]
@@ -185,8 +185,8 @@ def _untrained_ranges(model: Any, grid: Grid, stage: int, count: int) -> Array:
             places = torch.randperm(here.patches)[:_PLACES]
             distance = torch.cdist(everywhere[places], everywhere).numpy()
             units = [F.normalize(_total(parts.values(), here), dim=-1, eps=0) for parts in seen if parts]
-            localities = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
-            found.append(range_of(localities, float(distance.mean())))
+            reaches = np.array([mean_distance((unit[places] @ unit.T).numpy(), distance) for unit in units])
+            found.append(range_of(reaches, float(distance.mean())))
     return np.array(found)
 
 

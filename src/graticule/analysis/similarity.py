@@ -1,4 +1,4 @@
-"""Numbers that summarize the similarity of positions: locality and two-dimensionality."""
+"""Numbers that summarize the similarity of positions: reach and two-dimensionality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cosine_similarity(vectors: Array) -> Array:
     return cosines
 
 
-def locality(similarity: Array, grid: Grid) -> float:
+def reach(similarity: Array, grid: Grid) -> float:
     r"""Return the mean distance of tokens, in patches, weighted by the positive part of the similarity.
 
     .. math:: \frac{1}{N} \sum_i \frac{\sum_j \max(s_{ij}, 0)\, \|p_i - p_j\|}{\sum_j \max(s_{ij}, 0)}
@@ -45,9 +45,9 @@ def mean_distance(similarity: Array, distance: Array) -> float:
     return float(((weight * distance).sum(-1) / weight.sum(-1)).mean())
 
 
-def range_of(localities: Array, uniform: float) -> float:
+def range_of(reaches: Array, uniform: float) -> float:
     """Return the largest minus the smallest, as a share of `uniform`; NaN for fewer than two."""
-    finite = localities[np.isfinite(localities)]
+    finite = reaches[np.isfinite(reaches)]
     return float(np.ptp(finite)) / uniform if len(finite) > 1 and uniform else float("nan")
 
 
@@ -80,15 +80,15 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
 
 
 #: Columns of `Correlations.summary()`.
-COLUMNS = ("layer", "sees", "locality (patches)", "of uniform", "two-dimensionality")
+COLUMNS = ("layer", "sees", "reach (patches)", "of uniform", "two-dimensionality")
 
-#: A range of localities is more than untrained models show below this p value.
+#: A range of reaches is more than untrained models show below this p value.
 _LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Correlations:
-    """The position correlations of every layer; layers are indexed from 0, and named from 1 in tables.
+    """The position correlations of every layer; layers count from 0.
 
     Args:
         grid: the grid of the tokens; prefix tokens are left out of all arrays.
@@ -96,7 +96,7 @@ class Correlations:
         sources: the form in which each layer gets position: 'stream' (residual stream), 'inner', 'queries_keys',
             several joined by ' + ', or None.
         initial: (H * W, H * W), cosines of the table w itself; None if the model does not have exactly one table.
-        untrained: (n,), `locality_range` of n untrained models of the same shape; None without any.
+        untrained: (n,), `reach_range` of n untrained models of the same shape; None without any.
     """
 
     grid: Grid
@@ -126,14 +126,14 @@ class Correlations:
         return self.similarity[:, self.grid.center].reshape(-1, *self.grid.shape)
 
     @cached_property
-    def locality(self) -> Array:
-        """`locality` of every layer, (L,), in patches."""
-        return np.array([locality(s, self.grid) for s in self.similarity])
+    def reach(self) -> Array:
+        """`reach` of every layer, (L,), in patches."""
+        return np.array([reach(s, self.grid) for s in self.similarity])
 
     @cached_property
     def uniform_distance(self) -> float:
-        """The locality of a layer that sees all positions alike, in patches."""
-        return locality(np.ones((self.grid.patches, self.grid.patches)), self.grid)
+        """The reach of a layer that sees all positions alike, in patches."""
+        return reach(np.ones((self.grid.patches, self.grid.patches)), self.grid)
 
     @cached_property
     def two_dimensionality(self) -> Array:
@@ -142,41 +142,41 @@ class Correlations:
 
     @cached_property
     def hierarchy(self) -> float:
-        """Spearman's rank correlation of locality with depth, in [-1, 1]: 1 goes from local to global.
+        """Spearman's rank correlation of reach with depth, in [-1, 1]: 1 goes from local to global.
 
-        It is over the layers that receive position, at least three; localities that differ by less than a thousandth
+        It is over the layers that receive position, at least three; reaches that differ by less than a thousandth
         of a patch count as equal, so that rounding makes no hierarchy. NaN if it is undefined: too few layers, or all
         equal. It depends on ranks alone, not on the size of the differences, and tiny differences can reach 1. So read
-        it beside `locality_range` and `p_value`, as `verdict` does.
+        it beside `reach_range` and `p_value`, as `verdict` does.
         """
-        depth = np.flatnonzero(np.isfinite(self.locality))
-        values = self.locality[depth].round(3)
+        depth = np.flatnonzero(np.isfinite(self.reach))
+        values = self.reach[depth].round(3)
         if len(depth) < 3 or np.ptp(values) == 0:
             return float("nan")
         return float(stats.spearmanr(depth, values).statistic)
 
     @cached_property
-    def locality_range(self) -> float:
-        """Largest minus smallest locality of a layer, as a share of a uniform map's; NaN for fewer than two layers."""
-        return range_of(self.locality, self.uniform_distance)
+    def reach_range(self) -> float:
+        """Largest minus smallest reach of a layer, as a share of a uniform map's; NaN for fewer than two layers."""
+        return range_of(self.reach, self.uniform_distance)
 
     @cached_property
     def p_value(self) -> float:
-        """The share of untrained models, including this model, whose `locality_range` is as large or larger.
+        """The share of untrained models, including this model, whose `reach_range` is as large or larger.
 
         With 39 untrained models it is at least 1 / 40. NaN without untrained models or without a range.
         """
-        if self.untrained is None or np.isnan(self.locality_range):
+        if self.untrained is None or np.isnan(self.reach_range):
             return float("nan")
-        as_large = (self.untrained >= self.locality_range - 1e-6).sum()  # smaller differences are rounding of float32
+        as_large = (self.untrained >= self.reach_range - 1e-6).sum()  # smaller differences are rounding of float32
         return float((1 + as_large) / (1 + len(self.untrained)))
 
     @property
     def verdict(self) -> str:
-        """One line about the range of locality over the layers, and whether untrained models explain it."""
-        if np.isnan(self.locality_range):
-            return "locality of fewer than two layers: nothing to compare"
-        said = f"locality over the layers: a range of {100 * self.locality_range:.1f} % of a uniform map's"
+        """One line about the range of reach over the layers, and whether untrained models explain it."""
+        if np.isnan(self.reach_range):
+            return "reach of fewer than two layers: nothing to compare"
+        said = f"reach over the layers: a range of {100 * self.reach_range:.1f} % of a uniform map's"
         if self.untrained is None:
             return said
         if self.p_value >= _LEVEL:
@@ -188,10 +188,10 @@ class Correlations:
         """Return rows for a table: `COLUMNS`, the table w, every layer, and the uniform map."""
         rows: list[tuple[str, ...]] = [tuple(name.replace("patches", self.unit) for name in COLUMNS)]
         if self.initial is not None:
-            numbers = locality(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
+            numbers = reach(self.initial, self.grid), two_dimensionality(self.initial, self.grid)
             rows.append(self._row("w", "table", *numbers))
         for layer, source in enumerate(self.sources):
-            numbers = self.locality[layer], self.two_dimensionality[layer]
+            numbers = self.reach[layer], self.two_dimensionality[layer]
             rows.append(self._row(str(layer), source or "nothing", *numbers))
         return [*rows, self._row("uniform", "-", self.uniform_distance, float("nan"))]
 
@@ -206,10 +206,10 @@ class Correlations:
             "similarity": self.similarity,
             "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
             "center_maps": self.center_maps,
-            "locality": self.locality,
+            "reach": self.reach,
             "uniform_distance": self.uniform_distance,
             "two_dimensionality": self.two_dimensionality,
-            "locality_range": self.locality_range,
+            "reach_range": self.reach_range,
             "p_value": self.p_value,
             "hierarchy": self.hierarchy,
         }

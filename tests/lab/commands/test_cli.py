@@ -94,10 +94,10 @@ def test_evaluate_gives_one_row_per_size_and_the_drop_against_the_training_size(
 
 def test_correlations_draws_a_sheet_and_prints_a_number_per_layer(capsys, tmp_path, trained):
     code, out, _ = run_command(capsys, "look", "correlations", trained.folder, "--output", tmp_path)
-    assert code == 0 and "locality" in out and "hierarchy" not in out.lower().split("locality")[0]
+    assert code == 0 and "reach" in out and "hierarchy" not in out.lower().split("reach")[0]
     assert (tmp_path / "correlations.png").is_file() and (tmp_path / "correlations.npz").is_file()
     assert len([line for line in out.splitlines() if " inner " in line]) == 6
-    assert "locality over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
+    assert "reach over the layers: a range of" in out and "p = " in out and not (tmp_path / "bias.png").exists()
 
 
 @pytest.mark.parametrize(("encoding", "tables"), [("relative_bias", False), ("learnable+relative_bias", True)])

@@ -69,7 +69,7 @@ def looked(runs, tmp_path_factory) -> tuple[Path, str]:
 
 def test_look_mixing_draws_three_figures_and_prints_their_paths(looked):
     folder, out = looked
-    written = ["mixing-bias.png", "mixing-locality.png", "mixing.npz", "mixing.png"]
+    written = ["mixing-bias.png", "mixing-reach.png", "mixing.npz", "mixing.png"]
     assert files(folder) == written and all(str(folder / name) in out for name in written)
     for name in written:
         if name.endswith("png"):
@@ -115,7 +115,7 @@ def test_mixing_writes_into_the_run_unless_an_output_is_given(capsys, runs, quic
     written = set(files(run.folder)) - before
     for name in written:
         (run.folder / name).unlink()
-    assert code == 0 and written == {"mixing.npz", "mixing.png", "mixing-bias.png", "mixing-locality.png"}
+    assert code == 0 and written == {"mixing.npz", "mixing.png", "mixing-bias.png", "mixing-reach.png"}
     # a dense matrix has one group and no quadratic form
     assert [row[1:3] + row[4:] for row in rows(out)] == [["7x7", "1", "-", "-"]] * 6
 
@@ -125,7 +125,7 @@ def test_look_mixing_draws_two_runs(capsys, tmp_path, runs, quick_pictures):
     code, out, _ = run_command(capsys, "look", "mixing", *folders, "--layers", 0, "--groups", 0, "--output", tmp_path)
     assert code == 0
     each = [f"mixing{kind}-{number}.png" for kind in ("", "-bias") for number in (1, 2)]
-    assert files(tmp_path) == sorted([*each, "mixing-1.npz", "mixing-2.npz", "mixing-locality.png"])
+    assert files(tmp_path) == sorted([*each, "mixing-1.npz", "mixing-2.npz", "mixing-reach.png"])
     lines = out.splitlines()
     assert lines.index("posmlp") < lines.index("gmlp") and len(rows(out)) == 2
     with np.load(tmp_path / "mixing-2.npz") as arrays:
@@ -338,7 +338,7 @@ def test_a_form_without_shift_and_bias_reaches_the_model(capsys, tmp_path, quick
     capsys.readouterr()
     code, out, _ = run_command(capsys, "look", "mixing", run.folder, "--layers", 0, "--output", tmp_path / "looks")
     assert code == 0 and "mixing-bias" not in out  # there is no bias to draw
-    assert files(tmp_path / "looks") == ["mixing-locality.png", "mixing.npz", "mixing.png"]
+    assert files(tmp_path / "looks") == ["mixing-reach.png", "mixing.npz", "mixing.png"]
 
 
 def test_the_recipe_of_a_run_folder_is_the_one_that_was_typed(capsys, tmp_path):

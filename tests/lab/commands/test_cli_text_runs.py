@@ -49,7 +49,7 @@ def test_position_correlations_of_a_run_on_text_are_drawn(capsys, tmp_path, tabl
     code, out, _ = run_command(capsys, "look", "correlations", table_run.folder, "--output", tmp_path)
     assert (tmp_path / "correlations.png").read_bytes().startswith(b"\x89PNG")
     found = Correlations.load(tmp_path / "correlations.npz")
-    assert code == 0 and "locality (tokens)" in out and found.grid == Grid(1, table_run.recipe().context)
+    assert code == 0 and "reach (tokens)" in out and found.grid == Grid(1, table_run.recipe().context)
     code, _, err = run_command(capsys, "look", "correlations", table_run.folder, "--img-size", "28")
     assert code == 1 and "`img_size` must be left out with a language model" in err
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from graticule.analysis.similarity import Correlations
-from graticule.lab.figures.layers import locality_plot
-from graticule.lab.figures.position_sheets import correlation_sheet
+from graticule.lab.figures.layers import reach_plot
+from graticule.lab.figures.position_sheets import center_sheet, correlation_sheet
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.scores import curves
 from graticule.position.grid import Grid
@@ -49,7 +49,7 @@ def test_a_sheet_shows_the_row_of_the_centre_token_and_marks_it():
     np.testing.assert_array_equal(pairs.images[0].get_array(), found.similarity[0])
     np.testing.assert_array_equal(center.images[0].get_array(), found.center_maps[0])
     assert center.lines[0].get_xydata().tolist() == [[2, 1]]  # x, y of a grid of 3 rows and 5 columns
-    assert center.get_xlabel() == f"locality {found.locality[0]:.2f}"
+    assert center.get_xlabel() == f"reach {found.reach[0]:.2f}"
 
 
 @pytest.mark.parametrize("silent", [2, 6])
@@ -80,11 +80,28 @@ def test_a_sheet_of_a_text_has_the_row_of_the_centre_token_as_a_line():
     for line, image in zip(lines, [np.eye(15), *text.similarity], strict=True):
         np.testing.assert_array_equal(line.get_ydata(), image[7])
     assert "in tokens under the map" in figure.texts[-2].get_text()
-    assert drawn(locality_plot({"a": text})).axes[0].get_ylabel() == "locality (tokens)"
+    assert drawn(reach_plot({"a": text})).axes[0].get_ylabel() == "reach (tokens)"
 
 
-def test_locality_has_a_line_a_model_and_the_uniform_distance():
-    figure = drawn(locality_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
+def test_a_sheet_of_several_models_has_a_row_each_with_the_map_of_the_center_token_in_every_layer():
+    found = {"default": correlations(4), "lape": correlations(4, silent=1)}
+    figure = drawn(center_sheet(found, "two models"))
+    panels = np.array(figure.axes[:-1]).reshape(2, 4)
+    assert [ax.get_title() for ax in panels[0]] == [f"layer {i}" for i in range(4)]
+    assert [row[0].get_ylabel() for row in panels] == list(found)
+    for row, one in zip(panels, found.values(), strict=True):
+        for layer, ax in enumerate(row[:3]):
+            np.testing.assert_array_equal(ax.images[0].get_array(), one.center_maps[layer])
+            assert ax.get_xlabel() == f"reach {one.reach[layer]:.2f}" and ax.images[0].get_clim() == (-1, 1)
+    assert not panels[1, 3].images and panels[1, 3].texts[0].get_text() == "no position"
+    with pytest.raises(ValueError, match="one shape"):
+        center_sheet({"a": correlations(4), "b": correlations(3)})
+    with pytest.raises(ValueError, match="one shape"):
+        center_sheet({"a text": correlations(2, grid=Grid(1, 15))})
+
+
+def test_reach_has_a_line_a_model_and_the_uniform_distance():
+    figure = drawn(reach_plot({"default": correlations(), "lape": correlations(12, silent=2)}))
     ax = figure.axes[0]
     assert [line.get_label() for line in ax.lines] == ["default", "lape", "uniform, 3 × 5"]
     assert ax.lines[2].get_ydata()[0] == correlations().uniform_distance
@@ -93,7 +110,7 @@ def test_locality_has_a_line_a_model_and_the_uniform_distance():
 
 def test_a_plot_of_no_model_is_refused():
     with pytest.raises(ValueError, match="at least one line"):
-        locality_plot({})
+        reach_plot({})
 
 
 def test_a_figure_is_written_whole_into_a_new_folder(tmp_path):

@@ -35,7 +35,7 @@ def test_choices_are_compared_with_their_seeds(capsys, tmp_path, folder):
     assert code == 0 and str(tmp_path / "a.html") in out
     assert "joining=lape against joining=default" in page and "paired t" in page
     assert page.count("seed-") >= 4 and "uniform" not in page.partition("Position in each layer")[0]
-    # scores, accuracy and two losses while training, a correlation sheet of each choice, and the localities
+    # scores, accuracy and two losses while training, a correlation sheet of each choice, and the reaches
     assert html.count("<img") == 7 and "<script" not in html
     assert 'alt="Position correlations"' in html and "graticule explore" in page
 

@@ -137,10 +137,8 @@ def test_scores_of_the_gym_are_those_of_its_tasks_at_both_sizes_in_percent(tmp_p
 
 
 def test_a_measure_that_is_no_score_of_a_task_is_read_by_its_name(tmp_path):
-    write_table(
-        tmp_path / "study_x.csv", [*rows({"a": [0.5]}, metric="locality", at="last layer"), *rows({"a": [9.0]})]
-    )
+    write_table(tmp_path / "study_x.csv", [*rows({"a": [0.5]}, metric="reach", at="last layer"), *rows({"a": [9.0]})])
     assert read_scores("x", tmp_path) == {
-        ("a", "", "locality, last layer"): {0: 0.5},
+        ("a", "", "reach, last layer"): {0: 0.5},
         ("a", "", "trained"): {0: 9},
     }

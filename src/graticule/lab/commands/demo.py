@@ -12,7 +12,7 @@ from graticule.registry.checks import printable
 
 @dataclass
 class Demo:
-    """Train a small ViT on embedded digits with the default joining and with LaPE, and write report.html.
+    """Train a small ViT on embedded digits with a table, LaPE, LaPE's amplitude alone and a PEG; write report.html.
 
     graticule demo
     graticule demo --quick --seeds 0
@@ -20,8 +20,8 @@ class Demo:
 
     output: Path = Path("runs/demo")
     """folder of the runs and the report"""
-    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2])
-    """seeds, the same for both"""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0, 1, 2, 3])
+    """seeds, the same for all choices"""
     quick: bool = False
     """train a few steps on a few images, to check that everything works"""
 

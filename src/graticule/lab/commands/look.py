@@ -293,7 +293,7 @@ class Mixing(ScaledFigures, Look):
         for label, each in maps.items():
             output.say(label)
             found.tables[label] = output.table(columns, list(map(_mixing_row, each)))
-        found.figures["mixing-locality"] = non_locality_plot(maps)
+        found.figures["mixing-reach"] = non_locality_plot(maps)
         token = "the center token" if query is None else f"token {self.query}"
         output.say(
             f"distance: of the weights of {token}, in patches; g: non-locality (PosMLP, Eq. 16), smaller is less local"

@@ -1,14 +1,15 @@
 from .attention_sheet import attention_on_image as attention_on_image
 from .attention_sheet import attention_sheet as attention_sheet
 from .attention_sheet import sheet_heads as sheet_heads
-from .layers import locality_plot as locality_plot
 from .layers import non_locality_plot as non_locality_plot
+from .layers import reach_plot as reach_plot
 from .layers import translation_plot as translation_plot
 from .mixing_sheet import bias_sheet as bias_sheet
 from .mixing_sheet import mixing_sheet as mixing_sheet
 from .mixing_sheet import parts_sheet as parts_sheet
 from .mixing_sheet import sheet_layers as sheet_layers
 from .position_sheets import bias_map_sheet as bias_map_sheet
+from .position_sheets import center_sheet as center_sheet
 from .position_sheets import correlation_sheet as correlation_sheet
 from .save import save_figure as save_figure
 from .save import save_figures as save_figures

@@ -30,13 +30,13 @@ from graticule.lab.figures.style import (
 _WIDE = (7.2, 4.0)
 
 
-def locality_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
-    """Draw the locality of every layer, one line per model, and the locality if all positions were alike."""
+def reach_plot(correlations: Mapping[str, Correlations], title: str = "") -> Figure:
+    """Draw the reach of every layer, one line per model, and the reach if all positions were alike."""
     check_lines(correlations, "correlations")
     units = {found.unit for found in correlations.values()}
-    figure, ax = layer_axes(f"locality ({' or '.join(sorted(units))})", title)
+    figure, ax = layer_axes(f"reach ({' or '.join(sorted(units))})", title)
     for index, (label, found) in enumerate(correlations.items()):
-        draw_line(ax, index, label, np.arange(len(found.locality)), found.locality)
+        draw_line(ax, index, label, np.arange(len(found.reach)), found.reach)
     uniform = {f"uniform, {c.grid.height} × {c.grid.width}": c.uniform_distance for c in correlations.values()}
     for index, (label, distance) in enumerate(uniform.items()):
         ax.axhline(distance, label=label, color="#555555", linewidth=1.2, linestyle=(0, (1, 1 + 2 * index)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 from graticule.analysis.bias import BiasMaps
 from graticule.analysis.position_maps import StageMaps
-from graticule.analysis.similarity import Array, Correlations, locality
+from graticule.analysis.similarity import Array, Correlations, reach
 from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at, mark
+from graticule.registry.checks import printable
 
 COLUMNS = 7  # of a sheet of correlations
 Limits = tuple[float, float]
@@ -116,7 +117,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
             center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
             spot = correlations.grid.center, row[correlations.grid.center]
         mark(center, *spot)
-        center.set_xlabel(f"locality {locality(image, correlations.grid):.2f}", fontsize=9)
+        center.set_xlabel(f"reach {reach(image, correlations.grid):.2f}", fontsize=9)
     long = min(band_height - 0.65, 4.0)
     bar = axes_at(figure, left + columns * (side + gap) + 0.1, top + 0.3, 0.16, long)
     figure.colorbar(ScalarMappable(**scale), cax=bar)
@@ -124,10 +125,50 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     bar.tick_params(labelsize=8)
     middle = (left + columns * (side + gap) / 2) / inches[0]
     add_title(figure, title, middle)
-    note = f"locality: mean distance in {correlations.unit} under the map"
+    note = f"reach: mean distance in {correlations.unit} under the map"
     note += f"; {correlations.uniform_distance:.2f} for a uniform map"
     for line, text in enumerate((note, correlations.verdict)):
         figure.text(middle, (0.38 - 0.2 * line) / inches[1], text, ha="center", va="center", fontsize=9)
+    return figure
+
+
+def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Limits = (-1.0, 1.0)) -> Figure:
+    """Draw the center token's map in every layer, one row per model, to compare models of one shape.
+
+    Below each map is its reach, the mean distance over which positions are similar.
+
+    Args:
+        found: name -> correlations; all of images, with the same grid and number of layers.
+        title: above the sheet.
+        limits: the ends of the color scale.
+
+    Raises:
+        ValueError: if there are none, or their shapes differ.
+    """
+    shapes = {one.center_maps.shape for one in found.values()}
+    if len(shapes) != 1 or 1 in next(iter(shapes))[1:]:
+        raise ValueError(f"`found` must be models with one shape (layers, height, width), got {sorted(shapes)}.")
+    ((layers, height, width),) = shapes
+    side = min(1.3, 8.4 / layers)
+    figure = Figure(figsize=(1.1 + layers * side + 0.9, 0.6 + len(found) * (side * height / width + 0.3)))
+    figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.03)
+    panels = figure.subplots(len(found), layers, squeeze=False)
+    scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(*limits)}
+    for row, (name, one) in zip(panels, found.items(), strict=True):
+        row[0].set_ylabel(printable(name), fontsize=10)
+        for layer, ax in enumerate(row):
+            ax.set(xticks=[], yticks=[])
+            if ax in panels[0]:
+                ax.set_title(f"layer {layer}", fontsize=10)
+            if one.sources[layer] is None:
+                _draw_nothing(ax)
+                continue
+            ax.imshow(one.center_maps[layer], interpolation="nearest", **scale)
+            y, x = divmod(one.grid.center, width)
+            mark(ax, x, y, size=4)
+            ax.set_xlabel(f"reach {one.reach[layer]:.2f}", fontsize=9, labelpad=2)
+    figure.colorbar(ScalarMappable(**scale), ax=panels, label="cosine similarity", shrink=0.8, pad=0.02)
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -184,7 +225,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
                 last.set(xticks=[], yticks=[])
                 mark(last, *divmod(maps.grid.center, width)[::-1], size=4)
             pairs.set(xticks=[], yticks=[])
-            last.set_xlabel(f"locality {maps.locality[row, head]:.2f}", fontsize=8, labelpad=3)
+            last.set_xlabel(f"reach {maps.reach[row, head]:.2f}", fontsize=8, labelpad=3)
             if row == 0:
                 pairs.set_title(f"head {head}", fontsize=9, pad=4)
             if head == 0:
@@ -197,7 +238,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
         if row == 0:
             bar.set_title("bias", fontsize=8, pad=4)
     add_title(figure, title)
-    note = f"locality: mean distance in {maps.unit} that the bias alone attends over"
+    note = f"reach: mean distance in {maps.unit} that the bias alone attends over"
     note += f"; {maps.uniform_distance:.2f} without a bias"
     figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8)
     return figure

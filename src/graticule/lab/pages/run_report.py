@@ -10,7 +10,7 @@ import torch
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.similarity import Correlations
 from graticule.lab.data.dense_transforms import plain
-from graticule.lab.figures.layers import locality_plot
+from graticule.lab.figures.layers import reach_plot
 from graticule.lab.figures.pictures import confusion_figure, picture
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot, score_plot
 from graticule.lab.pages.report import Report, add_position
@@ -37,7 +37,7 @@ def run_report(runs: Mapping[str, Run], *, untrained: int = 39, position: bool =
 
     Args:
         runs: name -> run.
-        untrained: number of untrained models that the locality of a trained one is compared with.
+        untrained: number of untrained models that the reach of a trained one is compared with.
         position: whether to load the first run of each group and draw its maps of position.
 
     Raises:
@@ -177,7 +177,7 @@ def _position(report: Report, runs: Mapping[str, Run], groups: Mapping[str, Sequ
             found[label] = stages[0].correlations
             report.note(f"{label}: {stages[0].correlations.verdict}.")
     if found:
-        report.figure(locality_plot(found, "Locality by layer"), "Low is local, high is global.", "Locality by layer")
+        report.figure(reach_plot(found, "Reach by layer"), "Low is local, high is global.", "Reach by layer")
     if len(groups) > _MOST_MODELS:
         report.text(f"The first {_MOST_MODELS} of {len(groups)} choices are drawn.")
     shown = [runs[names[0]] for names in list(groups.values())[:2]]
