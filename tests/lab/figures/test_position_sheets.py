@@ -24,7 +24,7 @@ def drawn(figure):
     return figure
 
 
-@pytest.mark.parametrize(("layers", "initial", "columns"), [(6, True, 7), (12, True, 7), (12, False, 6), (2, True, 3)])
+@pytest.mark.parametrize(("layers", "initial", "columns"), [(6, True, 4), (12, True, 4), (12, False, 4), (2, True, 3)])
 def test_a_sheet_has_two_panels_a_layer_and_two_for_the_table(layers, initial, columns):
     figure = drawn(correlation_sheet(correlations(layers, initial=initial), "a model"))
     panels = layers + initial

@@ -173,6 +173,22 @@ def test_a_dotted_line_continues_the_first_mean_of_each_group_alone():
         score_plot(scores, "top-1", groups=[2, 1])
 
 
+def test_what_the_labels_of_a_group_end_with_is_written_once_beside_it():
+    scores = {"a, 10 epochs": [1.0, 3.0], "b, 10 epochs": [2.0, 2.0], "a, b, 40 epochs": [5.0, 7.0]}
+    (ax,) = drawn(score_plot(scores, "top-1", groups=[2, 1])).axes
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b", "a, b"]
+    assert [text.get_text() for text in ax.texts] == ["10 epochs", "40 epochs"]
+    (ax,) = drawn(score_plot({"a, x": [1.0], "b, y": [2.0], "c, z": [1.0]}, "top-1", groups=[2, 1])).axes
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a, x", "b, y", "c"]
+
+
+def test_the_seeds_of_a_choice_lie_below_its_mean_and_are_counted():
+    (ax,) = drawn(score_plot({"a": [1.0, 3.0], "b": [2.0, 4.0, 6.0]}, "top-1")).axes
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [list(line.get_xdata()) for line in dots] == [[1.0, 3.0], [2.0, 4.0, 6.0]]
+    assert [set(line.get_ydata()) for line in dots] == [{0.24}, {1.24}] and "dots: 2–3 seeds" in ax.get_xlabel()
+
+
 def test_lines_differ_in_grey_as_in_colour():
     looks = [line_style(i) for i in range(28)]
     assert len({(s["marker"], s["linestyle"]) for s in looks}) == 28

@@ -40,7 +40,6 @@ def reach_plot(correlations: Mapping[str, Correlations], title: str = "") -> Fig
     uniform = {f"uniform, {c.grid.height} × {c.grid.width}": c.uniform_distance for c in correlations.values()}
     for index, (label, distance) in enumerate(uniform.items()):
         ax.axhline(distance, label=label, color="#555555", linewidth=1.2, linestyle=(0, (1, 1 + 2 * index)))
-    ax.set_ylim(bottom=0)
     ax.margins(y=0.1)
     return add_legend(figure, ax)
 
@@ -144,7 +143,8 @@ def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
     if content is not None:
         shown = np.unique(np.linspace(0, len(probes) - 1, min(len(probes), 12)).round().astype(int))
         ax.set_xticks([-1, *shown], ["patches\nalone", *map(str, shown)])
-    ax.set_ylim(min(-0.05, *(float(np.nanmin(mean)) for mean, _ in lines.values())) - 0.02, 1.05)
+    ends = [value for mean, _ in lines.values() for value in (float(np.nanmin(mean)), float(np.nanmax(mean)))]
+    ax.set_ylim(min(-0.05, *ends) - 0.02, 1.15 * max(0.1, *ends))
     return add_legend(figure, ax)
 
 

@@ -18,7 +18,7 @@ from graticule.analysis.similarity import Array, Correlations, reach
 from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at, mark
 from graticule.registry.checks import printable
 
-COLUMNS = 7  # of a sheet of correlations
+COLUMNS = 4  # of a sheet of correlations: its text is as large as that of a page
 Limits = tuple[float, float]
 
 
@@ -208,6 +208,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
     needed = left + heads * (side + gap) + right
     inches = np.array([max(needed, 5.5), top + len(maps.layers) * band + bottom])
     left += (inches[0] - needed) / 2
+    small = 8.5 * max(1.0, min(inches[0] / 9.2, 1.8))  # a wide sheet is shown smaller
     figure = Figure(figsize=(inches[0], inches[1]))
     for row, one in enumerate(maps.bias):
         low, high = float(np.nanmin(one)), float(np.nanmax(one))
@@ -225,20 +226,20 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
                 last.set(xticks=[], yticks=[])
                 mark(last, *divmod(maps.grid.center, width)[::-1], size=4)
             pairs.set(xticks=[], yticks=[])
-            last.set_xlabel(f"reach {maps.reach[row, head]:.2f}", fontsize=8, labelpad=3)
+            last.set_xlabel(f"reach {maps.reach[row, head]:.2f}", fontsize=small, labelpad=3)
             if row == 0:
-                pairs.set_title(f"head {head}", fontsize=9, pad=4)
+                pairs.set_title(f"head {head}", fontsize=small, pad=4)
             if head == 0:
-                pairs.set_ylabel(f"{maps.name(row)}\n{height * width} queries", fontsize=9)
+                pairs.set_ylabel(f"{maps.name(row)}\n{height * width} queries", fontsize=small)
                 if planar:
-                    last.set_ylabel(f"center\n{height} × {width}", fontsize=8)
+                    last.set_ylabel(f"center\n{height} × {width}", fontsize=small)
         bar = axes_at(figure, left + heads * (side + gap), y, 0.12, side)
         figure.colorbar(ScalarMappable(norm, SIMILARITY), cax=bar)
-        bar.tick_params(labelsize=7)
+        bar.tick_params(labelsize=8)
         if row == 0:
-            bar.set_title("bias", fontsize=8, pad=4)
+            bar.set_title("bias", fontsize=small, pad=4)
     add_title(figure, title)
     note = f"reach: mean distance in {maps.unit} that the bias alone attends over"
     note += f"; {maps.uniform_distance:.2f} without a bias"
-    figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8)
+    figure.text(0.5, 0.18 / inches[1], note, ha="center", va="center", fontsize=8.5)
     return figure

@@ -109,9 +109,12 @@ def _side(size: Size) -> float:
 def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -> None:
     """Draw one line per label: means over seeds at `places` on the axis, with bars of one standard deviation."""
     several = any(len(values) > 1 for by in scores.values() for values in by.values())
+    # bars of equal places would hide each other
+    step = 0.012 * (max(places.values()) - min(places.values())) if several and ax.get_xscale() == "linear" else 0.0
     for index, (label, by) in enumerate(scores.items()):
         shown = [one for one in places if one in by]
-        x, means = [places[one] for one in shown], [fmean(by[one]) for one in shown]
+        offset = step * (index - (len(scores) - 1) / 2)
+        x, means = [places[one] + offset for one in shown], [fmean(by[one]) for one in shown]
         bars = [stdev(by[one]) if len(by[one]) > 1 else 0.0 for one in shown]
         draw_line(ax, index, label, x, means, bars if several else None, **style)
 
@@ -182,25 +185,29 @@ def _ticks(ax: Axes, places: Sequence[float], names: Sequence[str], wide: bool) 
 def score_plot(
     scores: Mapping[str, Sequence[float]], xlabel: str, title: str = "", groups: Sequence[int] = ()
 ) -> Figure:
-    """Draw one line per choice: a dot per seed, the mean as a diamond, and a bar of one standard deviation.
+    """Draw one line per choice: the mean as a diamond with a bar of one standard deviation, and a dot per seed below.
 
     Args:
         scores: label -> values over seeds; the first is at the top, and a vertical line continues its mean.
         xlabel: name and unit of the values.
         title: above the plot.
         groups: number of consecutive labels in each group; a vertical line continues the mean of the first label of a
-            group through that group alone. One group by default.
+            group through that group alone. One group by default. What the labels of a group end with, such as
+            ", 10 epochs", is written once beside it.
     """
     if not scores or not all(scores.values()):
         raise ValueError(f"`scores` must have a value for every label, got {dict(scores)}.")
     groups = groups or [len(scores)]
     if sum(groups) != len(scores) or min(groups) < 1:
         raise ValueError(f"`groups` must be numbers of labels with the sum {len(scores)}, got {list(groups)}.")
-    longest = max(map(len, scores))
+    labels, titles = _grouped_labels(list(scores), groups)
+    longest = max(map(len, labels))
     figure = Figure(figsize=(max(6.2, 4.2 + min(0.075 * longest, 5.0)), 1.3 + 0.42 * len(scores)), layout="constrained")
     ax = figure.subplots()
     several = any(len(values) > 1 for values in scores.values())
-    legend = "\ndots: seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
+    counts = sorted({len(values) for values in scores.values()})
+    number = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    legend = f"\ndots: {number} seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
     if max(groups) > 1:
         legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
     ax.set(xlabel=f"{xlabel}{legend}", title=title)
@@ -210,21 +217,38 @@ def score_plot(
     ax.set_axisbelow(True)
     color = PALETTE[0]
     for row, values in enumerate(scores.values()):
-        ax.plot(values, [row] * len(values), "o", color=color, alpha=0.35, markersize=5, markeredgewidth=0)
+        if len(values) > 1:
+            ax.plot(values, [row + 0.24] * len(values), "o", color=color, alpha=0.4, markersize=4.5, markeredgewidth=0)
         bar = stdev(values) if len(values) > 1 else None
         ax.errorbar(fmean(values), row, xerr=bar, fmt="D", color=color, capsize=4, markersize=6, linewidth=1.6)
     first = 0
-    for number in groups:
+    for number, title_of_group in zip(groups, titles, strict=True):
+        middle = first + (number - 1) / 2
+        across = ax.get_yaxis_transform()
+        ax.text(1.02, middle, printable(title_of_group), transform=across, rotation=270, ha="left", va="center")
         mean = fmean(list(scores.values())[first])
         ends = (first - 0.5, first + number - 0.5)
         ax.plot([mean, mean], ends, color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
         if first:
             ax.axhline(first - 0.5, color="#bbbbbb", linewidth=0.6)
         first += number
-    ax.set_yticks(range(len(scores)), list(map(printable, scores)), parse_math=False)
+    ax.set_yticks(range(len(scores)), list(map(printable, labels)), parse_math=False)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(scores) - 0.5, -0.5)
     return figure
+
+
+def _grouped_labels(labels: Sequence[str], groups: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return the labels without what those of a group end with, and this end of each group, if it says anything."""
+    shown, titles, first = [], [], 0
+    for number in groups:
+        inside = labels[first : first + number]
+        ends = {label.rpartition(", ")[2] for label in inside}
+        same = len(groups) > 1 and len(ends) == 1 and all(", " in label for label in inside)
+        titles.append(ends.pop() if same else "")
+        shown += [label.rpartition(", ")[0] if same else label for label in inside]
+        first += number
+    return shown, titles
 
 
 #: Columns of the metrics of every run -> label of the axis.

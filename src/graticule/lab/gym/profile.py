@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +180,10 @@ def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int
 
 #: More choices than this are drawn as a heat map.
 MOST_BARS = 6
+#: More choices than this have the panels of a heat map side by side.
+MOST_STACKED = 16
+#: Lower scores are not written out: they are below chance by more than means anything.
+LOWEST = -0.2
 
 
 def profile_picture(profile: Profile, title: str = "") -> Figure:
@@ -198,7 +205,11 @@ def bars(profile: Profile, title: str = "") -> Figure:
             means = [profile.mean(choice, task, side) for task in tasks]
             spread = [profile.deviation(choice, task, side) for task in tasks]
             ax.bar(
-                at, means, width * 0.92, color=PALETTE[number], label=printable(choice) if side == sides[0] else None
+                at,
+                means,
+                width * 0.92,
+                color=PALETTE[number],
+                label=printable(choice_label(choice)) if side == sides[0] else None,
             )
             known = [not math.isnan(value) for value in spread]
             if any(known):
@@ -208,7 +219,7 @@ def bars(profile: Profile, title: str = "") -> Figure:
         for level in (0, 1):
             ax.axhline(level, color="#666666", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
         ax.set(ylim=(-0.15, 1.08), yticks=[0, 0.5, 1], yticklabels=["chance", "", "solved"])
-        ax.set_title(_panel_title(profile, side), fontsize=9)
+        ax.set_title(_panel_title(profile, side), fontsize=10)
         ax.set_xticks(
             range(len(tasks)),
             [printable(task) for task in tasks],
@@ -227,12 +238,13 @@ def bars(profile: Profile, title: str = "") -> Figure:
 def heat_map(profile: Profile, title: str = "") -> Figure:
     """Draw one row per choice and one column per task: the mean in percent, and its deviation over seeds in small."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
-    longest = max(map(len, choices))
-    figure = Figure(
-        figsize=(0.9 + min(0.07 * longest, 4.5) + 0.47 * len(tasks) * len(sides), 1.6 + 0.24 * len(choices)),
-        layout="constrained",
-    )
-    panels = figure.subplots(1, len(sides), squeeze=False, sharey=True)[0]
+    names = [choice_label(choice) for choice in choices]
+    stacked = len(choices) <= MOST_STACKED
+    across, down = (1, len(sides)) if stacked else (len(sides), 1)
+    cell = 0.4 if len(profile.seeds) > 1 else 0.26
+    wide = 1.1 + min(0.075 * max(map(len, names)), 4.5) + 0.46 * len(tasks) * across
+    figure = Figure(figsize=(wide, (1.1 + cell * len(choices)) * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
     for ax, side in zip(panels, sides, strict=True):
         means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
@@ -245,15 +257,15 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
             [printable(task) for task in tasks],
             rotation=50,
             ha="right",
-            fontsize=8,
+            fontsize=9,
             parse_math=False,
         )
-        ax.set_yticks(range(len(choices)), [printable(choice) for choice in choices], fontsize=8, parse_math=False)
+        ax.set_yticks(range(len(choices)), list(map(printable, names)), fontsize=9, parse_math=False)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-        ax.set_title(_panel_title(profile, side), fontsize=9)
-    bar = figure.colorbar(ScalarMappable(**scale), ax=panels, shrink=min(1.0, 6 / len(choices) + 0.3), pad=0.01)
-    bar.set_ticks([0, 1], labels=["chance", "solved"], fontsize=8)
+        ax.set_title(_panel_title(profile, side), fontsize=10)
+    bar = figure.colorbar(ScalarMappable(**scale), ax=list(panels), shrink=0.5, pad=0.01)
+    bar.set_ticks([0, 1], labels=["chance", "solved"], fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
@@ -262,27 +274,40 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
 def _write_cell(ax: Axes, at: tuple[int, int], mean: float, deviation: float) -> None:
     row, column = at
     if math.isnan(mean):
-        ax.text(column, row, "-", ha="center", va="center", fontsize=7)
+        ax.text(column, row, "-", ha="center", va="center", fontsize=8)
         return
     color = "black" if mean > 0.6 else "white"
-    spread = "" if math.isnan(deviation) else f" ±{percent(deviation)}"
-    ax.text(column, row, percent(mean) + spread, ha="center", va="center", fontsize=7 if not spread else 6, color=color)
+    shown = percent(mean) if mean >= LOWEST else f"< {percent(LOWEST)}"
+    spread = "" if math.isnan(deviation) else f"\n±{percent(deviation)}" if deviation < 1 else "\n> ±99"
+    ax.text(column, row, shown + spread, ha="center", va="center", fontsize=8, color=color)
 
 
 def _panel_title(profile: Profile, side: int) -> str:
     cells = f"{side} × {side} cells"
-    return cells if side == profile.trained else f"{cells}, trained on {profile.trained} × {profile.trained}"
+    where = cells if side == profile.trained else f"{cells}, trained on {profile.trained} × {profile.trained}"
+    counts = sorted({len(profile.scores(choice, task, side)) for choice in profile.choices for task in profile.tasks})
+    number = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"{where}, " + ("one seed" if number == "1" else f"mean ± s.d. of {number} seeds")
 
 
-_COLUMNS = 5
+def choice_label(choice: str) -> str:
+    """Write a choice in the words of the docs, without the names of its values and the size of its model.
+
+    >>> [choice_label(one) for one in ("encoding=learnable(std=1),joining=lape", "encoding=sgu,model=gmlp")]
+    ['learnable(std=1), lape', 'sgu, gmlp']
+    """
+    return re.sub(r",(joining|model)=", ", ", choice.removeprefix("encoding=").partition(",model_kwargs=")[0])
+
+
+_COLUMNS = 4
 #: Color and letter of the marks.
 _LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
 
 
 def task_sheet(seed: int = 0) -> Figure:
-    """Draw the first test picture of each task on a plane, with the names of its marks, and its answer."""
+    """Draw the first test picture of each task on a plane, with its question, marks and answer."""
     rows = math.ceil(len(TASKS) / _COLUMNS)
-    figure = Figure(figsize=(1.75 * _COLUMNS, 2.1 * rows), layout="constrained")
+    figure = Figure(figsize=(1.95 * _COLUMNS, 3.0 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
     for ax in panels:
         ax.set_axis_off()
@@ -291,7 +316,9 @@ def task_sheet(seed: int = 0) -> Figure:
         examples = task.sample(1, *generators(seed, "test"))
         _draw(ax, examples.images[0, 0], examples.symbols[0])
         said = _answer(ax, task, examples.target[0])
-        ax.set_title(f"{name}: {said}", fontsize=9)
+        ax.set_title(name, fontsize=10, weight="bold")
+        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0], 30)
+        ax.text(0.5, -0.04, f"{question}\n→ {said}", transform=ax.transAxes, ha="center", va="top", fontsize=8)
     return figure
 
 
