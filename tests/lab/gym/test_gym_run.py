@@ -174,14 +174,18 @@ def test_profiles_are_drawn_as_bars_or_as_a_map():
     assert len(bars) == 1 and len(bars[0].patches) == 4 and len(bars[0].collections) == 2  # bars and error bars
     many = Profile(tuple(row(str(number), side=side) for number in range(9) for side in (6, 9)))
     maps = profile_picture(many).axes
-    assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells", "9 × 9 cells, trained on 6 × 6"]
+    assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells, one seed", "9 × 9 cells, trained on 6 × 6, one seed"]
     assert [text.get_text() for text in maps[0].texts] == ["50"] * 9
+    low = Profile(tuple(row(str(n), seed=seed, normalized=-6.65 - seed) for n in range(9) for seed in (0, 1)))
+    assert {text.get_text() for text in profile_picture(low).axes[0].texts} == {"< -20\n±71"}
 
 
 def test_the_sheet_has_an_example_of_each_task():
     panels = [ax for ax in task_sheet().axes if ax.get_title()]
     assert [ax.get_title().partition(":")[0] for ax in panels] == list(TASKS)
-    letters = {ax.get_title().partition(":")[0]: sorted(text.get_text() for text in ax.texts) for ax in panels}
+    said = {ax.get_title(): [text.get_text() for text in ax.texts] for ax in panels}
+    letters = {task: sorted(text for text in texts if text in "AB") for task, texts in said.items()}
+    assert any("first when the image is" in text and text.endswith("B first") for text in said["order"])
     assert letters["order"] == ["A", "B"] and letters["box"] == ["A"] * 4
 
 

@@ -206,8 +206,8 @@ def score_plot(
     ax = figure.subplots()
     several = any(len(values) > 1 for values in scores.values())
     counts = sorted({len(values) for values in scores.values()})
-    number = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    legend = f"\ndots: {number} seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
+    count = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    legend = f"\ndots: {count} seeds; diamonds, bars: mean, one s.d." if several else "\none seed each"
     if max(groups) > 1:
         legend += f"\ndotted line: mean of the first choice{' of a group' if len(groups) > 1 else ''}"
     ax.set(xlabel=f"{xlabel}{legend}", title=title)
