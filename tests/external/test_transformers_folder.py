@@ -7,7 +7,7 @@ import timm
 import torch
 
 transformers = pytest.importorskip("transformers")
-from transformers_models import SMALL, build, outputs  # noqa: E402
+from transformers_models import SMALL, VIDEO, build, outputs  # noqa: E402
 
 import graticule  # noqa: E402
 from graticule.lab.commands.opening import NamedModels, open_model, open_source  # noqa: E402
@@ -81,6 +81,12 @@ DAMAGED = [
         {},
         "got MyModel; code of a repository is",
     ),
+    # transformers' own class, but with code of the repository beside it, which is not run
+    (
+        {"architectures": ["MyModel"], "auto_map": {"AutoModel": "own.MyModel", "AutoConfig": "own.MyConfig"}},
+        {},
+        "MyModel;",
+    ),
     ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "floating-point weights, got a quantized one"),
     ({"num_hidden_layers": 3}, {}, "must have all weights of Dinov2Model, but lacks "),
     ({"image_size": 64}, {}, "but has in another shape than by its config embeddings.position_embeddings"),
@@ -88,12 +94,22 @@ DAMAGED = [
     ({"hidden_size": "many"}, {}, "cannot be opened as Dinov2Model: "),
     ({"model_type": None}, {}, "describes no model of graticule or transformers"),
     ({}, {"layernorm.weight": None}, "must have all weights of Dinov2Model, but lacks layernorm.weight"),
+    ({}, {"layernorm.weight": torch.ones(31)}, "but has in another shape than by its config layernorm.weight"),
+    ({}, {"encoder.layer.0.mlp.fc1.weight": None}, "but lacks encoder.layer.0.mlp.fc1.weight"),
+    (
+        {},
+        {"layernorm.weight": torch.ones(32, dtype=torch.int8)},
+        "must have floating-point weights, got I8 of layernorm.weight",
+    ),
+    ({"hidden_act": "mish"}, {}, "`config.hidden_act` of Dinov2Model must be one of"),
+    ({"patch_size": 4}, {}, "but has in another shape than by its config embeddings."),
 ]
 
 
 def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
     from safetensors.torch import load_file, save_file
 
+    (tmp_path / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('was_run').touch()\n")
     config, state = json.loads((saved[1] / "config.json").read_text()), load_file(saved[1] / "model.safetensors")
     for entries, tensors, message in DAMAGED:
         (tmp_path / "config.json").write_text(json.dumps({**config, **entries}))
@@ -102,7 +118,27 @@ def test_damaged_folders_are_refused_in_one_sentence(saved, tmp_path, capfd):
         with pytest.raises(ValueError) as refusal:
             graticule.load(tmp_path)
         assert message in str(refusal.value) and "\n" not in str(refusal.value), message
-    assert not capfd.readouterr().err
+    assert not capfd.readouterr().err and not (tmp_path / "was_run").exists()
+
+
+def test_code_of_a_repository_is_not_run_where_the_class_is_one_of_transformers(saved, tmp_path):
+    config = json.loads((saved[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "own.Dinov2Model"}}))
+    (tmp_path / "model.safetensors").write_bytes((saved[1] / "model.safetensors").read_bytes())
+    (tmp_path / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('was_run').touch()\n")
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(graticule.load(tmp_path)(x), graticule.load(saved[1])(x))
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_the_encoder_of_a_model_of_films_is_opened(tmp_path):
+    theirs = build("VideoMAEForPreTraining", {**VIDEO, "decoder_num_hidden_layers": 1})
+    theirs.save_pretrained(tmp_path)
+    film = torch.randn(1, 3, 4, 32, 32)
+    with torch.no_grad():
+        expected = theirs.videomae(film.transpose(1, 2)).last_hidden_state
+        torch.testing.assert_close(graticule.load(tmp_path)(film), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_names_that_cannot_be_downloaded_are_refused(monkeypatch):

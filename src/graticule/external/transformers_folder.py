@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from graticule.external.convert.conversion import convert
@@ -32,6 +33,8 @@ _ENCODERS = {
     "Swinv2ForMaskedImageModeling": "Swinv2Model",
     "ViTForMaskedImageModeling": "ViTModel",
     "ViTMAEForPreTraining": "ViTMAEModel",
+    "VJEPA2ForVideoClassification": "VJEPA2Model",
+    "VideoMAEForPreTraining": "VideoMAEModel",
 }
 #: PIL's numbers of interpolations -> timm's names.
 _INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
@@ -114,6 +117,10 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
         names = sorted(key if isinstance(key, str) else key[0] for key in found[keys])
         if names:
             raise ValueError(f"{folder} must have all weights of {name}, but {problem} {printable(names[0])}.")
+    with safe_open(weights, "pt") as file:  # transformers casts the whole numbers of a quantized tensor
+        for key in file.keys():  # noqa: SIM118
+            if (dtype := file.get_slice(key).get_dtype()) in ("I8", "U8"):
+                raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
     opened: nn.Module = model
     return opened
 
