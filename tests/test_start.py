@@ -40,6 +40,13 @@ LIGHT = {
     + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help report", "--completion bash"],
     1: ["trian", "runs nowhere", "train digts", "models zzz*"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
+    + [f"train digits_quick --encoding {wrong}" for wrong in ("rope(bas=1)", "rope(base=-1)", "peg+rope(layout='no')")]
+    + [f"train digits_quick --{wrong}" for wrong in ("model vit_nanno", "img-size 30 28", "data-root ./nowhere")]
+    + [f"{name} --choices encoding=rope encoding=roep" for name in ("gym", "compare digits_quick")]
+    + ["compare digits_quick --choices encoding=rope joining=lape --sizes 30", "train deit_tiny_imagenet"]
+    + [f"{name} vit_nano_patch4_28 --encoding roep" for name in ("look attention", "evaluate", "export")]
+    + [f"{name} vit_nano_patch4_28 --sizes 30 --images ." for name in ("audit", "evaluate")]
+    + ["models --matrix --encodings roep"]
     + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "report")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "report a --metrik b"],
 }

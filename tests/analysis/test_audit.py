@@ -292,23 +292,23 @@ def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
         "def rope():\n    import graticule\n"
         "    return graticule.create_model('vit_nano_patch4_28', encoding='rope', depth=1)\n"
     )
-    stock, data = f"{small}:model", ["--data", pictures, "--output", tmp_path / "out"]
+    stock, data = f"{small}:model", ["--images", pictures, "--output", tmp_path / "out"]
     code, out, err = run_command(capsys, "evaluate", NANO[0], stock, *NANO[1:3], *data, "--sizes", 32, 40)
     assert code == 0 and out.count("40x40") == 2, err
     code, out, err = run_command(capsys, "look", "attention", *NANO, *data, "--layers", 0)
     assert code == 0 and "head 3" in out, err
     code, out, err = run_command(capsys, "look", "attention", stock, *data, "--layers", 1, "--without-position")
     assert code == 0 and "without position" in out, err
-    code, out, err = run_command(capsys, "look", "translation", stock, *data, "--images", 4)
+    code, out, err = run_command(capsys, "look", "translation", stock, *data, "--count", 4)
     assert code == 0 and re.search(r"^1 +4x4", out, re.MULTILINE), err
     code, out, err = run_command(capsys, "look", "correlations", stock, "--output", tmp_path / "out")
     assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
     code, out, err = run_command(capsys, "look", "correlations", f"{small}:rope", "--output", tmp_path / "out")
     assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
-    assert "`data` must be given for 'vit_nano_patch4_28'" in refused(capsys, "evaluate", *NANO)
-    err = refused(capsys, "evaluate", *NANO, "--data", pictures / "0")
-    assert "`data` must have the 10 classes of vit_nano_patch4_28, got none in" in err
-    assert "'digits'" in refused(capsys, "evaluate", *NANO, "--data", "digitz")
+    assert "`images` must be given for 'vit_nano_patch4_28'" in refused(capsys, "evaluate", *NANO)
+    err = refused(capsys, "evaluate", *NANO, "--images", pictures / "0")
+    assert "`images` must have the 10 classes of vit_nano_patch4_28, got none in" in err
+    assert "'digits'" in refused(capsys, "evaluate", *NANO, "--images", "digitz")
 
 
 def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pictures, tmp_path):

@@ -19,10 +19,9 @@ from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
 from graticule.position.packed import PackedRow, Segment
-from graticule.position.places import sides
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
-from graticule.registry.checks import checked, shown
+from graticule.registry.checks import checked, shown, sides
 
 
 class Backbone(TokenModel, HubModel):

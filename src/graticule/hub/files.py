@@ -16,8 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 from torch import nn
 
 from graticule.checkpoints.read import save_weights
-from graticule.position.places import by, sides
-from graticule.registry.checks import printable
+from graticule.position.places import by
+from graticule.registry.checks import printable, sides
 from graticule.system.files import write_json, write_text
 
 #: Timeout for a connection to the hub, in seconds.

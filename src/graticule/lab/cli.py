@@ -67,7 +67,8 @@ backbone or a language model, and analyze it.
 {_LIST}
 
 To begin: graticule train digits_quick
-COMMAND --help shows examples and common options, --help-all all of them, and
+COMMAND --help shows examples and common options, --help-all all of them.
+--plugin FILE ... loads your Python files, with encodings, recipes, ..., and
 --json prints tables as JSON. graticule --completion bash (zsh, fish) prints a
 script for your shell. GRATICULE_DEBUG=1 shows the traceback of an error.
 """

@@ -62,6 +62,10 @@ def hidden(wanted: bool) -> bool:
 
 def bar(*arguments: Any, wanted: bool = True, **options: Any) -> tqdm[Any]:
     """Return tqdm's bar, or lines if stderr is a file or a pipe; it shows nothing if it is not wanted."""
-    kind: Any = Lines if hidden(True) else tqdm
-    made: tqdm[Any] = kind(*arguments, disable=not wanted, **options)
+    made: tqdm[Any] = bar_class()(*arguments, disable=not wanted, **options)
     return made
+
+
+def bar_class() -> Any:
+    """Return the class of bars: tqdm's, or `Lines` if stderr is a file or a pipe."""
+    return Lines if hidden(True) else tqdm

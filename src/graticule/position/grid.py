@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled, sides
+from graticule.position.places import Axis, Places, Shape, axis_of, by, lattice, ravel, sampled
 from graticule.position.resampling import BICUBIC, Resampler
+from graticule.registry.checks import check_sides
 from graticule.system.memory import check_memory
 from graticule.system.symbolic import ceiling, holds
 
@@ -172,14 +173,7 @@ class Grid(Places):
             raise ValueError(f"`patch_size` must have {len(image)} axes, as many as the image, got {patch}.")
         if min(patch) < 1:
             raise ValueError(f"`patch_size` must be at least 1, got {by(patch)}.")
-        for side, pixels, step in zip(sides(len(image)), image, patch, strict=True):
-            if pixels < step or pixels % step:
-                above = (pixels // step + 1) * step
-                near = f"sizes are {above - step} and {above}" if pixels > step else f"size is {step}"
-                raise ValueError(
-                    f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
-                    f"{step}; the nearest {near}."
-                )
+        check_sides(image, patch)
         return cls(*(pixels // step for pixels, step in zip(image, patch, strict=True)), prefix=prefix)
 
     @property

@@ -34,12 +34,6 @@ def letters(axes: int) -> Sequence[str]:
     return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
 
 
-def sides(axes: int) -> Sequence[str]:
-    """Return the names of the axes of a text, an image, or a film or volume."""
-    named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
-    return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
-
-
 class Places(ABC):
     """`prefix` tokens without a position, then tokens with coordinates: the patches of a `Grid`, or `Points`."""
 

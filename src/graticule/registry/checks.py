@@ -16,21 +16,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+#: The most names that an error lists.
+_MANY_NAMES = 30
+
 
 def known_name(argument: str, name: str, known: Collection[str]) -> str:
     """Return `name` if it is known.
 
     Raises:
-        ValueError: if it is not, naming the nearest names, and all known ones unless they are many.
+        ValueError: if it is not, naming the nearest names, and all known ones, or their number if they are many.
     """
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    if len(known) > _MANY_NAMES:
+        examples = "" if near else f", such as {', '.join(list(known)[:5])}"
+        raise ValueError(f"`{argument}` must be one of {len(known)} names{examples}; got {name!r}{hint}")
     quoted = repr if any("," in one for one in known) else str  # a name with a comma would look like two
-    shown = [quoted(one) for one in (known if len(known) <= 30 else near or list(known)[:30])]
-    shown += ["..."] * (len(known) > 30)
-    raise ValueError(f"`{argument}` must be one of {', '.join(shown)}; got {name!r}{hint}")
+    raise ValueError(f"`{argument}` must be one of {', '.join(map(quoted, known))}; got {name!r}{hint}")
 
 
 def is_path(given: str) -> bool:
@@ -247,6 +251,24 @@ def _plural(kind: Any) -> str:
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string"}
+
+
+def sides(axes: int) -> Sequence[str]:
+    """Return the names of the axes of a text, an image, or a film or volume."""
+    named = ("length",) if axes == 1 else ("depth", "height", "width")[max(3 - axes, 0) :]
+    return [*(f"axis {axis}" for axis in range(axes - len(named))), *named]
+
+
+def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
+    """Check that every side of an image, in pixels, is a positive multiple of that of the patch."""
+    for side, pixels, step in zip(sides(len(image)), image, patch, strict=True):
+        if pixels < step or pixels % step:
+            above = (pixels // step + 1) * step
+            near = f"sizes are {above - step} and {above}" if pixels > step else f"size is {step}"
+            raise ValueError(
+                f"`img_size` must be a positive multiple of the patch size, got {side} {pixels} with a patch of "
+                f"{step}; the nearest {near}."
+            )
 
 
 def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:

@@ -186,26 +186,27 @@ class Registry(Generic[T]):
         specs = (given,) if isinstance(given, Spec) else given
         if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
             specs = parse_sum(given, self.argument)
-        return tuple(self._checked(spec) for spec in specs)
-
-    def _checked(self, spec: Spec) -> Spec:
-        options = self.options(spec.name)
-        values = {}
-        for name, value in spec.options.items():
-            if name not in options:
-                near = difflib.get_close_matches(name, options, n=1)
-                known = f"the options are {', '.join(options)}" if options else "it has no options"
-                hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
-                raise ValueError(f"`{self.argument}` {spec.name} must not have the option {name!r}{hint}.")
-            values[name] = as_kind(options[name].kind, value, f"`{name}` of {self.argument} {spec.name}")
-            check_numbers(name, values[name], Range())
-        missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
-        if missing:
-            raise ValueError(f"`{self.argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")
-        return Spec(spec.name, values)
+        return tuple(check_spec(self.argument, spec, self.options(spec.name)) for spec in specs)
 
 
 _EMPTY = inspect.Parameter.empty
+
+
+def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec:
+    """Return a spec whose options are checked against those of its name."""
+    values = {}
+    for name, value in spec.options.items():
+        if name not in options:
+            near = difflib.get_close_matches(name, options, n=1)
+            known = f"the options are {', '.join(options)}" if options else "it has no options"
+            hint = f"; did you mean {near[0]!r}? T{known[1:]}" if near else f": {known}"
+            raise ValueError(f"`{argument}` {spec.name} must not have the option {name!r}{hint}.")
+        values[name] = as_kind(options[name].kind, value, f"`{name}` of {argument} {spec.name}")
+        check_numbers(name, values[name], Range())
+    missing = [name for name, option in options.items() if option.default is _EMPTY and name not in values]
+    if missing:
+        raise ValueError(f"`{argument}` {spec.name} must have the option {missing[0]!r}, got {str(spec)!r}.")
+    return Spec(spec.name, values)
 
 
 def options_of(function: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:

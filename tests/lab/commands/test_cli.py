@@ -118,7 +118,7 @@ def test_correlations_draws_the_bias_of_every_head_alone_and_beside_a_table(
         (["evaluate", "RUN", "--sizes", 20], {"run", "size", "top1"}),
         (["look", "correlations", "RUN", "--untrained", 0], {"stage", "correlations", "verdict"}),
         (["look", "attention", "RUN", "--layers", 1], {"trained"}),
-        (["look", "translation", "RUN", "--images", 8], {"trained"}),
+        (["look", "translation", "RUN", "--count", 8], {"trained"}),
         (["report", "--curves", "RUN"], {"run", "epochs", "val_top1"}),
         (["models", "vit_nano*"], {"models", "encodings", "recipes"}),
     ],
@@ -159,7 +159,7 @@ def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_
         "translation",
         trained.folder,
         pegged.folder,
-        "--images",
+        "--count",
         8,
         "--shifts",
         "1x0",
@@ -169,7 +169,7 @@ def test_look_translation_prints_a_table_per_run_and_draws_all_runs(capsys, tmp_
     )
     assert code == 0 and out.count("inside") == 2 and out.count("logits") == 2
     assert {path.name for path in tmp_path.iterdir()} == {"translation-1.npz", "translation-2.npz", "translation.png"}
-    code, out, _ = run_command(capsys, "look", "translation", pegged.folder, "--images", 8, "--img-size", "20x36")
+    code, out, _ = run_command(capsys, "look", "translation", pegged.folder, "--count", 8, "--img-size", "20x36")
     assert code == 0 and "20x36" in out and (pegged.folder / "translation.npz").is_file()
 
 
@@ -193,8 +193,8 @@ def test_attention_draws_a_sheet_with_and_without_position(capsys, tmp_path, tra
     [
         (["look", "translation", "RUN", "--shifts", "down"], "`shifts`"),
         (["look", "translation", "RUN", "--shifts", "7x0"], "must move the image"),
-        (["look", "translation", "RUN", "--images", 1], "`images`"),
-        (["look", "translation", "RUN", "--images", 41], "number of test images, 40"),
+        (["look", "translation", "RUN", "--count", 1], "`count`"),
+        (["look", "translation", "RUN", "--count", 41], "number of test images, 40"),
         (["look", "translation", "RUN", "--img-size", 30], "nearest sizes are 28 and 32"),
         (["look", "translation", "RUN", "RUN"], "`models` must differ"),
         (["look", "attention", "RUN", "--layers", 6], "`layers` must be from 0 to 5, got 6"),

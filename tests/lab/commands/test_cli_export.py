@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 def test_export_writes_a_program_of_a_run_and_says_what_it_is(lape_run, tmp_path, capsys):
     file = tmp_path / "model.pt2"
     code, out, _ = run_command(
-        capsys, "export", lape_run.folder, "--output", file, "--data", "digits", "--dynamic", "batch"
+        capsys, "export", lape_run.folder, "--output", file, "--images", "digits", "--dynamic", "batch"
     )
     assert code == 0 and f"wrote {file}" in out
     said = {line.split()[0]: line for line in out.splitlines()}
@@ -108,7 +108,7 @@ def test_commands_open_a_published_folder(tmp_path, capsys):
     by_name = ["vit_nano_patch4_28", "--joining", "lape", "--weights", weights]
     tables = []
     for target in ([folder], by_name):
-        code, _, err = run_command(capsys, "evaluate", *target, "--data", "digits", "--output", tmp_path / "out")
+        code, _, err = run_command(capsys, "evaluate", *target, "--images", "digits", "--output", tmp_path / "out")
         assert code == 0, err
         (row,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())
         tables.append({name: row[name] for name in ("top1", "top5", "loss", "images", "size")})
@@ -116,10 +116,10 @@ def test_commands_open_a_published_folder(tmp_path, capsys):
     code, _, err = run_command(capsys, "look", "correlations", folder, "--output", tmp_path)
     assert code == 0 and (tmp_path / "correlations.png").is_file(), err
     for option in ("encoding", "weights"):
-        err = refused(capsys, "evaluate", folder, "--data", "digits", f"--{option}", "rope")
+        err = refused(capsys, "evaluate", folder, "--images", "digits", f"--{option}", "rope")
         assert f"`{option}` must be left out with '{folder}', which has its own, got 'rope'" in err
     err = refused(capsys, "evaluate", folder)
-    assert f"`data` must be given for '{folder}', which is not the folder of a run" in err
+    assert f"`images` must be given for '{folder}', which is not the folder of a run" in err
 
 
 def test_a_published_model_of_segmentation_is_exported(tmp_path, capsys):
@@ -154,7 +154,7 @@ def test_wrong_arguments_of_export_and_publish_are_refused(lape_run, tmp_path, c
         (("export", run, "--dynamic", "batch,depth"), "`dynamic` must be any of batch, height, width, got 'depth'"),
         (("export", run, "--img-size", "30"), "`img_size` must be a positive multiple of the patch size"),
         (("export", run, "--encoding", "rope"), "`encoding` must be left out with '"),
-        (("export", "vit_nano_patch4_28", "--data", "cats"), "`data` must be one of"),
+        (("export", "vit_nano_patch4_28", "--images", "cats"), "`images` must be one of"),
         (("export", "vit_nano_patch4_28", "--weights", new / "x.pth"), "which does not exist"),
         (("export", run, "--features", "99"), "`features` must be from 0 to"),
         (("publish", run, run), "`folder` must be new"),

@@ -74,7 +74,7 @@ def test_a_folder_named_as_a_data_set_does_not_replace_it(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     model = graticule.create_model("vit_nano_patch4_28")
-    images, _ = next(iter(_batches(Export("a", data="digits", output=Path("a.pt2")), model, None, (28, 28))))
+    images, _ = next(iter(_batches(Export("a", images="digits", output=Path("a.pt2")), model, None, (28, 28))))
     assert images.shape[1:] == (1, 28, 28)
 
 

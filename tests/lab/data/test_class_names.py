@@ -132,18 +132,18 @@ def test_a_damaged_list_of_names_is_refused(trained, tmp_path):
 
 def ways(root):
     """Return the options that name the folder of a data set."""
-    return ["--data", root], ["--data", "image_folder", "--data-root", root]
+    return ["--images", root], ["--images", "image_folder", "--data-root", root]
 
 
 def test_a_published_model_is_not_scored_on_other_classes(trained, renamed, tmp_path, capsys):
     published = graticule.save_pretrained(trained.model(), tmp_path / "published")
     for data in ways(renamed):
         code, _, said = run_command(capsys, "evaluate", published, *data, "--output", tmp_path)
-        assert code == 1 and "`data` must have the classes of" in said and "only in the data: 'zcat'; " in said
+        assert code == 1 and "`images` must have the classes of" in said and "only in the data: 'zcat'; " in said
     code, _, said = run_command(
-        capsys, "export", trained.folder, "--int8", "--data", renamed, "--output", tmp_path / "model.onnx"
+        capsys, "export", trained.folder, "--int8", "--images", renamed, "--output", tmp_path / "model.onnx"
     )
-    assert code == 1 and "`data` must have the classes of" in said and not (tmp_path / "model.onnx").exists()
+    assert code == 1 and "`images` must have the classes of" in said and not (tmp_path / "model.onnx").exists()
 
 
 def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_path, capsys):
@@ -155,7 +155,7 @@ def test_a_model_without_names_takes_as_many_classes_in_order_and_says_so(tmp_pa
             if len(classes) == 2:
                 assert code == 0 and "does not name its classes: those of" in said
             else:
-                assert code == 1 and "`data` must have the 2 classes of" in said and f"got {len(classes)}" in said
+                assert code == 1 and "`images` must have the 2 classes of" in said and f"got {len(classes)}" in said
 
 
 def test_a_model_normalizes_and_resizes_the_images_of_a_data_set_and_of_a_folder_alike(trained, tmp_path, capsys):

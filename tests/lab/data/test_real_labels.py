@@ -28,7 +28,7 @@ def test_an_image_is_right_by_real_labels_if_its_top1_is_among_them(tmp_path, ca
 
     def evaluated(labels):
         real.write_text(json.dumps(labels))
-        command = ("evaluate", published, "--data", root, "--real", real, "--output", tmp_path)
+        command = ("evaluate", published, "--images", root, "--real", real, "--output", tmp_path)
         code, out, said = run_command(capsys, *command)
         return (json.loads((tmp_path / "evaluation.json").read_text())[0], out) if code == 0 else said
 

@@ -113,7 +113,7 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
     )
     graticule.create_model("vit_nano_patch4_28", in_chans=3, depth=1).save_pretrained(tmp_path / "published")
     models = [tmp_path / "published", f"{tmp_path / 'mine.py'}:build"]
-    words = ["--data", tmp_path / "pictures", "--probe", probe, "--output", tmp_path, "--sizes", 32]
+    words = ["--images", tmp_path / "pictures", "--probe", probe, "--output", tmp_path, "--sizes", 32]
     code, out, err = run_command(capsys, "evaluate", *models, *words)
     assert code == 0, err
     for record in json.loads((tmp_path / "probe.json").read_text()):
@@ -122,7 +122,7 @@ def test_a_probe_reads_the_classes_of_folders_from_any_backbone(tmp_path, capsys
     for more, message in (
         (("--mode", "crop"), "`mode` must be left out with `probe`, got crop"),
         (("--precision", "bf16-true"), "`precision` must be 32-true with `probe`"),
-        (("--data", tmp_path / "pictures" / "red"), "`data` must have a folder for each class"),
+        (("--images", tmp_path / "pictures" / "red"), "`images` must have a folder for each class"),
     ):
         code, _, err = run_command(capsys, "evaluate", *models, *words, *more)
         assert code == 1 and message in err

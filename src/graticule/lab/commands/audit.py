@@ -19,7 +19,7 @@ from graticule.lab.commands.options import (
     parse,
     parse_size,
 )
-from graticule.lab.commands.targets import NamedModels
+from graticule.lab.commands.targets import NamedModels, check_targets
 from graticule.registry.checks import Range, parse_sizes, printable
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Audit, "audit", arguments)
     output = Output(options.json)
     others = parse_sizes(options.sizes)
+    check_targets([options.model], options, "audit")
     from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built

@@ -57,7 +57,10 @@ def run(arguments: list[str]) -> int:
     output, part = options.parsed()
     from graticule.lab.recipes.load import load_recipe
 
-    base = load_recipe(options.recipe)  # first, so that an unknown name does not import PyTorch
+    sizes = parse_sizes(options.sizes)
+    base = load_recipe(options.recipe)
+    base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
+    choices = parse_choices(base, options.choices, f"train {options.recipe}", sizes)  # before PyTorch is imported
 
     from graticule.lab.studies.comparison import compare, train_part
     from graticule.lab.studies.execution import executor_of
@@ -68,9 +71,6 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.training.task import build_model, task_of
 
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
-    sizes = parse_sizes(options.sizes)
-    base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
-    choices = parse_choices(base, options.choices, f"train {options.recipe}")
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, num_classes=10), sizes)
         for size in sizes if options.mode == "crop" else ():

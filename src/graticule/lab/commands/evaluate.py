@@ -28,9 +28,9 @@ class Evaluate(Figures, NamedData, JsonOutput, OnDevice):
     """Score models on held-out data: image classifiers at several sizes, language models at several lengths.
 
         graticule evaluate RUN RUN --sizes 20 28 40 28x56
-        graticule evaluate deit_tiny_patch16_224 --data FOLDER --sizes 160 224 288
+        graticule evaluate deit_tiny_patch16_224 --images FOLDER --sizes 160 224 288
         graticule evaluate RUN --lengths 128 512
-        graticule evaluate timm:NAME --data FOLDER --probe ridge
+        graticule evaluate timm:NAME --images FOLDER --probe ridge
 
     A table and a plot. A probe reads the class of each image from the others.
     """
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
     for one, task in zip(opened, tasks, strict=True):  # every error is raised before the first example is read
         data = test_data(one, options)
         if one.run is None:
-            check_labels(one, data, options.data)
+            check_labels(one, data, str(options.images))
         evaluation.check(task, one.model, data)
         loaded.append((one, task, data))
     evaluated, precisions = [], dict[str, list[str]]()
@@ -129,7 +129,7 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
         data = test_data(one, options)
         classes = data.groups if hasattr(data, "groups") else data.test_labels()
         if classes is None:
-            raise ValueError(f"`data` must have a folder for each class, got {str(options.data)!r} with one.")
+            raise ValueError(f"`images` must have a folder for each class, got {str(options.images)!r} with one.")
         labels = torch.as_tensor(classes)
         model = (convert_stock(one.model) or one.model).eval().to(device)
         for size in parse_sizes(options.sizes) or [one.size]:

@@ -53,8 +53,8 @@ class Export(NamedModels, JsonOutput):
     """write no program, but the checkpoint of a run, sharded or not, as one safetensors file under its own names"""
     int8: bool = False
     """quantize the weights of linear layers to 8 bits"""
-    data: str | None = None
-    """data set or image folder to measure the accuracy on (default: the run's, with --int8)"""
+    images: str | None = None
+    """image folder or name of a data set to measure the accuracy on (default: the run's, with --int8)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -145,17 +145,17 @@ def _maps(model: Any) -> Any:
 
 def _batches(options: Export, model: Any, run: Any, size: tuple[int, int]) -> Any:
     """Return batches of test images and labels to score the file on; None without data or need."""
-    if options.data is None and (run is None or not options.int8):
+    if options.images is None and (run is None or not options.int8):
         return None
     if not getattr(model, "num_classes", 0) or hasattr(model, "backbone"):
-        if options.data is None:
+        if options.images is None:
             return None
-        raise ValueError(f"`data` must be left out with {type(model).__name__}, which is not a classifier.")
-    if options.data is None:
+        raise ValueError(f"`images` must be left out with {type(model).__name__}, which is not a classifier.")
+    if options.images is None:
         return run.data().eval_dataloader(size)
     from graticule.lab.commands.opening import check_labels, describe_model, named_data, with_images
 
     opened = with_images(dataclasses.replace(describe_model(options.model, model, options.model), run=run))
-    data = named_data(dataclasses.replace(opened, img_size=size), options.data)
-    check_labels(opened, data, options.data)
+    data = named_data(dataclasses.replace(opened, img_size=size), options.images)
+    check_labels(opened, data, options.images)
     return data.eval_dataloader(size)

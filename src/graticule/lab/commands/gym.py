@@ -32,12 +32,14 @@ class Gym(JsonOutput):
     """seeds of weights and pictures, the same for every choice"""
     sizes: list[int] = dataclasses.field(default_factory=list)
     """also test on pictures with this number of cells per side"""
-    output: Path = Path("runs/gym")
-    """folder of the tables and the picture"""
+    output: Path | None = None
+    """folder of tables and picture (default: runs/gym)"""
     on: Rare[str] = "here"
     """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
     list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
+    quick: bool = False
+    """only a few steps and one seed, as a check"""
     recipe: GymRecipe = dataclasses.field(default_factory=GymRecipe)
 
 
@@ -55,18 +57,20 @@ def run(arguments: list[str]) -> int:
         return 0
     parse_on(options.on)
     from graticule.lab.commands.choices import parse_choices
+
+    base = options.recipe.quick() if options.quick else options.recipe
+    given = options.choices or _single(base)
+    choices = parse_choices(base, given, "gym")  # before PyTorch is imported
     from graticule.lab.gym.run import gym, standard_choices
 
-    base = options.recipe
-    given = options.choices or _single(base) or standard_choices()
-    choices = parse_choices(base, given, "gym")
-    folder = output_folder(options.output, Gym.output)
+    choices = choices or parse_choices(base, standard_choices(), "gym")
+    folder = output_folder(options.output, Path(f"runs/gym{'-quick' * options.quick}"))
     with executor_of(options.on, folder) as executor:
         profile = gym(
             choices,
             folder,
             tasks=options.tasks,
-            seeds=options.seeds,
+            seeds=options.seeds[:1] if options.quick else options.seeds,
             sides=options.sizes,
             command=command_line("gym", arguments),
             executor=executor,

@@ -120,12 +120,12 @@ class Translation(NamedData, OnDevice, Look):
     """Measure the distance of each layer from translation equivariance, and of the logits from invariance.
 
         graticule look translation RUN RUN
-        graticule look translation RUN --shifts 1x0 0x2 --images 64
+        graticule look translation RUN --shifts 1x0 0x2 --count 64
 
     Test images are shifted by whole patches. The results are one table per model, and one figure.
     """
 
-    images: Annotated[int | None, Range(2)] = None
+    count: Annotated[int | None, Range(2)] = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
     shifts: list[str] = field(default_factory=lambda: ["1x0", "0x1", "1x1"])
     """DOWNxRIGHT, in patches of the coarsest grid"""
@@ -154,7 +154,7 @@ class Translation(NamedData, OnDevice, Look):
         device = choose_device(self.device)
         found, measured = Found(), {}
         for index, (label, (opened, data, model, size)) in enumerate(zip(models, sized, strict=True)):
-            images = data.spread_test_images(size, self.images or min(128, data.num_test))[0].to(device)
+            images = data.spread_test_images(size, self.count or min(128, data.num_test))[0].to(device)
             one = translation_error(model.to(device), images, self._shifts(), self.border)
             shown = printable(opened.target)
             output.say(f"{shown}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(self.shifts)}")

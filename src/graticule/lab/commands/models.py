@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, Output, check_names, parse
 from graticule.lab.tasks.parts.image_evaluation import show_multiply_adds
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _matrix(options: Models) -> int:
     """Print the supported combinations of models, encodings and joinings."""
+    for encoding in options.encodings:
+        check_names(encoding=encoding)
     from graticule.backbones.registry import create_model, list_models
     from graticule.lab.studies.matrix import combinations, families, initials, rows
     from graticule.position.position import ENCODINGS

@@ -8,18 +8,19 @@ from string import Template
 from typing import Literal
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import parse, print_written
+from graticule.lab.commands.options import output_folder, parse, print_written
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Kind -> arguments of `graticule train` that try a file of that kind.
+#: Kind -> command that tries a file of that kind.
 _TRY = {
-    "encoding": "digits_quick --plugin {file} --encoding {name}",
-    "bias": "digits_quick --plugin {file} --encoding {name}",
-    "joining": "digits_quick --plugin {file} --joining {name}",
-    "backbone": "digits_quick --plugin {file} --model {name}",
-    "dataset": "digits_quick --plugin {file} --dataset {name}",
-    "recipe": "{name} --plugin {file}",
-    "task": "{name}_digits --plugin {file}",
+    "encoding": "train digits_quick --plugin {file} --encoding {name}",
+    "bias": "train digits_quick --plugin {file} --encoding {name}",
+    "joining": "train digits_quick --plugin {file} --joining {name}",
+    "backbone": "train digits_quick --plugin {file} --model {name}",
+    "dataset": "train digits_quick --plugin {file} --dataset {name}",
+    "recipe": "train {name} --plugin {file}",
+    "task": "train {name}_digits --plugin {file}",
+    "study": "study {file} --quick",
 }
 
 
@@ -28,24 +29,26 @@ class New:
     """Write a working Python file to start from, and a passing test of it.
 
         graticule new encoding my_encoding
-        graticule new joining my_joining --folder methods
+        graticule new joining my_joining --output methods
+        graticule new study my_study
 
-    The file is a plugin: commands take it as --plugin my_encoding.py. An encoding is a table of one row per token,
-    which joinings pass to the layers; a bias is an encoding that is added to the attention logits.
+    The file is a plugin: commands take it as --plugin my_encoding.py; a study is run by graticule study. An encoding is
+    a table of one row per token, which joinings pass to the layers; a bias is an encoding that is added to the
+    attention logits.
     """
 
-    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task"]]
-    """kind of class or function that the file registers"""
+    kind: Positional[Literal["encoding", "bias", "joining", "backbone", "dataset", "recipe", "task", "study"]]
+    """kind of class or function in the file"""
     name: Positional[str]
     """its name, an identifier such as my_encoding"""
-    folder: Path = Path()
+    output: Path = Path()
     """folder to write to (default: this one)"""
 
 
 def run(arguments: list[str]) -> int:
     """Write a plugin and its test."""
     options = parse(New, "new", arguments)
-    name, file = options.name, options.folder / f"{options.name}.py"
+    name, file = options.name, output_folder(options.output, Path()) / f"{options.name}.py"
     _check_name(options.kind, name)
     test = file.with_name(f"test_{name}.py")
     for path in (file, test):
@@ -59,7 +62,7 @@ def run(arguments: list[str]) -> int:
         write_text(path, Template(text).substitute(parts))
     print_written(file, test)
     print(f"test it:  pytest {test}")
-    print(f"train it: graticule train {_TRY[options.kind].format(name=name, file=file)}")
+    print(f"run it:   graticule {_TRY[options.kind].format(name=name, file=file)}")
     return 0
 
 
@@ -79,6 +82,7 @@ def _check_name(kind: str, name: str) -> None:
         "dataset": [*known["datasets"], *known["texts"]],
         "recipe": list_recipes(),
         "task": known["tasks"],
+        "study": (),
     }
     if name in names.get(kind, known["encodings"]):
         raise ValueError(f"`name` must be new, got {name!r}, which graticule has already.")

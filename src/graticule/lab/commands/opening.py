@@ -162,12 +162,12 @@ def with_images(opened: Opened) -> Opened:
 
 
 def test_data(opened: Opened, options: NamedData) -> DataModule:
-    """Return the test images for a model: those of its run, or those of `options.data`."""
+    """Return the test images for a model: those of its run, or those of `options.images`."""
     if opened.run is not None:
         data: DataModule = opened.run.data()
         return data
-    assert options.data is not None
-    return named_data(opened, options.data, options.data_root)
+    assert options.images is not None
+    return named_data(opened, options.images, options.data_root)
 
 
 def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModule:
@@ -178,13 +178,13 @@ def named_data(opened: Opened, name: str, root: Path | None = None) -> DataModul
 
     if name not in list_datasets():
         if not (is_path(name) or Path(name).is_dir()):
-            known_name("data", name, list_datasets())
+            known_name("images", name, list_datasets())
         return pictures_of(opened, Path(name))
     data = DataModule(name, root=root, size=opened.size, augmentation=opened.augmentation)
     data.setup()
     if data.info.channels != opened.info.channels:
         raise ValueError(
-            f"`data` must have images of {opened.info.channels} channels, as {opened.target} takes, got "
+            f"`images` must have {opened.info.channels} channels, as {opened.target} takes, got "
             f"{name!r} with {data.info.channels}."
         )
     if opened.states_info:
@@ -213,9 +213,9 @@ def check_labels(opened: Opened, data: Any, given: str) -> None:
     labels = class_labels(found, names, count)
     if labels is None or (not hasattr(data, "folders") and labels != list(range(len(found)))):
         if names:
-            check_class_names(found, names, opened.target, "data")
+            check_class_names(found, names, opened.target, "images")
         raise ValueError(
-            f"`data` must have the {count} classes of {opened.target}, got {len(found) or 'none'} in {given!r}."
+            f"`images` must have the {count} classes of {opened.target}, got {len(found) or 'none'} in {given!r}."
         )
     if not names:
         print(f"{printable(opened.target)} does not name its classes: those of {given} are in order", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_models, pictures_of, with_images
 from graticule.lab.commands.options import JsonOutput, OnDevice, Output, choose_device, output_folder, parse
-from graticule.lab.commands.targets import NamedModels
+from graticule.lab.commands.targets import NamedModels, check_targets
 from graticule.registry.checks import Range, parse_sizes, printable
 
 
@@ -42,6 +42,7 @@ def run(arguments: list[str]) -> int:
     sizes = parse_sizes(options.sizes)
     if not sizes or len(set(sizes)) < len(sizes):
         raise ValueError(f"`sizes` must be different sizes, at least one, got {' '.join(options.sizes) or 'none'}.")
+    check_targets([options.model], options, "resamplers")
     from graticule.lab.data.pictures import find_pictures
 
     find_pictures(options.images)  # before the model is built

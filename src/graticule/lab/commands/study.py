@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.choices import RunOptions, folder_suffix, study_with
-from graticule.lab.commands.options import output_folder, parse
+from graticule.lab.commands.options import check_names, output_folder, parse
 from graticule.registry.checks import known_name
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def run(arguments: list[str]) -> int:
             f"study, got {str(options.docs)!r}."
         )
     study = study_with(study, options)
+    for changes in (study.base, *study.choices.values(), *study.variants.values()):  # before PyTorch is imported
+        check_names(**{name: changes.get(name) for name in ("model", "encoding", "joining", "dataset")})
     folder = output_folder(options.output, Path("runs") / f"study-{name}{suffix}")
     table = (folder if options.docs is None else options.docs / "data") / f"study_{name}.csv"
     part_of_it = _selected(study, options)
@@ -112,8 +114,7 @@ def run(arguments: list[str]) -> int:
     if options.lists(folder):
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)
-        guesses = {cell: part_of_it.seconds_of(variant) for cell, (_, variant) in part_of_it.cells.items()}
-        columns, *planned = planned_rows(missing, guesses)
+        columns, *planned = planned_rows(missing)
         records = output.table(columns, planned) if missing else []
         kept = len(part_of_it.cells) * len(part_of_it.seeds) - len(missing)
         cost = StudyReport(name, part_of_it, rows).cost()

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Rare
-from graticule.lab.commands.options import OfCheckpoint, Output
+from graticule.lab.commands.options import OfCheckpoint, Output, check_image_sizes, check_names
 from graticule.lab.training.run_folder import RunFolder, runs_in
-from graticule.registry.checks import is_path, printable
+from graticule.registry.checks import is_path, parse_sizes, printable
 from graticule.registry.plugins import module_name
+from graticule.system.files import read_json
 
 if TYPE_CHECKING:
     from graticule.lab.training.run import Run
@@ -43,10 +44,10 @@ class NamedModels(OfCheckpoint):
 class NamedData(NamedModels):
     """The options of models that are given by name, and of the images for them."""
 
-    data: str | None = None
+    images: str | None = None
     """for models that are not runs: folder of images at any depth, or name of a data set; runs have their own"""
     data_root: Rare[Path | None] = None
-    """folder of the data set, if `data` is a name"""
+    """folder of the data set, if `images` is a name"""
 
 
 def check_targets(targets: Sequence[str], options: NamedModels, command: str) -> None:
@@ -61,19 +62,35 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
                 raise FileNotFoundError(f"`model` must be a file of weights, got {target!r}, which does not exist.")
         elif is_folder(target) and not is_published(target):
             RunFolder.open(target)
+    check_names(encoding=options.encoding, joining=options.joining)
+    _check_sizes(targets, options)
     if not any(_is_plain(target) for target in targets):
         _check_left_out(repr(targets[0]), weights=options.weights, encoding=options.encoding, joining=options.joining)
     if not isinstance(options, NamedData):
         return
     named = next((target for target in targets if is_named(target)), None)
     if named is None:
-        _check_left_out("a run", data=options.data, data_root=options.data_root)
-    elif options.data is None:
+        _check_left_out("a run", images=options.images, data_root=options.data_root)
+    elif options.images is None:
         check_name(named)
         raise ValueError(
-            f"`data` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name of "
-            "a data set."
+            f"`images` must be given for {named!r}, which is not the folder of a run: a folder of images, or the name "
+            "of a data set."
         )
+
+
+def _check_sizes(targets: Sequence[str], options: NamedModels) -> None:
+    """Check sizes of images for runs and models that are given by name, before PyTorch is imported."""
+    given = {name: getattr(options, name, None) for name in ("img_size", "sizes")}
+    sizes = [
+        size for name, one in given.items() if one for size in parse_sizes([one] if name == "img_size" else one, name)
+    ]
+    for target in targets if sizes else ():
+        file = RunFolder(Path(target)).recipe_file
+        found = read_json(file) if file.is_file() else {"recipe": {"model": target, "img_size": None}}
+        recipe = found.get("recipe") if isinstance(found, dict) else None
+        if isinstance(recipe, dict) and "img_size" in recipe:  # detectors pad images of any size
+            check_image_sizes(recipe, sizes)
 
 
 def _check_left_out(owner: str, **given: object) -> None:

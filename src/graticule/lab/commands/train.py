@@ -26,12 +26,14 @@ usage: graticule train RECIPE [options, and values of the recipe]
   graticule train digits_quick
   graticule train digits_quick --encoding "peg(kernel=5)" --joining lape
   graticule train RECIPE --output RUN --auto-resume --devices 4 --nodes 2
+  graticule train my_recipe --plugin my_recipe.py my_encoding.py
   graticule train --resume RUN --devices 1
   graticule train ./RUN --seed 1      # repeats a run
 
 graticule train RECIPE --help lists the options with their values in that
 recipe. A recipe is a name, the path of a run, such as ./RUN, or a Python file
-of yours with a function recipe().
+of yours with a function recipe(). --plugin FILE ... loads your Python files,
+which register encodings, recipes, ...
 
 On SIGTERM or SIGUSR1, as clusters send them, a run saves a checkpoint and exits
 with 75 (or the value of the environment variable GRATICULE_REQUEUE_CODE), for

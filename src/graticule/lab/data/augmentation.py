@@ -15,6 +15,10 @@ from graticule.registry.fields import Flag, NotNegative, Positive, Share, ShareA
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 
 
+#: The augmentation of published recipes.
+_USUAL = "rand-m9-mstd0.5-inc1"
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """The augmentation of training images; all off by default. `crop_pct` is for evaluation too."""
@@ -47,9 +51,9 @@ class Augmentation:
                 f"`augmentation.random_crop_padding` must be 0 where `scale` crops by area, got "
                 f"{self.random_crop_padding} with {self.scale}."
             )
-        if self.rand_augment is not None:
+        if self.rand_augment not in (None, _USUAL):  # which needs no import of timm
             try:
-                named_augmentation(self.rand_augment, (0.5,), (32, 32))
+                named_augmentation(str(self.rand_augment), (0.5,), (32, 32))
             except (AssertionError, KeyError, ValueError, IndexError):
                 raise ValueError(
                     f"`augmentation.rand_augment` must be one of timm's, such as rand-m9-mstd0.5-inc1, got "

@@ -18,7 +18,7 @@ from graticule.lab.data.sets.folder import SPLITS, folder_files
 from graticule.lab.data.sets.hugging_face import DICT, PLAN, hugging_face, read_plan, read_rows
 from graticule.lab.data.tars import Source, has_tars, tar_files
 from graticule.lab.locks import locked
-from graticule.lab.terminal import hidden
+from graticule.lab.terminal import bar_class
 from graticule.system.files import check_plain, write_json, write_text, write_whole
 
 Item = TypeVar("Item")
@@ -143,8 +143,9 @@ def each(
     """Return `function` of every item, computed by threads: reading, writing and hashing release the GIL."""
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` must be at least 1, got {workers}.")
-    options = {} if workers is None else {"max_workers": workers}
-    return list(thread_map(function, items, desc=about, unit=" files", disable=hidden(progress), **options))
+    options: dict[str, Any] = {"tqdm_class": bar_class(), "disable": not progress}
+    options |= {} if workers is None else {"max_workers": workers}
+    return list(thread_map(function, items, desc=about, unit=" files", **options))
 
 
 def _sources(root: Path, skip_broken: bool) -> tuple[tuple[str, ...], dict[Split, list[Source]], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from tqdm.contrib.concurrent import thread_map
 from graticule.lab.data.augmentation import Augmentation, named_augmentation
 from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import PADDING, Key
+from graticule.lab.terminal import bar_class
 
 Transform = Callable[[Image.Image], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
@@ -336,5 +337,6 @@ def stated_sizes(images: Any) -> np.ndarray:
     indices: Sequence[int] = range(len(images))
     while isinstance(images, Subset):
         images, indices = images.dataset, [images.indices[index] for index in indices]
-    read = thread_map(images.size, indices, desc="reading shapes", unit=" images", leave=False, disable=None)
+    options: Any = {"unit": " images", "leave": False, "tqdm_class": bar_class()}
+    read = thread_map(images.size, indices, desc="reading shapes", **options)
     return np.asarray([size or (1, 1) for size in read], dtype=np.int64)

@@ -50,6 +50,10 @@ class GymRecipe:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def quick(self) -> GymRecipe:
+        """Return a recipe of a few steps."""
+        return dataclasses.replace(self, steps=5, batch_size=8, test=16)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))

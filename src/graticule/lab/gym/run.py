@@ -5,6 +5,7 @@ A tiny model is trained in a plain loop: starting a run of the engine would take
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -28,6 +29,7 @@ from graticule.lab.gym.profile import Profile, Row, merged, percent, profile_pic
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.locks import locked
 from graticule.lab.studies.execution import ATTEMPTS, Submits, Submitted, collect
+from graticule.lab.studies.plan import format_seconds
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.parts.models import build_backbone
 from graticule.lab.terminal import Lines
@@ -93,6 +95,9 @@ def gym(
         order: dict[tuple[str, str, int], int] = {cell: number for number, cell in enumerate(cells)}
         left = [cell for cell in cells if _missing(profile, cell, choices[cell.choice], sides)]
         total = sum(choices[cell.choice].steps for cell in left)
+        start = time.monotonic()
+        if progress and left:
+            print(f"{len(left)} trainings, at most {_estimate(left, choices, executor)}", file=sys.stderr, flush=True)
         with progress_bar(total=total, unit="step", wanted=progress, dynamic_ncols=True) as bar:
             for number, (cell, new) in enumerate(_trained(left, choices, sides, bar, executor), 1):
                 kept = Profile(tuple(row for row in profile.rows if (row.choice, row.task, row.seed) != cell))
@@ -100,10 +105,26 @@ def gym(
                 write_profile(file, profile)
                 if progress and isinstance(bar, Lines):  # no terminal: print a line for each training
                     said = f"{cell.task}, {cell.choice}, seed {cell.seed}: {percent(new[0].normalized)} %"
-                    print(f"{number} of {len(left)}: {said}, {new[0].seconds:.0f} s", file=sys.stderr)
+                    rest = (time.monotonic() - start) / number * (len(left) - number)
+                    took = f"{new[0].seconds:.0f} s, about {format_seconds(rest)} left"
+                    print(f"{number} of {len(left)}: {said}, {took}", file=sys.stderr)
         shown = profile.chosen(list(choices), tasks)
         _write(shown, choices, folder, command)
     return shown
+
+
+def _estimate(cells: Sequence[Cell], choices: Mapping[str, GymRecipe], executor: Submits | None) -> str:
+    """Estimate the time of trainings in this process from a few steps of one of them."""
+    steps = sum(choices[cell.choice].steps for cell in cells)
+    if executor is not None:
+        return f"{steps:,} steps"
+    cell = cells[len(cells) // 2]
+    recipe = dataclasses.replace(choices[cell.choice], steps=5)
+    task = build_task(cell.task, (recipe.side, recipe.side), recipe.surface)
+    train(recipe, task, cell.seed)  # the first steps are slower
+    start = time.perf_counter()
+    train(recipe, task, cell.seed)
+    return f"{steps:,} steps, about {format_seconds((time.perf_counter() - start) / recipe.steps * steps)}"
 
 
 def standard_choices() -> list[str]:

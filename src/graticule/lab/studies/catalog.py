@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from graticule.registry.fields import schema_of
 from graticule.registry.plugins import registered_plugins
+from graticule.registry.registry import Option
 
 FILE = Path(__file__).with_name("catalog.json")
 
@@ -21,6 +23,7 @@ class Size(TypedDict):
     multiply_adds: of one image, including computations once per grid, such as a bias.
     dim, layers: one number per stage.
     image, grid: (height, width), in pixels and in patches.
+    patch: (height, width) in pixels, of which the sides of images are multiples.
     """
 
     parameters: int
@@ -29,6 +32,7 @@ class Size(TypedDict):
     layers: list[int]
     image: list[int]
     grid: list[int]
+    patch: list[int]
 
 
 class LanguageSize(TypedDict):
@@ -42,12 +46,12 @@ class LanguageSize(TypedDict):
 
 
 class Catalog(TypedDict):
-    """All names that options accept, and the sizes of models."""
+    """All names that options accept, the sizes of models, and the JSON schemas of the options of a name."""
 
     models: dict[str, Size]
     language_models: dict[str, LanguageSize]
-    encodings: list[str]
-    joinings: list[str]
+    encodings: dict[str, dict[str, Any]]
+    joinings: dict[str, dict[str, Any]]
     decompositions: list[str]
     resamplers: list[str]
     tasks: list[str]
@@ -74,6 +78,8 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
     from graticule.lab.data.registry import list_datasets, list_texts
     from graticule.lab.data.text_module import list_tokenizers
     from graticule.lab.training.task import list_tasks
+    from graticule.position.joining import JOININGS
+    from graticule.position.position import ENCODINGS
     from graticule.position.resampling import RESAMPLERS
 
     return {
@@ -81,8 +87,8 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
         "language_models": _sizes(
             graticule.list_language_models(), measure_language, known["language_models"] if known else {}
         ),
-        "encodings": sorted(graticule.list_encodings()),
-        "joinings": list(graticule.list_joinings()),
+        "encodings": {name: _schemas(ENCODINGS.options(name)) for name in sorted(ENCODINGS)},
+        "joinings": {name: _schemas(JOININGS.options(name)) for name in JOININGS},
         "decompositions": list(graticule.list_decompositions()),
         "resamplers": list(RESAMPLERS),
         "tasks": sorted(list_tasks()),
@@ -97,6 +103,10 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
 
 def _sizes(names: list[str], measured: Callable[[str], Any], known: Mapping[str, Any]) -> dict[str, Any]:
     return {name: known[name] if name in known else measured(name) for name in names}
+
+
+def _schemas(options: Mapping[str, Option]) -> dict[str, Any]:
+    return {name: schema_of(option.kind) for name, option in options.items()}
 
 
 def measure(name: str) -> Size:
@@ -116,6 +126,7 @@ def measure(name: str) -> Size:
         "layers": list(model.depths),
         "image": list(model.img_size),
         "grid": list(model.grid.shape),
+        "patch": [1, 1] if getattr(model, "pads", False) else list(model.coarsest_patch),
     }
 
 

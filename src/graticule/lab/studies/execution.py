@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from graticule.lab.studies.plan import PlannedRun, format_seconds
+from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
 from graticule.registry.checks import known_name
 from graticule.registry.specs import Spec
@@ -273,16 +273,13 @@ def _train_here(runs: Sequence[PlannedRun], progress: bool) -> None:
     from graticule.lab.training.loop import train
 
     waiting = [one for one in runs if not one.run.finished]
-    start, begun = time.monotonic(), len(waiting)
     said = False
     while waiting:
         in_use = []
         for one in waiting:
             if progress and not one.run.finished:
-                done, left = sum(one.run.finished for one in runs), ""
-                if trained := begun - len(runs) + done:
-                    each = (time.monotonic() - start) / trained
-                    left = f", about {format_seconds(each * (begun - trained))} left"
+                done, times = sum(one.run.finished for one in runs), [left for left in seconds_left(runs) if left != 0]
+                left = "" if None in times else f", about {format_seconds(sum(filter(None, times)))} left"
                 what = f"{one.choice}, seed {one.recipe.seed} -> {one.folder}"
                 print(f"run {done + 1} of {len(runs)}{left}: {what}", file=sys.stderr, flush=True)
             try:

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run, which need not exist yet."""
+    """One run, which need not exist yet.
+
+    guess: seconds of a whole run, used if no epoch was measured; None if unknown.
+    """
 
     choice: str
     recipe: TrainingRecipe
     folder: Path
+    guess: float | None = None
 
     @property
     def run(self) -> RunFolder:
@@ -42,18 +46,17 @@ class PlannedRun:
         except (OSError, ValueError):  # no epoch yet, or a damaged file, which training will report
             return []
 
-    def seconds_left(self, known: Mapping[str, float], guess: float | None = None) -> float | None:
+    def seconds_left(self, known: Mapping[str, float]) -> float | None:
         """Estimate the wall time that is left; None without a finished epoch or a guess.
 
         Args:
             known: choice -> seconds per epoch, measured in other runs.
-            guess: seconds of a whole run, used if no epoch was measured.
         """
         if self.run.finished:
             return 0.0
         done = self.epoch_seconds()
         pace = fmean(done) if done else known.get(self.choice, fmean(known.values()) if known else None)
-        return guess if pace is None else pace * (self.epochs - len(done))
+        return self.guess if pace is None else pace * (self.epochs - len(done))
 
 
 def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: str | Path) -> list[PlannedRun]:
@@ -81,23 +84,23 @@ def plan(choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: st
     ]
 
 
-def planned_rows(runs: Sequence[PlannedRun], guesses: Mapping[str, float] | None = None) -> list[tuple[str, ...]]:
-    """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum.
-
-    Args:
-        runs: a plan.
-        guesses: choice -> seconds of a run, used if no epoch was measured.
-    """
+def seconds_left(runs: Sequence[PlannedRun]) -> list[float | None]:
+    """Estimate the wall time that is left of each run of a plan; None if nothing is known."""
     found = [(one, one.epoch_seconds()) for one in runs]
     known = {
         choice: fmean(seconds)
         for choice in dict.fromkeys(one.choice for one in runs)
         if (seconds := [value for one, times in found if one.choice == choice for value in times])
     }
+    return [one.seconds_left(known) for one in runs]
+
+
+def planned_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
+    """Return a header, one row per run with its state and an estimate of the time left, and a row of their sum."""
     rows: list[tuple[str, ...]] = [("choice", "seed", "folder", "state", "time left")]
-    lefts = [one.seconds_left(known, (guesses or {}).get(one.choice)) for one in runs]
-    for (one, done), left in zip(found, lefts, strict=True):
-        state = "finished" if one.run.finished else f"epoch {len(done)} of {one.epochs}"
+    lefts = seconds_left(runs)
+    for one, left in zip(runs, lefts, strict=True):
+        state = "finished" if one.run.finished else f"epoch {len(one.epoch_seconds())} of {one.epochs}"
         time = "unknown" if left is None else format_seconds(left)
         rows.append((one.choice, str(one.recipe.seed), str(one.folder), state, time))
     total = "unknown" if None in lefts else format_seconds(sum(left for left in lefts if left is not None))

@@ -300,7 +300,9 @@ def missing_runs(
             )
     kept = {row.cell for row in rows}
     return [
-        one for one in plan(recipes, study.seeds, folder) if (*study.cells[one.choice], one.recipe.seed) not in kept
+        dataclasses.replace(one, guess=study.seconds_of(study.cells[one.choice][1]))
+        for one in plan(recipes, study.seeds, folder)
+        if (*study.cells[one.choice], one.recipe.seed) not in kept
     ]
 
 
