@@ -303,7 +303,7 @@ def share_figure(found: dict[str, Any]) -> Figure:
     figure, ax = new_axes("layer", "share of the variance of the tokens (%)", figsize=(7.2, 4.0))
     index = 0
     for name, label in (("coco", "COCO"), ("camvid", "CamVid")):
-        layers = np.arange(1, len(found[name]["layers"]) + 1)
+        layers = np.arange(len(found[name]["layers"]))
         for part, what in (("total", "position"), ("linear", "linear in row and column")):
             one = {key: 100 * np.array(value) for key, value in found[name][part].items()}
             style = {**line_style(index), "linewidth": 1.5, "markersize": 4.5}

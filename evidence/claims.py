@@ -39,7 +39,7 @@ from graticule.system.files import write_text
 
 HERE = Path(__file__).parent
 #: Pages of the data that are not of a study.
-PAGES = {"extrapolation": "extrapolation.md", "gym": "gym.md", "gym_place": "why_lape.md"}
+PAGES = {"extrapolation": "extrapolation.md", "gym": "results/gym.md", "gym_place": "why_lape.md"}
 #: Studies of which some scores were known when their tests were chosen.
 KNOWN = {"camvid", "cpvt_forms", "cpvt_pooling", "lape_epochs"}
 

@@ -1,6 +1,6 @@
-"""Tables and pictures of the page docs/gym.md, rebuilt from docs/data/gym.csv and gym_place.csv.
+"""Tables and pictures of docs/gym.md and docs/results/gym.md, rebuilt from docs/data/gym.csv and gym_place.csv.
 
-`python -m evidence.gym_page` writes the tables between the markers of the page, and the pictures.
+`python -m evidence.gym_page` writes the tables between the markers of the pages, and the pictures.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ SHORT = (
 
 
 def page_text(text: str, profile: Profile, places: Profile) -> str:
-    """Return the text of the page with its tables rebuilt, of one seed and of five."""
-    text = between(text, "tasks", markdown(task_rows()))
-    text = between(text, "profile", profile.markdown() if profile.rows else "Not measured yet.")
-    return between(text, "places", places.markdown() if places.rows else "Not measured yet.")
+    """Return the text of a page with its tables rebuilt: the tasks, the profile of one seed, that of five."""
+    tables = {"tasks": markdown(task_rows()), "profile": profile.markdown(), "places": places.markdown()}
+    for name, table in tables.items():
+        if f"<!-- {name}: begin" in text:
+            text = between(text, name, table)
+    return text
 
 
 def kept_profile(docs: Path, name: str = "gym") -> Profile:
@@ -40,11 +42,10 @@ def kept_profile(docs: Path, name: str = "gym") -> Profile:
 
 
 def write_page(docs: Path) -> list[Path]:
-    """Rebuild docs/gym.md and its pictures; returns the paths."""
-    profile = kept_profile(docs)
-    page = docs / "gym.md"
-    text = page_text(page.read_text(encoding="utf-8"), profile, kept_profile(docs, "gym_place"))
-    written = [write_text(page, text)]
+    """Rebuild both pages and the pictures; returns the paths."""
+    profile, places = kept_profile(docs), kept_profile(docs, "gym_place")
+    pages = [docs / "gym.md", docs / "results" / "gym.md"]
+    written = [write_text(page, page_text(page.read_text(encoding="utf-8"), profile, places)) for page in pages]
     written.append(save_figure(task_sheet(), docs / "figures" / "gym_tasks.png"))
     if profile.rows:
         short = [choice for choice in SHORT if choice in profile.choices]

@@ -13,7 +13,7 @@ import torch
 import graticule.lab.gym.run as module
 from evidence.gym_page import page_text
 from graticule.lab.gym.base import TASKS, build_task, generators, task_rows
-from graticule.lab.gym.profile import Profile, Row, percent, profile_picture, read_profile, task_sheet
+from graticule.lab.gym.profile import Profile, Row, choice_labels, percent, profile_picture, read_profile, task_sheet
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import build_model, gym
 from graticule.lab.studies.execution import ATTEMPTS
@@ -212,6 +212,12 @@ def test_text_between_markers_is_replaced():
     assert page_text(new, Profile((row(),)), Profile(())) == new
     with pytest.raises(ValueError, match="must have the markers"):
         between(text, "picture", "x")
+
+
+def test_choices_are_labeled_by_all_that_tells_them_apart():
+    gated = "encoding=sgu,model=gmlp,model_kwargs=num_blocks="
+    assert choice_labels([f"{gated}2", "encoding=rope"]) == ["sgu, gmlp", "rope"]
+    assert choice_labels([f"{gated}2", f"{gated}4"]) == [f"sgu, gmlp,model_kwargs=num_blocks={n}" for n in (2, 4)]
 
 
 def test_the_list_of_tasks_has_their_needs_and_chances():

@@ -198,7 +198,7 @@ def bars(profile: Profile, title: str = "") -> Figure:
         figsize=(2.0 + 0.28 * len(tasks) * (len(choices) + 1), 0.6 + 2.6 * len(sides)), layout="constrained"
     )
     panels = figure.subplots(len(sides), 1, squeeze=False)[:, 0]
-    width = 0.84 / len(choices)
+    width, names = 0.84 / len(choices), choice_labels(choices)
     for ax, side in zip(panels, sides, strict=True):
         for number, choice in enumerate(choices):
             at = np.arange(len(tasks)) + (number - (len(choices) - 1) / 2) * width
@@ -209,7 +209,7 @@ def bars(profile: Profile, title: str = "") -> Figure:
                 means,
                 width * 0.92,
                 color=PALETTE[number],
-                label=printable(choice_label(choice)) if side == sides[0] else None,
+                label=printable(names[number]) if side == sides[0] else None,
             )
             known = [not math.isnan(value) for value in spread]
             if any(known):
@@ -238,7 +238,7 @@ def bars(profile: Profile, title: str = "") -> Figure:
 def heat_map(profile: Profile, title: str = "") -> Figure:
     """Draw one row per choice and one column per task: the mean in percent, and its deviation over seeds in small."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
-    names = [choice_label(choice) for choice in choices]
+    names = choice_labels(choices)
     stacked = len(choices) <= MOST_STACKED
     across, down = (1, len(sides)) if stacked else (len(sides), 1)
     cell = 0.4 if len(profile.seeds) > 1 else 0.26
@@ -290,13 +290,15 @@ def _panel_title(profile: Profile, side: int) -> str:
     return f"{where}, " + ("one seed" if number == "1" else f"mean ± s.d. of {number} seeds")
 
 
-def choice_label(choice: str) -> str:
-    """Write a choice in the words of the docs, without the names of its values and the size of its model.
+def choice_labels(choices: Sequence[str]) -> list[str]:
+    """Write choices in the words of the docs: without the names of their values and, if they differ, model_kwargs.
 
-    >>> [choice_label(one) for one in ("encoding=learnable(std=1),joining=lape", "encoding=sgu,model=gmlp")]
+    >>> choice_labels(["encoding=learnable(std=1),joining=lape", "encoding=sgu,model=gmlp,model_kwargs=num_blocks=2"])
     ['learnable(std=1), lape', 'sgu, gmlp']
     """
-    return re.sub(r",(joining|model)=", ", ", choice.removeprefix("encoding=").partition(",model_kwargs=")[0])
+    words = [re.sub(r",(joining|model)=", ", ", choice.removeprefix("encoding=")) for choice in choices]
+    short = [word.partition(",model_kwargs=")[0] for word in words]
+    return short if len(set(short)) == len(short) else words
 
 
 _COLUMNS = 4
