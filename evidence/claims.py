@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from evidence.contrasts import (
     COLUMNS,
     LATER,
+    LEGEND,
     TICKS,
     Contrast,
     Term,
@@ -184,14 +186,15 @@ def forest(asked: Sequence[Asked], found: Sequence[Contrast]) -> Figure:
     for one, contrast in zip(asked, found, strict=True):
         label = f"{one.question}  {one.label}" if one.question != last else one.label
         last = one.question
-        scaled.append(contrast.scaled(label))
-    figure = Figure(figsize=(11, 0.8 + 0.28 * len(scaled)), layout="constrained")
+        scaled.append(contrast.scaled(textwrap.fill(label, 52)))
+    figure = Figure(figsize=(8, 0.9 + 0.34 * len(scaled)), layout="constrained")
     ax = figure.subplots()
     draw_forest(ax, scaled)
     ax.set_xscale("symlog", linthresh=2)
     ax.set_xticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS])
     ax.tick_params(labelsize=8)
-    ax.set_xlabel("difference in multiples of the margin (gray), 95 % interval; right: as the paper says", fontsize=8)
+    said = f"difference in multiples of the margin (gray), 95 % interval\nright: as the paper says; {LEGEND}"
+    figure.supxlabel(said, fontsize=8.5)
     return figure
 
 

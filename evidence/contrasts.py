@@ -34,7 +34,9 @@ LATER = "†"
 #: Of answers in pictures.
 COLORS = {"larger": "C0", "smaller": "C3", "within the margin": "C2"}
 #: Of an axis of differences in multiples of the margin.
-TICKS = (-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20)
+TICKS = (-20, -5, -2, -1, 0, 1, 2, 5, 20)
+#: Says what the colors mean.
+LEGEND = "blue: larger, red: smaller, green: within the margin, gray: undecided"
 #: (choice, variant, at) -> seed -> score.
 Scores = Mapping[tuple[str, str, str], Mapping[int, float]]
 #: A weighted score: weight, choice, variant, and the condition of the measurement ("trained", "zoom 40", ...).
