@@ -1,9 +1,13 @@
 """The metadata of the package is correct and consistent everywhere."""
 
+import importlib.util
 import re
+import subprocess
 import tomllib
+import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 
 import graticule
@@ -42,3 +46,60 @@ def test_every_extra_but_those_of_tools_is_installed_for_development():
 def test_the_files_that_the_package_names_exist():
     for name in (PROJECT["readme"], *PROJECT["license-files"], "src/graticule/py.typed"):
         assert (TOP / name).is_file(), name
+
+
+@pytest.fixture
+def release():
+    """Load .ci/release.py."""
+    spec = importlib.util.spec_from_file_location("release", TOP / ".ci" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_release_needs_one_version_with_its_day_and_nothing_uncommitted(release, tmp_path):
+    def git(*command):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *command], check=True, capture_output=True)
+
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (2026-12-31)\n\n## 1.1.0 (2026-11-30)\n")
+    (tmp_path / "CITATION.cff").write_text("title: a\nversion: 1.2.0\ndate-released: 2026-12-31\n")
+    git("init", "-q")
+    assert [problem[:12] for problem in release.version_problems(tmp_path)] == ["all changes "]
+    git("add", ".")
+    git("commit", "-qm", "a")
+    assert release.version_problems(tmp_path) == []
+    git("tag", "v1.2.0")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (unreleased)\n")
+    (tmp_path / "CITATION.cff").write_text("title: a\nversion: 1.1.0\n")
+    starts = [
+        "CHANGELOG.md must begin",
+        "CITATION.cff must have 'version",
+        "CITATION.cff must have the day",
+        "all changes",
+        "the tag",
+    ]
+    found = release.version_problems(tmp_path)
+    assert len(found) == len(starts) and all(map(str.startswith, found, starts)), found
+
+
+def test_a_wheel_must_have_the_files_of_the_package_and_the_metadata_of_the_project(release, tmp_path):
+    project = {"name": "graticule", "version": "1.2.0", "license": "MIT", "optional-dependencies": {"lab": []}}
+    (tmp_path / "graticule").mkdir()
+    for name in ("a.py", "b.py"):
+        (tmp_path / "graticule" / name).write_text("")
+
+    def problems(names, version="1.2.0"):
+        path = tmp_path / "graticule.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
+            said = f"Name: graticule\nVersion: {version}\nLicense-Expression: MIT\nProvides-Extra: lab\n"
+            wheel.writestr("graticule.dist-info/METADATA", said)
+            for name in names:
+                wheel.writestr(f"graticule/{name}", "")
+        return release.wheel_problems(path, project, tmp_path / "graticule")
+
+    assert problems(["a.py", "b.py"]) == []
+    assert problems(["a.py"]) == ["graticule.whl must have graticule/b.py."]
+    assert problems(["a.py", "b.py", "c.py"]) == ["graticule.whl must not have graticule/c.py."]
+    assert problems(["a.py", "b.py"], "1.1.0") == ["graticule.whl: Version must be 1.2.0, got 1.1.0."]
