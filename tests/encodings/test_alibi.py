@@ -7,7 +7,7 @@ import torch
 
 import graticule
 from graticule import Crop, Grid
-from graticule.encodings.alibi import Alibi, slopes
+from graticule.encodings.alibi import Alibi, default_slopes
 from graticule.encodings.forms import bias as layer_bias
 from graticule.position.bias import LowRank
 from graticule.surgery.fold import fold
@@ -23,28 +23,55 @@ DISTANCES = {
 }
 
 
+@in_turn("distance", ["euclidean", "squared", "axes"])
+def test_given_slopes_replace_those_of_the_formula(distance):
+    default, doubled = (Alibi(BUILT, 2, distance, slopes).double() for slopes in (None, [0.5, 0.25]))
+    formula = torch.tensor([1 / 256] * 2 if distance == "axes" else [1 / 16, 1 / 256], dtype=torch.float64)
+    expected = default(OTHER) * (torch.tensor([0.5, 0.25], dtype=torch.float64) / formula)[:, None, None]
+    torch.testing.assert_close(doubled(OTHER), expected, rtol=1e-12, atol=0)
+
+
+def test_learned_slopes_start_at_the_formula_and_stay_positive():
+    bias = Alibi(BUILT, 3, slopes="learned").double()
+    torch.testing.assert_close(bias(OTHER), Alibi(BUILT, 3).double()(OTHER), rtol=1e-6, atol=0)
+    bias(OTHER).sum().backward()
+    torch.testing.assert_close(bias.log_slopes.grad, bias(OTHER).sum((1, 2)).detach())  # d exp(s) / ds = exp(s)
+    with torch.no_grad():
+        bias.log_slopes.sub_(100)
+    assert (bias.slopes > 0).all()
+
+
+def test_slopes_are_one_per_head_and_not_negative():
+    with pytest.raises(ValueError, match="`slopes` must be one per head, 3, got 2"):
+        Alibi(BUILT, 3, slopes=[0.5, 0.25])
+    with pytest.raises(ValueError, match="`slopes` must be at least 0, got"):
+        Alibi(BUILT, 2, slopes=[0.5, -0.25])
+
+
 def test_eight_heads_halve_the_slope_from_a_half_on():
-    assert slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    assert default_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 
 
 def test_twelve_heads_have_the_eight_and_every_other_one_of_sixteen():
     sixteen = [2 ** (-h / 2) for h in range(1, 17)]
-    assert slopes(12) == pytest.approx([*slopes(8), *sixteen[0:8:2]], abs=1e-15)
-    assert slopes(12)[8:] == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], abs=1e-15)
+    assert default_slopes(12) == pytest.approx([*default_slopes(8), *sixteen[0:8:2]], abs=1e-15)
+    assert default_slopes(12)[8:] == pytest.approx([2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], abs=1e-15)
 
 
 @in_turn("heads", [1, 2, 4, 16, 32])
 def test_a_power_of_two_is_a_geometric_sequence_that_ends_at_one_256th(heads):
     ratio = 2 ** (-8 / heads)
-    assert slopes(heads) == pytest.approx([ratio**h for h in range(1, heads + 1)], rel=1e-12)
-    assert slopes(heads)[-1] == pytest.approx(1 / 256)
+    assert default_slopes(heads) == pytest.approx([ratio**h for h in range(1, heads + 1)], rel=1e-12)
+    assert default_slopes(heads)[-1] == pytest.approx(1 / 256)
 
 
 @in_turn("heads", [3, 5, 6, 7, 9, 12, 20, 24])
 def test_other_numbers_of_heads_follow_the_recursion_of_the_code(heads):
     below = 1 << (heads.bit_length() - 1)
-    assert slopes(heads) == pytest.approx(slopes(below) + slopes(2 * below)[::2][: heads - below], rel=1e-12)
-    assert len(set(slopes(heads))) == heads
+    assert default_slopes(heads) == pytest.approx(
+        default_slopes(below) + default_slopes(2 * below)[::2][: heads - below], rel=1e-12
+    )
+    assert len(set(default_slopes(heads))) == heads
 
 
 def test_a_text_loses_the_slope_times_the_number_of_tokens_between():
@@ -70,11 +97,11 @@ def of_pairs(grid, slopes, distances):
 def test_the_bias_is_the_slope_times_the_distance_and_prefix_tokens_are_left_out(grid):
     for name, distance in DISTANCES.items():
         bias = Alibi(BUILT, 3, distance=name).double()(grid)
-        expected = of_pairs(grid, slopes(3), [distance] * 3)
+        expected = of_pairs(grid, default_slopes(3), [distance] * 3)
         torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0, msg=name)  # slopes are stored in float32
     rows, columns = lambda dy, dx: abs(dy), lambda dy, dx: abs(dx)
     bias = Alibi(BUILT, 3, distance="axes").double()(grid)
-    expected = of_pairs(grid, [*slopes(2), *slopes(1)], [rows, rows, columns])
+    expected = of_pairs(grid, [*default_slopes(2), *default_slopes(1)], [rows, rows, columns])
     torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0)
 
 

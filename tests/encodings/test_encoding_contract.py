@@ -25,6 +25,7 @@ ENCODINGS = {
     "normalized_bias": lambda grid: NormalizedBias(RelativeBias(grid, HEADS)),
     "bucketed_bias": lambda grid: BucketedBias(grid, HEADS),
     "alibi": lambda grid: Alibi(grid, HEADS),
+    "alibi, learned": lambda grid: Alibi(grid, HEADS, slopes="learned"),
     "kerple": lambda grid: Kerple(grid, HEADS),
     "fire": lambda grid: Fire(grid, HEADS),
     "sandwich": lambda grid: Sandwich(grid, HEADS, channels=8),

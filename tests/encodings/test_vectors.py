@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from graticule import Grid
-from graticule.encodings.alibi import slopes
+from graticule.encodings.alibi import default_slopes
 from graticule.encodings.build import build_position
 from graticule.position.resampling import build_resampler
 
@@ -75,7 +75,7 @@ def test_our_resampling_gives_the_vectors_of_pytorch():
 
 def test_our_slopes_of_alibi_give_the_vectors():
     for heads in (8, 12):
-        np.testing.assert_allclose(slopes(heads), ALL[f"slopes.alibi.{heads}"][2]["slopes"], rtol=1e-12)
+        np.testing.assert_allclose(default_slopes(heads), ALL[f"slopes.alibi.{heads}"][2]["slopes"], rtol=1e-12)
 
 
 def changed(name, **parameters):

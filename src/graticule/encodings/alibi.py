@@ -14,16 +14,18 @@ from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 
 Distance = Literal["euclidean", "manhattan", "squared", "axes"]
+Slopes = tuple[float, ...] | Literal["learned"] | None
 
 
 @register_encoding("alibi")
 class Alibi(BiasEncoding):
-    r"""Subtracts one slope per head times the distance from the attention logits; nothing is learned.
+    r"""Subtracts one slope per head times the distance from the attention logits; by default nothing is learned.
 
     .. math:: b_{h, i, j} = -m_h |p_i - p_j|, \quad m_h = 2^{-8h / n}, \quad h = 1 \dots n
 
     for n heads, n a power of two. For another number of heads the slopes are those of the largest power of two below,
-    then every second slope, from the first, of the power of two above, as in its code. The paper defines it in one
+    then every second slope, from the first, of the power of two above, as in its code. Two heads have 1/16 and 1/256,
+    which a small grid hardly shows; `slopes` gives others. The paper defines it in one
     dimension, for causal attention; in a text all distances but the squared one are |i - j|. Prefix tokens
     get no bias. It is computed for any grid.
 
@@ -41,21 +43,41 @@ class Alibi(BiasEncoding):
     Args:
         num_heads: h, at least one per axis for 'axes'.
         distance: 'euclidean', 'manhattan', 'squared' or 'axes'.
+        slopes: m_h of every head, or 'learned' as logarithms from those of the formula (default: those of the formula).
+            In the paper, trained slopes did not extrapolate as well.
     """
 
     shared = True
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean") -> None:
+    def __init__(self, grid: Grid, num_heads: int, distance: Distance = "euclidean", slopes: Slopes = None) -> None:
         super().__init__(grid, num_heads)
         axes = len(grid.shape)
         if distance == "axes" and num_heads < axes:
             raise ValueError(f"`num_heads` must be at least {axes} where `distance` is 'axes', got {num_heads}.")
         self.distance = distance
         self.heads = [(num_heads + axis) // axes for axis in reversed(range(axes))]  # heads of each axis, for 'axes'
-        each = [m for heads in (self.heads if distance == "axes" else [num_heads]) for m in slopes(heads)]
-        self.register_buffer("slopes", torch.tensor(each), persistent=False)
-        self.slopes: Tensor
+        if slopes is None or slopes == "learned":
+            each = [m for heads in (self.heads if distance == "axes" else [num_heads]) for m in default_slopes(heads)]
+        elif len(slopes) != num_heads:
+            raise ValueError(f"`slopes` must be one per head, {num_heads}, got {len(slopes)}.")
+        else:
+            each = [float(m) for m in slopes]
+        self.register_buffer("initial", torch.tensor(each), persistent=False)
+        self.initial: Tensor
+        self.log_slopes = nn.Parameter(torch.empty(num_heads)) if slopes == "learned" else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialize learned slopes as those of the formula."""
+        if self.log_slopes is not None:
+            self.log_slopes.copy_(self.initial.log())
+
+    @property
+    def slopes(self) -> Tensor:
+        """Return m_h of every head, (num_heads,)."""
+        return self.initial if self.log_slopes is None else self.log_slopes.exp()
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for `grid`, (num_heads, N, N), nowhere positive."""
@@ -78,7 +100,7 @@ class Alibi(BiasEncoding):
         return squared_distance_factors(grid, -self.slopes) if self.distance == "squared" else None
 
 
-def slopes(num_heads: int) -> list[float]:
+def default_slopes(num_heads: int) -> list[float]:
     """Return m_h of every head, the steepest first for a power of two."""
     below = 2 ** math.floor(math.log2(num_heads))
     found = [2 ** (-8 * h / below) for h in range(1, below + 1)]

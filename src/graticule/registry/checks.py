@@ -97,7 +97,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(("mlp_ratio", "mlp_ratios", "pool_mlp_ratio", "ratio"), Range(0, 1000, open=True)),
     **dict.fromkeys(("temperature", "base", "eps", "qk_scale", "scale", "embed_scale", "ratios"), _POSITIVE),
     **dict.fromkeys(("locality", "lowest"), _POSITIVE),
-    "local_shift": Range(0),
+    **dict.fromkeys(("local_shift", "slopes"), Range(0)),
     "std": _POSITIVE,
     **dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), _SHARE),
     "patch_drop_rate": _SHARE,

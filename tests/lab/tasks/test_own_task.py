@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graticule
-from commands import run_command
+from commands import refused, run_command
 from graticule.lab.cli import main
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.training.loop import train
@@ -72,8 +72,21 @@ def test_it_is_evaluated_with_the_metric_of_its_task(run, tmp_path, capsys):
     (record,) = json.loads((tmp_path / "evaluation.json").read_text())
     assert record["score"] == pytest.approx(run.result()["best_mae"], rel=1e-6) and record["examples"] == 20
     assert "mean absolute error" in out and not (tmp_path / "evaluation.png").exists()
-    code, _, err = run_command(capsys, "evaluate", run.folder, "--sizes", 32)
-    assert code == 1 and "`sizes` must be left out with the task slant, which has no such options" in err
+
+
+def test_it_is_evaluated_at_other_sizes_of_its_images(run, methods, tmp_path, capsys):
+    code, out, err = run_command(capsys, "evaluate", run.folder, "--sizes", 28, "36x32", "--output", tmp_path)
+    assert code == 0 and "36x32" in out, err
+    trained, larger = json.loads((tmp_path / "evaluation.json").read_text())
+    assert trained["score"] == pytest.approx(run.result()["best_mae"], rel=1e-6) and larger["size"] == [36, 32]
+    images = torch.cat([images for images, _ in run.data().eval_dataloader((36, 32))])
+    with torch.no_grad():
+        error = (run.model()(images)[:, 0] - methods.slant(images)).abs().mean()
+    assert larger["score"] == pytest.approx(float(error), rel=1e-5)
+    assert "nearest sizes are 28 and 32" in refused(capsys, "evaluate", run.folder, "--sizes", 30)
+    assert "`lengths` must be left out with the task slant" in refused(capsys, "evaluate", run.folder, "--lengths", 32)
+    said = refused(capsys, "compare", "slant_digits", "--choices", "lr=1", "lr=2", "--sizes", 32)
+    assert "`sizes` must be left out with the task slant" in said
 
 
 def test_it_is_listed_with_its_metric_and_without_the_plugin(run, capsys):

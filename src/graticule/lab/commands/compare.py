@@ -67,9 +67,16 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.language import check_lengths
+    from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
     from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
-    from graticule.lab.training.task import build_model, task_of
+    from graticule.lab.training.task import build_model, list_tasks, task_of
 
+    evaluation = list_tasks()[base.task].evaluation
+    if options.sizes and not issubclass(evaluation, ImageEvaluation):
+        raise ValueError(
+            f"`sizes` must be left out with the task {base.task}: compare scores classifiers at other sizes, and "
+            f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
+        )
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
     for recipe in choices.values() if sizes else ():  # before any training
         check_sizes(build_model(recipe, num_classes=10), sizes)

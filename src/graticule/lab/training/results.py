@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from graticule.registry.checks import parse_sizes
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from matplotlib.figure import Figure
@@ -87,6 +89,8 @@ class HeldOut:
     score: float
     loss: float
     examples: int
+    size: tuple[int, int] | None = None
+    """(height, width) of the images, if they were resized"""
 
 
 @dataclass(frozen=True)
@@ -146,21 +150,46 @@ class Evaluation(ABC, Generic[S]):
 
 @dataclass
 class HeldOutEvaluation(Evaluation[HeldOut]):
-    """The evaluation on the held-out data, as in the validation of training."""
+    """The evaluation on the held-out data, as in the validation of training, also at other sizes of the images."""
+
+    sizes: list[str] = field(default_factory=list)
+    """for images: sides in pixels or HEIGHTxWIDTH, multiples of the patch (default: the training size)"""
+
+    def check(self, task: Any, model: Any, data: Any) -> None:
+        """Check that the data have a size, and that the model accepts the others."""
+        if not self.sizes:
+            return
+        from graticule.external.open_view import view_of
+
+        if not isinstance(getattr(data, "size", None), tuple):
+            given = " ".join(self.sizes)
+            raise ValueError(
+                f"`sizes` must be left out with {type(data).__name__}, which resizes nothing, got {given}."
+            )
+        for size in parse_sizes(self.sizes):
+            view_of(model).sized(size)
 
     def scores(self, task: Any, model: Any, data: Any, *, device: str, progress: bool = True) -> list[HeldOut]:
-        """Score a model on the held-out data, at the size of the training."""
+        """Score a model on the held-out data, at every size."""
+        from graticule.external.open_view import view_of
         from graticule.lab.training.validation import held_out
 
-        return [HeldOut(*held_out(task, model, data, device=device, progress=progress))]
+        found: list[HeldOut] = []
+        sizes: list[tuple[int, int] | None] = [*parse_sizes(self.sizes)]
+        for size in sizes or [None]:
+            sized = model if size is None else view_of(model).sized(size).model
+            found.append(HeldOut(*held_out(task, sized, data, size, device=device, progress=progress), size))
+        return found
 
     def table(self, metric: Metric, evaluated: Sequence[Evaluated[HeldOut]]) -> Table:
-        """Return score, loss and number of examples."""
-        pairs = [(run, score) for run in evaluated for score in run.scores]
-        return Table(
-            ("run", metric.title, "loss", "examples"),
-            [[run.label, metric.show(s.score, unit=False), f"{s.loss:.4g}", f"{s.examples:,}"] for run, s in pairs],
-        )
+        """Return size, score, loss and number of examples."""
+        rows = []
+        for run in evaluated:
+            for one in run.scores:
+                size = [] if one.size is None else [f"{one.size[0]}x{one.size[1]}"]
+                scores = metric.show(one.score, unit=False), f"{one.loss:.4g}", f"{one.examples:,}"
+                rows.append([run.label, *size, *scores])
+        return Table(("run", *["size"] * bool(self.sizes), metric.title, "loss", "examples"), rows)
 
 
 @dataclass(frozen=True)

@@ -96,17 +96,23 @@ def batch_results(
 
 @torch.inference_mode()
 def held_out(
-    task: Scored, model: nn.Module, data: Any, *, device: torch.device | str = "cpu", progress: bool = True
+    task: Scored,
+    model: nn.Module,
+    data: Any,
+    size: tuple[int, int] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
 ) -> tuple[float, float, int]:
     """Return score, mean loss (NaN if the task has none) and number of examples of `model` on the held-out data.
 
-    The model is in evaluation mode.
+    The model is in evaluation mode; `size` is the (height, width) of the images, by default that of the training.
     """
     device = torch.device(device)
     task.setup(model.to(device), data, device)
     task.start_validation()
     sums = Sums()
-    loader = data.eval_dataloader(data.size)
+    loader = data.eval_dataloader(size or data.size)
     for _, values, _ in batch_results(partial(task.validate, model), loader, "held out", device, progress):
         sums.add(values)
     totals = {name: float(value) for name, value in sums.values.items()}
