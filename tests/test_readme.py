@@ -1,6 +1,7 @@
 """The code, commands and links of README and docs are valid."""
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import graticule
 from graticule.lab.cli import main
+from graticule.lab.commands import options
 from graticule.lab.recipes.load import list_recipes
 
 TOP = Path(__file__).parents[1]
@@ -72,3 +74,34 @@ def test_every_command_that_is_shown_exists(capsys, command):
     except SystemExit as exit:
         code = exit.code
     assert code == 0 and "usage" in capsys.readouterr().out
+
+
+def test_every_command_that_is_shown_has_valid_options(capsys, monkeypatch, tmp_path):
+    """The commands stop when their options have been read; those that need a file which is not here stop before."""
+
+    class Parsed(BaseException):
+        pass
+
+    def parse(*arguments):
+        parse_arguments(*arguments)
+        raise Parsed
+
+    parse_arguments = options.parse_arguments
+    monkeypatch.setattr(options, "parse_arguments", parse)
+    (tmp_path / "docs").mkdir()
+    for name in ("docs/my_methods.py", "FILE.py", "city_block.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    pages = [re.sub(r" \\\n +", " ", page) for page in PAGES]
+    shown = [line for page in pages for line in re.findall(r"^    (graticule [a-z].*)", page, flags=re.MULTILINE)]
+    wrong, read = [], 0
+    for line in sorted(set(shown)):
+        try:
+            code = main(shlex.split(line, comments=True)[1:])
+        except Parsed:
+            read += 1
+        else:
+            said = capsys.readouterr().err
+            if code == 2 or not re.search(r"does not exist|got '(RECIPE|slant_digits|fourier_digits)'", said):
+                wrong.append((line, said))
+    assert not wrong and read > 0.7 * len(set(shown)), (wrong, read, len(set(shown)))
