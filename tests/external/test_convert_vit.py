@@ -277,6 +277,39 @@ def test_unsupported_models_are_refused_with_the_part_and_its_value():
             graticule.convert(model)
 
 
+#: Models of NaFlexVit with a table, and its sides: prefix tokens and average pooling, pooling by attention, bilinear
+#: resampling, and one that keeps the aspect ratio.
+NAFLEX = {
+    "naflexvit_base_patch16_gap": (4, 6),
+    "naflexvit_base_patch16_map": (4, 6),
+    "naflexvit_base_patch16_siglip": (4, 6),
+    "naflexvit_base_patch16_par_gap": (5, 5),
+}
+
+
+@pytest.mark.parametrize("name", NAFLEX)
+def test_a_naflex_model_computes_the_same_for_images_of_any_size(name):
+    given = {"img_size": None, "pos_embed_grid_size": NAFLEX[name]}
+    with in_float64():
+        theirs = build(name, **given)
+        ours = graticule.convert(theirs)
+        for size in ((32, 48), (48, 32), (24, 24)):
+            x = torch.randn(2, 3, *size)
+            with torch.no_grad():
+                torch.testing.assert_close(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
+        assert_same_bits(graticule.to_timm(ours), theirs)
+    for other, message in (
+        (
+            {"pos_embed_ar_preserving": True, "pos_embed_grid_size": (4, 6)},
+            "`pos_embed_ar_preserving` of NaFlexEmbeds must be False with a table",
+        ),
+        ({"pos_embed": "factorized"}, "`pos_embed_type` of NaFlexEmbeds must be 'learned' or 'none'"),
+        ({"rope_type": "axial"}, "`rope` of NaFlexVit must be None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            graticule.convert(build(name, **{**given, **other}))
+
+
 def test_changed_parts_are_refused():
     other_norm = build("vit_tiny_patch16_224")
     other_norm.blocks[1].norm2.eps = 1e-3

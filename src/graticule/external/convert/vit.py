@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from timm.layers import Attention, AttentionPoolLatent, LayerScale, Mlp, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import nn
@@ -28,6 +29,7 @@ from graticule.external.convert.parts import (
     same_norm,
     trunk_arguments,
 )
+from graticule.registry.specs import Spec
 
 #: Function that describes a block of timm as arguments of our ViT, with 'drop_path' for its rate of stochastic depth.
 Describe = Callable[[Any], dict[str, Any]]
@@ -200,6 +202,65 @@ def read_vit(model: Any) -> Conversion:
         del arguments["global_pool"], arguments["class_token"]
     backbone = DistilledVisionTransformer if distilled else VisionTransformer
     return Conversion(backbone, arguments, encoding, names=names)
+
+
+@register_conversion(NaFlexVit)
+def read_naflex(model: Any) -> Conversion:
+    """Describe timm's NaFlexVit for a batch of images: a ViT whose table has no rows for prefix tokens.
+
+    Its patches are often mapped by a linear layer, whose inputs are in the order (height, width, channels).
+    """
+    embeds = model.embeds
+    for name, expected in (("enable_patch_interpolator", False), ("dynamic_img_pad", False), ("norm_input", None)):
+        if getattr(embeds, name) != expected:
+            raise refuse(embeds, name, getattr(embeds, name), f"must be {expected}")
+    if model.rope is not None:
+        raise refuse(model, "rope", model.rope, "must be None")
+    if embeds.pos_embed_type not in ("learned", "none"):
+        raise refuse(embeds, "pos_embed_type", embeds.pos_embed_type, "must be 'learned' or 'none'")
+    for name in ("pos_embed_align_corners", "pos_embed_use_grid_sample"):
+        if getattr(embeds, name):
+            raise refuse(embeds, name, True, "must be False")
+    patch, prefix = tuple(embeds.patch_size), model.has_class_token
+    grid = embeds.pos_embed_grid_size or (16, 16)
+    if embeds.pos_embed_ar_preserving and len(set(grid)) > 1:
+        raise refuse(embeds, "pos_embed_ar_preserving", True, "must be False with a table that is not square")
+    norms = ("norm_pre", "norm", "fc_norm")
+    of_norms = {name: norm_text(model, name) is not None for name in norms}
+    if of_norms["norm"] and of_norms["fc_norm"]:
+        raise refuse(model, "fc_norm", model.fc_norm, "must be Identity if there is a norm before pooling")
+    kinds = {Block: pre_norm(Attention), ResPostBlock: post_norm(Attention)}
+    trunk = {
+        "img_size": tuple(side * step for side, step in zip(grid, patch, strict=True)),
+        "patch_size": patch,
+        "in_chans": embeds.in_chans,
+        "num_classes": model.num_classes,
+        "embed_dim": model.embed_dim,
+        "class_token": prefix,
+        "reg_tokens": model.num_reg_tokens,
+        "pre_norm": of_norms["norm_pre"],
+        "patch_bias": embeds.proj.bias is not None,
+        "patch_norm": norm_text(embeds, "norm"),
+        "final_norm": of_norms["norm"] or of_norms["fc_norm"],
+        "fc_norm": of_norms["fc_norm"],
+        "norm_layer": same_norm(model, norms),
+        "drop_rate": model.head_drop.p,
+        "pos_drop_rate": embeds.pos_drop.p,
+        "patch_drop_rate": getattr(model.patch_drop, "prob", 0.0),
+        **_read_pool(model),
+    }
+    names = {name: name.removeprefix("embeds.") for name in model.state_dict() if name.startswith("embeds.")}
+    names |= {name: f"patch_embed.{own}" for name, own in names.items() if own.startswith(("proj.", "norm."))}
+    reshaped: dict[str, tuple[int, ...]] = {"embeds.pos_embed": ()}
+    if embeds.is_linear:
+        reshaped["embeds.proj.weight"] = (0, 2, 3, 1)
+    mode, antialias = embeds.pos_embed_interp_mode, embeds.pos_embed_antialias
+    cropped = f"crop(mode={mode!r}, antialias={antialias})"
+    resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
+    options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
+    encoding = "none" if embeds.pos_embed_type == "none" else str(Spec("learnable", options))
+    arguments = vit_arguments(model, trunk, read_blocks(model, kinds))
+    return Conversion(VisionTransformer, arguments, encoding, names=names, reshaped=reshaped)
 
 
 def table(model: Any) -> str:
