@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -238,6 +239,8 @@ def inspect_model(
             except NotApplicable as error:
                 found.append(Finding(name, "not applicable", str(error)))
             except Exception as error:  # the model raises an error that the check does not expect
+                if isinstance(error, MemoryError) or re.search("out of memory|allocate", str(error)):
+                    raise
                 said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                 found.append(Finding(name, "failed", f"the check could not be run, got {said}"))
     return found

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -295,8 +296,10 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
     patch = patch or own_patch_size(model)
-    if img_size is None and patch_size is None and patch and image and (image[0] % patch[0] or image[1] % patch[1]):
-        patch = find_structure(model, image).patch_size  # its patches overlap
+    unfit = patch and image and (image[0] % patch[0] or image[1] % patch[1])
+    if img_size is None and patch_size is None and image and (unfit or patch is None):
+        with suppress(ValueError):  # of a model without blocks
+            patch = find_structure(model, image).patch_size  # its patches overlap, or it is a pyramid
     if image is None:
         raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
     if patch is None:
