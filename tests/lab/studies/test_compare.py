@@ -65,12 +65,12 @@ def test_among_many_comparisons_one_is_called_a_difference_only_beyond_the_chanc
     found = Comparison((0, 1, 2), many, dict.fromkeys(many, 1), {}, TOP1)
     assert found.rows()[1][-3:-1] == ("< 0.001", "< 0.001") and "beyond chance" in found.verdict()[0]
     assert found.rows()[2][-3:-1] == ("0.038", "0.113")
-    assert found.verdict()[1].endswith("p = 0.113: not significant after correction for 6 tests.")
+    assert found.verdict()[1].endswith("p (Holm) = 0.113: not significant after correction for 6 tests.")
     assert found.verdict()[-1].endswith("for 6 comparisons.")
 
 
 def test_a_difference_that_chance_explains_is_called_none():
-    said = "second against first: +2.00, 95 % interval -0.48 to +4.48, p = 0.074: no difference within error."
+    said = "second against first: +2.00, 95 % interval -0.48 to +4.48, p (Holm) = 0.074: no difference within error."
     assert comparison([70.0, 71.0, 71.0], [71.0, 73.0, 74.0]).verdict()[0] == said
     assert "beyond chance" in comparison([70.0, 71.0, 71.0], [75.0, 76.1, 76.0]).verdict()[0]
     assert "too few seeds" in comparison([70.0], [75.0]).verdict()[0]

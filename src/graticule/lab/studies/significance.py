@@ -156,7 +156,7 @@ class Outcome:
             return "not tested (too few seeds, or the same difference in all)"
         interval = f"95 % interval {self.test.low:+.{decimals}f} to {self.test.high:+.{decimals}f}"
         p = format_p(self.adjusted)
-        return f"{interval}, p {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
+        return f"{interval}, p (Holm) {p if p.startswith('<') else f'= {p}'}: {self.conclusion}"
 
 
 def paired_outcomes(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Outcome]:
