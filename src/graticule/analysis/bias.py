@@ -146,6 +146,7 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, s
     each = np.stack([bias[:, start:, start:].cpu().double().numpy() for bias, _ in found.values()])
     if isinstance(model, LanguageModel):
         each[..., ~np.tri(where.patches, dtype=bool)] = np.nan
+    each[np.isneginf(each)] = np.nan  # a mask
     return BiasMaps(replace(where, prefix=0).plane, tuple(tuple(group) for _, group in found.values()), each)
 
 

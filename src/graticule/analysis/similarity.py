@@ -52,12 +52,13 @@ def range_of(reaches: Array, uniform: float) -> float:
 
 
 def two_dimensionality(similarity: Array, grid: Grid) -> float:
-    r"""Return the ratio of the two axes in the encoding: 1 if vertical neighbors count as much as horizontal ones.
+    r"""Return the ratio of the axes in the encoding: 1 if vertical neighbors count as much as horizontal ones.
 
     .. math:: \min(v, h) / \max(v, h), \quad v = \max(\bar s_{\Delta = (1, 0)} - \bar s, 0), \quad
               h = \max(\bar s_{\Delta = (0, 1)} - \bar s, 0)
 
-    v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens.
+    v and h are the excess of the mean cosine of neighbors over the mean over all pairs of different tokens. In a film
+    or volume there are three of them.
     The result is in [0, 1]: 0 if only one axis is encoded, as with a sequence in row-major order. It is NaN, undefined,
     if the grid has only one axis, or if neither excess is more than four standard errors of such a mean over as many
     random pairs: then all positions are equally similar, or the table has no structure, like a learnable one before
@@ -69,9 +70,9 @@ def two_dimensionality(similarity: Array, grid: Grid) -> float:
     """
     if min(grid.shape) < 2:
         return float("nan")
-    dy, dx = grid.offsets().numpy().transpose(2, 0, 1)
-    pairs = similarity[(dy != 0) | (dx != 0)]
-    neighbors = similarity[(dy == 1) & (dx == 0)], similarity[(dy == 0) & (dx == 1)]
+    offsets = grid.offsets().numpy()
+    pairs = similarity[offsets.any(-1)]
+    neighbors = [similarity[(offsets == one).all(-1)] for one in np.eye(grid.ndim, dtype=int)]
     excess = [max(near.mean() - pairs.mean(), 0.0) for near in neighbors]
     errors = [max(pairs.std() / len(near) ** 0.5, 1e-9) for near in neighbors]  # smaller ones are of rounding
     if all(one <= 4 * error for one, error in zip(excess, errors, strict=True)):
@@ -202,7 +203,7 @@ class Correlations:
     def save(self, path: str | Path) -> Path:
         """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
         arrays = {
-            "grid": np.array([self.grid.height, self.grid.width, self.grid.prefix]),
+            "grid": np.array([*self.grid.shape, self.grid.prefix]),
             "similarity": self.similarity,
             "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
             "center_maps": self.center_maps,
@@ -227,10 +228,10 @@ class Correlations:
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                height, width, prefix = (int(n) for n in arrays["grid"])
+                *shape, prefix = (int(n) for n in arrays["grid"])
                 sources = tuple(str(source) or None for source in arrays["sources"])
                 further = arrays.get("initial"), arrays.get("untrained")
-                return cls(Grid(height, width, prefix=prefix), arrays["similarity"], sources, *further)
+                return cls(Grid(*shape, prefix=prefix), arrays["similarity"], sources, *further)
         except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
 

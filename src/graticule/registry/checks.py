@@ -271,17 +271,17 @@ def check_sides(image: Sequence[int], patch: Sequence[int]) -> None:
             )
 
 
-def parse_sizes(given: Sequence[str], name: str = "sizes") -> list[tuple[int, int]]:
-    """Parse sizes of images, SIDE or HEIGHTxWIDTH in pixels, into (height, width)."""
+def parse_sizes(given: Sequence[str], name: str = "sizes", axes: int = 2) -> list[Any]:
+    """Parse sizes of images, SIDE or HEIGHTxWIDTH in pixels, into (height, width), or with a depth of three `axes`."""
     sizes = []
     for text in given:
         sides = text.lower().split("x")
-        if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
+        if len(sides) not in (1, axes) or not all(side.isdecimal() and len(side) < 6 and int(side) for side in sides):
             raise ValueError(
-                f"`{name}` must be sides in pixels, below 100,000, or HEIGHTxWIDTH, such as 224 or 320x224, got "
-                f"{text[:40]!r}."
+                f"`{name}` must be sides in pixels, below 100,000, or {'DEPTHx' * (axes - 2)}HEIGHTxWIDTH, such as 224 "
+                f"or {'8x' * (axes - 2)}320x224, got {text[:40]!r}."
             )
-        sizes.append((int(sides[0]), int(sides[-1])))
+        sizes.append(tuple(map(int, sides * axes if len(sides) == 1 else sides)))
     return sizes
 
 

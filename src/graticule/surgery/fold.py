@@ -17,7 +17,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @checked
-def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int | None = None) -> Model:
+def fold(
+    model: Model, img_size: int | tuple[int, int] | tuple[int, int, int] | None = None, sizes: int | None = None
+) -> Model:
     """Replace the position information of `model` by constants, in place, and return the model in evaluation mode.
 
     The constants are LaPE's LN_l(w_l), gathered bias tables, resampled or computed tables: at inference the method then
@@ -29,7 +31,8 @@ def fold(model: Model, img_size: int | tuple[int, int] | None = None, sizes: int
 
     Args:
         model: one of our backbones, or a module that contains some.
-        img_size: in pixels, one side or (height, width); by default the size that the model is built for.
+        img_size: in pixels, one side or (height, width), or (depth, height, width); by default that of the
+            model.
         sizes: fold for each size at its first image, and cache the constants of this many sizes, the last ones used;
             `img_size` must then be left out. Compiled and exported models compute position from the parameters.
 
@@ -91,9 +94,10 @@ def _original(backbone: _Positioned) -> Position:
     return backbone.position.original if isinstance(backbone.position, Folded) else backbone.position
 
 
-def _grid(backbone: _Positioned, img_size: int | tuple[int, int] | None) -> Grid:
+def _grid(backbone: _Positioned, img_size: Any) -> Grid:
     if img_size is None:
         return backbone.grid
     if isinstance(backbone, LanguageModel):
         raise ValueError(f"`img_size` must be left out with a language model, got {img_size}.")
-    return backbone.grid_at((img_size, img_size) if isinstance(img_size, int) else img_size)
+    size: Any = (img_size,) * backbone.grid.ndim if isinstance(img_size, int) else img_size
+    return backbone.grid_at(size)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -14,7 +15,7 @@ from timm.data.mixup import Mixup
 from torch.utils.data import DataLoader, Subset
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, Split, fingerprint, spread
+from graticule.lab.data.images import ArrayImages, DatasetInfo, EncodedImages, MadeImages, Split, fingerprint, spread
 from graticule.lab.data.registry import list_datasets, load_dataset
 from graticule.lab.data.sampling import (
     BatchOrder,
@@ -68,7 +69,8 @@ class DataModule(Loading, L.LightningDataModule):
     Args:
         dataset: one of `list_datasets()`.
         root: the folder of the data set, if it has one.
-        size: (height, width) in training, and in evaluation unless another is given.
+        size: (height, width), or (depth, height, width) of films and volumes, in training, and in evaluation unless
+            another is given.
         train_sizes: (height, width) of the training batches; each step has one of them. Only `size` by default.
         batch_size: images per training batch.
         eval_batch_size: images per batch in evaluation.
@@ -93,7 +95,7 @@ class DataModule(Loading, L.LightningDataModule):
         dataset: str,
         *,
         root: str | Path | None = None,
-        size: tuple[int, int],
+        size: tuple[int, ...],
         batch_size: int = 64,
         eval_batch_size: int = 256,
         workers: int = 0,
@@ -105,7 +107,7 @@ class DataModule(Loading, L.LightningDataModule):
         limit_test: int | None = None,
         drop_last: bool = False,
         repeats: int = 1,
-        train_sizes: Sequence[tuple[int, int]] = (),
+        train_sizes: Sequence[tuple[int, ...]] = (),
         group_by_aspect: bool = False,
     ) -> None:
         super().__init__()
@@ -117,8 +119,9 @@ class DataModule(Loading, L.LightningDataModule):
         known_name("dataset", dataset, list_datasets())
         self.dataset = dataset
         self.root = root
-        self.size = size
-        self.train_sizes = tuple(train_sizes) or (size,)
+        # typed as those of images, which nearly all are
+        self.size: tuple[int, int] = cast("Any", size)
+        self.train_sizes: tuple[tuple[int, int], ...] = cast("Any", tuple(train_sizes) or (size,))
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.workers = workers
@@ -205,7 +208,7 @@ class DataModule(Loading, L.LightningDataModule):
             self._train = each[0] if len(each) == 1 else SizedImages(each)
         return self.load(self._train, whole=_gives_batches(self._train), batch_sampler=order or self.train_order())
 
-    def _train_images(self, size: tuple[int, int]) -> Any:
+    def _train_images(self, size: tuple[int, ...]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""
         images = self._images["train"]
         in_memory = self._fits_in_memory(images, *self.train_sizes)
@@ -225,7 +228,7 @@ class DataModule(Loading, L.LightningDataModule):
         return self.eval_dataloader(self.size)
 
     def eval_dataloader(
-        self, size: tuple[int, int], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
+        self, size: tuple[int, ...], rank: int = 0, world_size: int = 1, mode: Mode = "zoom"
     ) -> DataLoader[Any]:
         """Return batches of the test images at `size` = (height, width), each once over all processes.
 
@@ -258,7 +261,7 @@ class DataModule(Loading, L.LightningDataModule):
         sources = [_source(self._images["test"], index) for index in range(self.num_test)]
         return [one.place(n) if isinstance(one, EncodedImages) else Path(str(n)) for one, n in sources]
 
-    def test_images(self, size: tuple[int, int], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def test_images(self, size: tuple[int, ...], indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test images by number, (n, C, height, width), and their labels, (n,)."""
         images = self._images["test"]
         for index in indices:
@@ -267,31 +270,31 @@ class DataModule(Loading, L.LightningDataModule):
         return self._prepared("test", size, indices)
 
     def _prepared(
-        self, split: Split, size: tuple[int, int], indices: Sequence[int]
+        self, split: Split, size: tuple[int, ...], indices: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         shown = TransformedImages(self._images[split], evaluation_transform(self.info, size, self.augmentation))
         pairs = [shown[index] for index in indices]
         return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
 
-    def spread_images(self, split: Split, size: tuple[int, int], most: int) -> torch.Tensor:
+    def spread_images(self, split: Split, size: tuple[int, ...], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
         total = len(self._images[split])
         count = min(most, total)
         return self._prepared(split, size, [index * total // count for index in range(count)])[0]
 
-    def spread_test_images(self, size: tuple[int, int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def spread_test_images(self, size: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
         total = self.num_test
         if not 1 <= count <= total:
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
         return self.test_images(size, [index * total // count for index in range(count)])
 
-    def _fits_in_memory(self, images: Any, *sizes: tuple[int, int]) -> bool:
+    def _fits_in_memory(self, images: Any, *sizes: tuple[int, ...]) -> bool:
         source = images
         while isinstance(source, _Chosen):
             source = source.source
-        held = isinstance(source, ArrayImages)
-        pixels = sum(height * width for height, width in sizes)
+        held = isinstance(source, ArrayImages | MadeImages)
+        pixels = sum(map(math.prod, sizes))
         return held and len(images) * pixels * self.info.channels <= _IN_MEMORY_PIXELS
 
 

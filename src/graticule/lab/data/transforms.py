@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
@@ -24,11 +24,11 @@ from graticule.lab.data.images import DatasetInfo
 from graticule.lab.data.sampling import PADDING, Key
 from graticule.lab.terminal import bar_class
 
-Transform = Callable[[Image.Image], Tensor]
+Transform = Callable[[Any], Tensor]
 _INTERPOLATION = {mode.value: mode for mode in InterpolationMode}
 
 
-def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
+def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Resize and crop the center to `size` = (height, width), then normalize; (C, height, width), float32.
 
     Large images are transformed as in DeiT: the shorter side is resized to size / crop_pct, then cropped. For a data
@@ -43,18 +43,22 @@ def evaluation_transform(info: DatasetInfo, size: tuple[int, int], augmentation:
             std=info.std,
         )
         return evaluation
+    if len(info.size) > 2:
+        if augmentation.random:
+            raise ValueError("`augmentation` must be off for films and volumes.")
+        return partial(_film, info, size)
     resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
     return resized
 
 
-def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: Augmentation) -> Transform:
+def training_transform(info: DatasetInfo, size: Any, augmentation: Augmentation) -> Transform:
     """Augment, resize to `size` = (height, width) and normalize; (C, height, width), float32.
 
     It draws from torch, Python and NumPy. Images of one small native size are cropped with padding
     (`random_crop_padding`) or by area (`scale`); large ones by area, (0.08, 1) by default. Without any augmentation it
     is the transform of evaluation.
     """
-    if not augmentation.random:
+    if not augmentation.random or (info.size is not None and len(info.size) > 2):
         return evaluation_transform(info, size, augmentation)
     if augmentation.scale is not None or (info.size is None and not augmentation.random_crop_padding):
         training: Transform = create_transform(
@@ -88,7 +92,15 @@ def training_transform(info: DatasetInfo, size: tuple[int, int], augmentation: A
     return composed
 
 
-def _resize(size: tuple[int, int], augmentation: Augmentation) -> Callable[[Any], Any]:
+def _film(info: DatasetInfo, size: tuple[int, ...], film: np.ndarray) -> Tensor:
+    """Resize a film or volume (depth, height, width), uint8, and normalize it; (1, *size), float32."""
+    values = torch.from_numpy(film)[None, None].float() / 255
+    if values.shape[2:] != size:
+        values = F.interpolate(values, size, mode="trilinear", align_corners=False)
+    return (values[0] - info.mean[0]) / info.std[0]
+
+
+def _resize(size: tuple[int, ...], augmentation: Augmentation) -> Callable[[Any], Any]:
     """Return the transform to `size`; it leaves images of this size as they are."""
     resize: Callable[[Any], Any] = T.Resize(size, _INTERPOLATION[augmentation.interpolation])
     return resize
@@ -276,7 +288,7 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
         size: (H, W) of the canvas, in pixels.
     """
 
-    def __init__(self, images: Any, size: tuple[int, int]) -> None:
+    def __init__(self, images: Any, size: tuple[int, ...]) -> None:
         self.images = images
         self.size = size
 
@@ -289,7 +301,7 @@ class CanvasImages(Dataset[tuple[Tensor, int]]):
         return place(image, self.size, random), label
 
 
-def place(image: Tensor, size: tuple[int, int], random: torch.Generator | None = None) -> Tensor:
+def place(image: Tensor, size: tuple[int, ...], random: torch.Generator | None = None) -> Tensor:
     """Put `image`, (C, h, w), at a random position on a canvas (C, H, W) of the median color of its border.
 
     Along an axis on which the canvas is smaller, the image is cropped at a random position.

@@ -78,7 +78,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     panels = list(_panels(correlations))
     bands = max(1, math.ceil(len(panels) / COLUMNS))
     columns = math.ceil(len(panels) / bands)
-    height, width = correlations.grid.shape
+    shape, (height, width) = correlations.grid.shape, in_slices(correlations.grid.shape)
     # every length is in inches and every panel is placed by hand: no layout engine makes them all alike
     side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.55
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
@@ -102,7 +102,9 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
         if column == 0:
             tokens = correlations.grid.patches
             pairs.set_ylabel(f"all pairs\n{tokens} × {tokens}", fontsize=9)
-            center.set_ylabel(f"center token\n{height} × {width}" if height > 1 else "center\ntoken", fontsize=9)
+            center.set_ylabel(
+                f"center token\n{' × '.join(map(str, shape))}" if height > 1 else "center\ntoken", fontsize=9
+            )
         if image is None:
             _draw_nothing(pairs)
             _draw_nothing(center)
@@ -110,8 +112,8 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
         pairs.imshow(image, **scale)
         row = image[correlations.grid.center]
         if height > 1:
-            center.imshow(row.reshape(height, width), interpolation="nearest", **scale)
-            spot: tuple[float, float] = divmod(correlations.grid.center, width)[::-1]
+            center.imshow(side_by_side(row.reshape(shape)), interpolation="nearest", **scale)
+            spot: tuple[float, float] = _center_of(shape)
         else:
             center.plot(row, color=PALETTE[0], linewidth=1)
             center.set(xlim=(-0.5, width - 0.5), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
@@ -172,6 +174,26 @@ def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Lim
     return figure
 
 
+def in_slices(shape: Sequence[int]) -> tuple[int, int]:
+    """Return height and width of the picture of a grid, with the slices of a film or volume side by side."""
+    *slices, height, width = shape
+    return height, width if not slices else slices[0] * (width + 1) - 1
+
+
+def side_by_side(values: Array) -> Array:
+    """Return a map (H, W), or the slices of a film or volume (T, H, W) with gaps between them, as one picture."""
+    if values.ndim == 2:
+        return values
+    gapped: Array = np.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=np.nan).transpose(1, 0, 2)
+    return gapped.reshape(len(gapped), -1)[:, :-1]
+
+
+def _center_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the column and the row of the center token in that picture."""
+    *slices, y, x = (side // 2 for side in shape)
+    return x + sum(slices) * (shape[-1] + 1), y
+
+
 def _panels(correlations: Correlations) -> Iterator[tuple[str, Array | None]]:
     if correlations.initial is not None:
         yield "table w", correlations.initial
@@ -198,7 +220,7 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
         title: above the sheet.
         limits: the ends of one color scale for all rows, to compare several sheets.
     """
-    height, width = maps.grid.shape
+    shape, (height, width) = maps.grid.shape, in_slices(maps.grid.shape)
     side, gap, left, right, top, bottom = 1.5, 0.15, 0.75, 0.8, 0.75, 0.4
     planar = height > 1
     across = side * min(1.0, width / height)
@@ -221,18 +243,18 @@ def bias_map_sheet(maps: BiasMaps, title: str, limits: Limits | None = None) -> 
             last = pairs
             if planar:
                 last = axes_at(figure, x + (side - across) / 2, y + side + 0.08, across, down)
-                center = image[maps.grid.center].reshape(height, width)
-                last.imshow(center, cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
+                center = image[maps.grid.center].reshape(shape)
+                last.imshow(side_by_side(center), cmap=SIMILARITY, norm=norm, interpolation="nearest", aspect="auto")
                 last.set(xticks=[], yticks=[])
-                mark(last, *divmod(maps.grid.center, width)[::-1], size=4)
+                mark(last, *_center_of(shape), size=4)
             pairs.set(xticks=[], yticks=[])
             last.set_xlabel(f"reach {maps.reach[row, head]:.2f}", fontsize=small, labelpad=3)
             if row == 0:
                 pairs.set_title(f"head {head}", fontsize=small, pad=4)
             if head == 0:
-                pairs.set_ylabel(f"{maps.name(row)}\n{height * width} queries", fontsize=small)
+                pairs.set_ylabel(f"{maps.name(row)}\n{maps.grid.patches} queries", fontsize=small)
                 if planar:
-                    last.set_ylabel(f"center\n{height} × {width}", fontsize=small)
+                    last.set_ylabel(f"center\n{' × '.join(map(str, shape))}", fontsize=small)
         bar = axes_at(figure, left + heads * (side + gap), y, 0.12, side)
         figure.colorbar(ScalarMappable(norm, SIMILARITY), cax=bar)
         bar.tick_params(labelsize=8)

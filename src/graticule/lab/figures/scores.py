@@ -18,7 +18,7 @@ from graticule.lab.training.results import Metric
 from graticule.lab.training.task import metric_of
 from graticule.registry.checks import printable
 
-Size = tuple[int, int]
+Size = tuple[int, ...]
 #: Label -> size of an image, length or position of tokens -> values over seeds.
 Scores = Mapping[str, Mapping[Any, Sequence[float]]]
 
@@ -59,10 +59,10 @@ def resolution_plot(
     for label, by_size in scores.items():
         if not all(len(values) for values in by_size.values()):
             raise ValueError(f"`scores` must have a value for every size, got none for some of {label!r}.")
-    trained = (trained_at, trained_at) if isinstance(trained_at, int) else (trained_at[0], trained_at[1])
+    trained = (trained_at, trained_at) if isinstance(trained_at, int) else tuple(trained_at)
     sizes = sorted({size for by_size in scores.values() for size in by_size} | {trained}, key=_side)
-    squares = [size for size in sizes if size[0] == size[1]]
-    others = [size for size in sizes if size[0] != size[1]]
+    squares = [size for size in sizes if len(set(size)) == 1]
+    others = [size for size in sizes if len(set(size)) > 1]
     figure, ax = new_axes("size of the test images (pixels)", ylabel, title)
     if others and squares:
         wide, high = figure.get_size_inches()
@@ -86,8 +86,8 @@ def resolution_plot(
 def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained: Size, joined: bool = True) -> None:
     """Draw the scores of some sizes at `places` on the axis, with lines if `joined`."""
     _draw(ax, scores, places, **({} if joined else {"linestyle": "none"}))
-    names = [str(height) if height == width else f"{height} × {width}" for height, width in places]
-    _ticks(ax, list(places.values()), names, any(height != width for height, width in places))
+    names = [str(size[0]) if len(set(size)) == 1 else " × ".join(map(str, size)) for size in places]
+    _ticks(ax, list(places.values()), names, any(len(set(size)) > 1 for size in places))
     if trained in places:
         ax.axvline(places[trained], color="#666666", linewidth=1, linestyle=DOTTED, zorder=0)
         ax.annotate(
@@ -102,8 +102,8 @@ def _draw_sizes(ax: Axes, scores: Scores, places: Mapping[Size, float], trained:
 
 
 def _side(size: Size) -> float:
-    """Return the side of a square with the same number of pixels."""
-    return math.sqrt(size[0] * size[1])
+    """Return the side of a square, or cube, with the same number of pixels."""
+    return float(math.prod(size) ** (1 / len(size)))
 
 
 def _draw(ax: Axes, scores: Scores, places: Mapping[Any, float], **style: Any) -> None:

@@ -100,8 +100,8 @@ class Recipe(TrainingRecipe):
     """images per step, over all devices, nodes and micro-batches"""
     eval_batch_size: Count = 256
     """images per batch in evaluation"""
-    img_size: Usual[tuple[Side, Side]] = (28, 28)
-    """height and width of the images, multiples of the patch"""
+    img_size: Usual[tuple[Side, ...]] = (28, 28)
+    """height and width of the images, or depth, height and width of films and volumes, multiples of the patch"""
     train_sizes: tuple[str, ...] = ()
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
     group_by_aspect: Flag = False
@@ -128,10 +128,12 @@ class Recipe(TrainingRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = parse_sizes(self.train_sizes, "train_sizes")
+        if len(self.img_size) not in (2, 3):
+            raise ValueError(f"`img_size` must be height and width, or depth, height and width, got {self.img_size}.")
+        sizes = parse_sizes(self.train_sizes, "train_sizes", len(self.img_size))
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
-        if self.group_by_aspect and len({height / width for height, width in sizes}) < 2:
+        if self.group_by_aspect and len({size[-2] / size[-1] for size in sizes}) < 2:
             given = " ".join(self.train_sizes) or "none"
             raise ValueError(
                 "`train_sizes` must have two aspect ratios or more if `group_by_aspect` is on, such as 192x256 "
@@ -153,7 +155,7 @@ class _Classes(TypedDict):
     num_classes: Count
     channels: Count
     class_names: tuple[str, ...]
-    size: NotRequired[tuple[Side, Side] | None]
+    size: NotRequired[tuple[Side, ...] | None]
     mean: NotRequired[tuple[Finite, ...]]
     std: NotRequired[tuple[Finite, ...]]
     backbone: NotRequired[SourceModel]
@@ -197,7 +199,7 @@ class Classification(Task[Recipe, "DataModule"]):
             limit_test=recipe.limit_test,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
-            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
+            train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
             group_by_aspect=recipe.group_by_aspect,
         )
         data.setup("fit")
@@ -311,6 +313,8 @@ class Classification(Task[Recipe, "DataModule"]):
         from graticule.lab.data.transforms import evaluation_transform
 
         recipe = self.recipe
+        if len(recipe.img_size) > 2:
+            raise ValueError("`run` must be of images to predict them, got one of films or volumes.")
         info = _images(recipe, described)
         pillow = to_pil_image(image).convert("L" if info.channels == 1 else "RGB")
         if info.size is not None:  # all images of the data set have this size

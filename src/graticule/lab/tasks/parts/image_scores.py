@@ -206,7 +206,7 @@ def evaluate(
             cropped = mode == "crop" and size != data.size
             sized = (_on_middle(model, size, data.size) if cropped else _at(model, size)).to(device).eval()
             top1, top5, loss, count, first, guesses = 0, 0, 0.0, 0, None, list[int]()
-            compute, label = partial(_logits, sized), f"{size[0]}x{size[1]}"
+            compute, label = partial(_logits, sized), "x".join(map(str, size))
             for (images, labels), logits, _ in batch_results(compute, loaders[size], label, device, progress):
                 labels, first = labels.to(device), images if first is None else first
                 loss += F.cross_entropy(logits.float(), labels, reduction="sum").item()

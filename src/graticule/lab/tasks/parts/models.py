@@ -32,7 +32,7 @@ def build_backbone(
     recipe: TrainingRecipe,
     num_classes: int,
     channels: int,
-    img_size: tuple[int, int],
+    img_size: tuple[int, ...],
     patch_size: int | None = None,
     global_pool: str | None = None,
     source: SourceModel | None = None,
@@ -43,7 +43,7 @@ def build_backbone(
         recipe: model, position and drop path.
         num_classes: outputs of the head.
         channels: channels of the images.
-        img_size: (height, width) in pixels.
+        img_size: (height, width) in pixels, or (depth, height, width).
         patch_size: side of a patch in pixels.
         global_pool: token or avg.
         source: the description of a model that exists; its arguments are the defaults.
@@ -80,14 +80,14 @@ def _build_source(recipe: TrainingRecipe, source: SourceModel, given: Mapping[st
 
 
 def backbone_arguments(
-    recipe: TrainingRecipe, channels: int, img_size: tuple[int, int], patch_size: int | None, **given: Any
+    recipe: TrainingRecipe, channels: int, img_size: tuple[int, ...], patch_size: int | None, **given: Any
 ) -> dict[str, Any]:
     """Return the arguments of a backbone that a recipe gives, checked.
 
     Args:
         recipe: model, position and drop path.
         channels: of the images.
-        img_size: (height, width) in pixels.
+        img_size: (height, width) in pixels, or (depth, height, width).
         patch_size: side of a patch in pixels; None for the backbone's default.
         given: further arguments, None for the backbone's defaults; `model_kwargs` must not have them.
     """
@@ -95,7 +95,7 @@ def backbone_arguments(
     known = list_arguments(recipe.model)
     given = {
         "img_size": img_size,
-        "patch_size": patch_size,
+        **({} if patch_size is None else {"patch_size": patch_size}),  # else `model_kwargs` can have it
         # a backbone without stochastic depth needs no argument for none
         "drop_path_rate": recipe.drop_path_rate if recipe.drop_path_rate or "drop_path_rate" in known else None,
         "in_chans": channels,

@@ -139,7 +139,7 @@ class Teacher(nn.Module):
         return (1 - share) * loss + share * learned
 
 
-def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, int]) -> Teacher | None:
+def build_teacher(options: Distillation, info: DatasetInfo, size: tuple[int, ...]) -> Teacher | None:
     """Build the teacher of a student that sees images of `info` at `size` = (height, width); None without a name.
 
     For a run, the teacher is its best checkpoint, at its training size and in the normalization of its data. A named
