@@ -445,3 +445,31 @@ def test_coefficients_need_one_table_at_the_start(choice):
         norm_coefficients(small(*choice), torch.randn(1, 1, 8, 12))
     with pytest.raises(ValueError, match="`model` must be a backbone of one stage, got Linear"):
         norm_coefficients(torch.nn.Linear(2, 2), torch.randn(1, 1, 8, 12))
+
+
+@torch.no_grad()
+def test_correlations_and_biases_of_films_are_of_all_patches_and_drawn_in_slices(tmp_path):
+    from graticule.analysis.bias import bias_maps
+    from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet, side_by_side
+
+    sizes = {"img_size": (3, 8, 12), "patch_size": (1, 4, 4), "embed_dim": 48, "depth": 2, "num_heads": 2}
+    model = graticule.create_model("vit_tiny_patch16_224", encoding="sinusoidal_2d + alibi", **sizes)
+    found = position_correlations(model)
+    assert found.grid.shape == (3, 2, 3) and found.center_maps.shape == (2, 3, 2, 3)
+    table = model.position(model.grid)[0].pre[1:].double().numpy()
+    cosines = table @ table.T / np.outer(*[np.linalg.norm(table, axis=1)] * 2)
+    np.testing.assert_allclose(found.initial, cosines, atol=1e-6)
+    assert found.two_dimensionality.shape == (2,)
+    found.save(tmp_path / "film.npz")
+    assert Correlations.load(tmp_path / "film.npz").grid == found.grid
+    picture = side_by_side(np.arange(18.0).reshape(3, 2, 3))
+    assert picture.shape == (2, 11) and np.isnan(picture[:, [3, 7]]).all()
+    assert picture[1].tolist()[4:7] == [9, 10, 11]
+    sheet = correlation_sheet(found, "films")
+    shown = next(
+        ax.images[0].get_array() for ax in sheet.axes if ax.images and ax.images[0].get_array().shape == (2, 11)
+    )
+    np.testing.assert_allclose(np.ma.filled(shown, np.nan), side_by_side(found.initial[10].reshape(3, 2, 3)))
+    maps = bias_maps(model)
+    assert maps.grid.shape == (3, 2, 3) and maps.locality.shape == (1, 2)
+    assert any(ax.images and ax.images[0].get_array().shape == (2, 11) for ax in bias_map_sheet(maps, "films").axes)
