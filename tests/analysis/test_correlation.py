@@ -471,5 +471,5 @@ def test_correlations_and_biases_of_films_are_of_all_patches_and_drawn_in_slices
     )
     np.testing.assert_allclose(np.ma.filled(shown, np.nan), side_by_side(found.initial[10].reshape(3, 2, 3)))
     maps = bias_maps(model)
-    assert maps.grid.shape == (3, 2, 3) and maps.locality.shape == (1, 2)
+    assert maps.grid.shape == (3, 2, 3) and maps.reach.shape == (1, 2)
     assert any(ax.images and ax.images[0].get_array().shape == (2, 11) for ax in bias_map_sheet(maps, "films").axes)

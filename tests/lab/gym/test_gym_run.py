@@ -182,7 +182,9 @@ def test_profiles_are_drawn_as_bars_or_as_a_map():
 
 def test_the_sheet_has_an_example_of_each_task():
     panels = [ax for ax in task_sheet().axes if ax.get_title()]
-    assert [ax.get_title().partition(":")[0] for ax in panels] == list(TASKS)
+    assert [ax.get_title().partition(":")[0] for ax in panels] == [
+        name for name, kind in TASKS.items() if "plane" in kind.surfaces
+    ]
     said = {ax.get_title(): [text.get_text() for text in ax.texts] for ax in panels}
     letters = {task: sorted(text for text in texts if text in "AB") for task, texts in said.items()}
     assert any("first when the image is" in text and text.endswith("B first") for text in said["order"])

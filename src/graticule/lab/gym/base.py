@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from scipy.linalg import hadamard
 from torch import Tensor
 
+from graticule.position.places import by
 from graticule.registry.registry import Registry, options_of
 
 #: Symbols of a cell: nothing, the two marks of the tasks, and distractors without information.
@@ -30,9 +32,14 @@ def glyphs() -> Tensor:
 
 
 def paint(symbols: Tensor) -> Tensor:
-    """Return the images (count, 1, 4 H, 4 W) of symbols (count, H, W)."""
-    painted: Tensor = glyphs()[symbols].permute(0, 1, 3, 2, 4).flatten(3, 4).flatten(1, 2).unsqueeze(1)
+    """Return the images (count, 1, 4 H, 4 W) of symbols (count, H, W), or the films of (count, T, H, W)."""
+    painted: Tensor = glyphs()[symbols].transpose(-3, -2).flatten(-2).flatten(-3, -2).unsqueeze(1)
     return painted
+
+
+def coordinates(cells: Tensor, grid: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return the coordinates of cells, which are indices with the last axis fastest, on each axis of the grid."""
+    return torch.unravel_index(cells, grid)
 
 
 def rows_and_columns(cells: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -198,7 +205,7 @@ class Values(Answer):
             return 1 - float(self.loss(given.double(), target))
 
 
-Surface = Literal["plane", "torus"]
+Surface = Literal["plane", "torus", "film"]
 #: Arguments that the caller passes to a task; all other arguments of its class are options.
 _CONTEXT = frozenset({"self", "grid", "surface"})
 #: The smallest side of a grid that every task is defined on.
@@ -208,7 +215,7 @@ LEAST = 6
 class Examples(NamedTuple):
     """Pictures and their answers.
 
-    symbols: (count, H, W), the symbol of each cell.
+    symbols: (count, H, W), or (count, T, H, W), the symbol of each cell.
     target: the answers, in the shape that the task's `answer` defines.
     """
 
@@ -235,8 +242,8 @@ class GymTask(ABC):
     answer: the kind of answer.
 
     Args:
-        grid: (H, W), at least 6 each.
-        surface: on a torus, the neighbor of the last cell of a row or column is the first one.
+        grid: (H, W), or (T, H, W) of a film, at least 6 each.
+        surface: on a torus, the neighbor of the last cell of a row or column is the first one; a film has three axes.
         density: share of the other cells that show a distractor; none by default, since models then learn several times
             as fast.
     """
@@ -247,21 +254,26 @@ class GymTask(ABC):
     symbols: ClassVar[tuple[int, ...]]
     answer: Answer
 
-    def __init__(self, grid: tuple[int, int], surface: Surface = "plane", density: float = 0.0) -> None:
+    #: typed as that of an image, which nearly all tasks have
+    grid: tuple[int, int]
+
+    def __init__(self, grid: tuple[int, ...], surface: Surface = "plane", density: float = 0.0) -> None:
         if min(grid) < LEAST:
-            raise ValueError(f"`grid` must have sides of at least {LEAST} cells, got {grid[0]} x {grid[1]}.")
+            raise ValueError(f"`grid` must have sides of at least {LEAST} cells, got {by(grid)}.")
         if surface not in self.surfaces:
             raise ValueError(
                 f"`surface` must be {' or '.join(self.surfaces)} for the task {type(self).__name__}, got {surface!r}."
             )
         if not 0 <= density <= 1:
             raise ValueError(f"`density` must be in [0, 1], got {density}.")
-        self.grid, self.surface, self.density = grid, surface, density
+        if len(grid) != axes_of(surface):
+            raise ValueError(f"`grid` must have {axes_of(surface)} sides for surface {surface!r}, got {by(grid)}.")
+        self.grid, self.surface, self.density = cast("Any", grid), surface, density
 
     @property
     def cells(self) -> int:
         """Return the number of cells, N."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -336,8 +348,13 @@ def generators(seed: int, stream: str) -> tuple[torch.Generator, torch.Generator
 TASKS: Registry[Any] = Registry("tasks", GymTask, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.lab.gym")
 
 
-def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> GymTask:
-    """Build a task from its name with options, such as 'place' or 'place(density=0.5)'.
+def axes_of(surface: Surface) -> int:
+    """Return the number of axes of the pictures of a surface."""
+    return 3 if surface == "film" else 2
+
+
+def build_task(task: str, grid: int | tuple[int, ...], surface: Surface = "plane") -> GymTask:
+    """Build a task from its name with options, such as 'place' or 'place(density=0.5)'; `grid` can be its side.
 
     Raises:
         ValueError: for an unknown name or option, or a value that the task refuses.
@@ -345,6 +362,7 @@ def build_task(task: str, grid: tuple[int, int], surface: Surface = "plane") -> 
     specs = TASKS.specs(task)
     if len(specs) > 1:
         raise ValueError(f"`tasks` must be single names, not combined, got {task!r}.")
+    grid = (grid,) * axes_of(surface) if isinstance(grid, int) else grid
     built: GymTask = TASKS[specs[0].name](grid, surface, **specs[0].options)
     return built
 
@@ -354,7 +372,7 @@ def task_rows() -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("task", "question", "needs", "frame", "surfaces", "chance")]
     for name, kind in TASKS.items():
         surface: Surface = kind.surfaces[0]
-        chance = build_task(name, (LEAST, LEAST), surface).answer.chance
+        chance = build_task(name, LEAST, surface).answer.chance
         said = "0" if chance == 0 else f"1/{round(1 / chance)}"
         question = (inspect.getdoc(kind) or "").partition("\n")[0]
         rows.append((name, question, kind.knows, kind.frame, ", ".join(kind.surfaces), said))

@@ -308,13 +308,14 @@ _LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
 
 def task_sheet(seed: int = 0) -> Figure:
     """Draw the first test picture of each task on a plane, with its question, marks and answer."""
-    rows = math.ceil(len(TASKS) / _COLUMNS)
+    tasks = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
+    rows = math.ceil(len(tasks) / _COLUMNS)
     figure = Figure(figsize=(1.95 * _COLUMNS, 3.0 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
     for ax in panels:
         ax.set_axis_off()
-    for ax, name in zip(panels, TASKS, strict=False):
-        task = build_task(f"{name}(density=0.1)", (LEAST, LEAST))
+    for ax, name in zip(panels, tasks, strict=False):
+        task = build_task(f"{name}(density=0.1)", LEAST)
         examples = task.sample(1, *generators(seed, "test"))
         _draw(ax, examples.images[0, 0], examples.symbols[0])
         said = _answer(ax, task, examples.target[0])

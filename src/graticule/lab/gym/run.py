@@ -170,7 +170,7 @@ def check_gym(
     kinds: dict[tuple[bool, int], GymTask] = {}
     for task in tasks:
         for side in (first.side, *sides):
-            built = build_task(task, (side, side), first.surface)
+            built = build_task(task, side, first.surface)
         kinds.setdefault((built.answer.per_token, built.answer.outputs), built)
     for choice, recipe in choices.items():
         for built in kinds.values():
@@ -249,11 +249,11 @@ def train_cell(
     for plugin in plugins:
         load_plugin(plugin)
     start = time.perf_counter()
-    task = build_task(cell.task, (recipe.side, recipe.side), recipe.surface)
+    task = build_task(cell.task, recipe.side, recipe.surface)
     model, losses = train(recipe, task, cell.seed, step_done)
     found = []
     for side in dict.fromkeys([recipe.side, *sides]):
-        there = build_task(cell.task, (side, side), recipe.surface)
+        there = build_task(cell.task, side, recipe.surface)
         found.append((side, there.answer, evaluate(model, there, recipe.test, cell.seed)))
     seconds = round(time.perf_counter() - start, 2)
     parameters = sum(p.numel() for p in model.parameters())
@@ -317,16 +317,17 @@ class GymModel(nn.Module):
 
     def __init__(self, recipe: GymRecipe, answer: Answer) -> None:
         super().__init__()
-        image = (recipe.side * CELL, recipe.side * CELL)
+        image, film = (recipe.side * CELL, recipe.side * CELL), recipe.surface == "film"
         chosen = Recipe(
             model=recipe.model,
             encoding=recipe.encoding,
             joining=recipe.joining,
-            model_kwargs=recipe.model_kwargs,
+            model_kwargs=(*recipe.model_kwargs, *([f"patch_size=[1,{CELL},{CELL}]"] if film else [])),
         )
+        size, patch = ((recipe.side, *image), None) if film else (image, CELL)
         outputs = 0 if answer.per_token else answer.outputs
-        self.backbone: Backbone = build_backbone(chosen, outputs, 1, image, CELL, "avg")
-        if answer.per_token and self.backbone.position_grids(self.backbone.grid)[-1].shape != (recipe.side,) * 2:
+        self.backbone: Backbone = build_backbone(chosen, outputs, 1, size, patch, "avg")
+        if answer.per_token and set(self.backbone.position_grids(self.backbone.grid)[-1].shape) != {recipe.side}:
             raise ValueError(f"`model` must have a token for each cell for tasks on cells, got {recipe.model}.")
         for name, module in self.backbone.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
