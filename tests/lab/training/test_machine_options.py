@@ -22,11 +22,12 @@ from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.pack import pack
 from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
+from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
 from graticule.lab.training.task import task_of
-from short_runs import assert_same, assert_same_end, at_step, copied, short, stopped
+from short_runs import assert_same, assert_same_end, at_step, copied, short, signal_itself, stopped
 
 # of Python since 3.12, about the loader's processes
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -219,6 +220,18 @@ def test_a_loader_outlives_the_signals_of_a_cluster(tmp_path, whole):
         train(recipe, run.folder, progress=False)
     assert_same_end(run, whole)
     assert not multiprocessing.active_children()
+
+
+def test_a_signal_that_kills_a_loader_before_it_can_ignore_it_preempts_the_run(tmp_path, monkeypatch, whole):
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+    run, recipe = Run(tmp_path / "run"), short(augmentation=EACH, workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 3, lambda: [signal_itself(), kill_a_loader()])
+        with pytest.raises(Preempted):
+            train(recipe, run.folder, progress=False)
+    assert not run.finished
+    train(recipe, run.folder, resume=True, progress=False)
+    assert_same_end(run, whole)
 
 
 @pytest.fixture(scope="module")

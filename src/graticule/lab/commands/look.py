@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,7 +51,7 @@ class Found:
 
 
 @dataclass
-class Look(NamedModels, Figures, JsonOutput):
+class Look(NamedModels, Figures, JsonOutput, ABC):
     """The options of every kind of look."""
 
     models: Positional[list[str]]
@@ -63,9 +64,9 @@ class Look(NamedModels, Figures, JsonOutput):
     def check(self) -> None:
         """Check the options, before PyTorch is imported."""
 
+    @abstractmethod
     def find(self, models: Mapping[str, Opened], output: Output) -> Found:
         """Look into models, label -> model, and print the tables."""
-        raise NotImplementedError
 
 
 @dataclass

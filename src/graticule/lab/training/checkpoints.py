@@ -176,6 +176,11 @@ class Checkpoints(Checkpoint):
             for number in SIGNALS:
                 signal.signal(number, self._note)
 
+    @property
+    def signalled(self) -> bool:
+        """Whether this process received a signal."""
+        return self._signalled is not None
+
     def _note(self, number: int, frame: object) -> None:
         self._signalled = number
         if self._at_once:  # nothing to save yet
@@ -208,8 +213,8 @@ class Checkpoints(Checkpoint):
     def _agreed(self, trainer: L.Trainer) -> bool:
         """Return whether any process received a signal."""
         if trainer.world_size == 1:
-            return self._signalled is not None
-        noted = torch.tensor(int(self._signalled is not None), device=trainer.strategy.root_device)
+            return self.signalled
+        noted = torch.tensor(int(self.signalled), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(noted, reduce_op="max"))
 
     @staticmethod

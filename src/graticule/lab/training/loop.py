@@ -37,7 +37,7 @@ from graticule.lab.training.checkpoints import (
     saved_checkpoints,
 )
 from graticule.lab.training.devices import build_strategy, read_shards, reason_of
-from graticule.lab.training.interruption import Interrupted
+from graticule.lab.training.interruption import Interrupted, Preempted
 from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
 from graticule.lab.training.opening import open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
@@ -111,7 +111,12 @@ def train(recipe: TrainingRecipe, folder: str | Path, *, resume: bool = False, p
     run = Run(Path(folder))
     saver = Checkpoints(run.checkpoints, recipe.keep, recipe.checkpoint_steps, recipe.metric)
     with saver.listening():
-        return _train(task_of(recipe), run, saver, resume, progress)
+        try:
+            return _train(task_of(recipe), run, saver, resume, progress)
+        except ChildProcessError as error:
+            if saver.signalled:  # it killed a process that loads images before that could ignore it
+                raise Preempted from error
+            raise
 
 
 def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, progress: bool) -> Run:
