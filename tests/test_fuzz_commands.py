@@ -31,6 +31,7 @@ RUNS = {
 #: Command -> its targets and options that keep it quick, one of each to choose from.
 CALLS = {
     "train": [IMAGES, "--resume ./image", f"scenes_segmentation {SCENES}"],
+    "adapt": ["./published --dataset digits --encoding factorized --img-size 28 28 --stages position --quick"],
     "models": ["", "deit"],
     "new": ["encoding Mine --folder mine", "task Other --folder mine"],
     "runs": [".", "./image ./text", "./image --format csv"],

@@ -13,6 +13,7 @@ from commands import run_command
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.adaptation import stage_parameters
 from graticule.lab.training.loop import train
+from graticule.lab.training.run import Run
 from graticule.lab.training.task import task_of
 from short_runs import assert_same_end, rows, stopped
 
@@ -146,6 +147,7 @@ def test_the_command_is_the_recipe(source, folder, tmp_path, capsys):
     words = ["--encoding", "fourier", "--images", folder, "--img-size", 32, 32, "--quick", "--output", tmp_path / "run"]
     code, out, err = run_command(capsys, "adapt", source, *words)
     assert code == 0 and f"the adapted model: {tmp_path / 'run'}/published" in out, err
+    assert (Run(tmp_path / "run").recipe().epochs, Run(tmp_path / "run").recipe().limit_train) == (2, 40)
     code, out, _ = run_command(capsys, "adapt", "--help")
     assert code == 0 and "--images FOLDER" in out
     code, out, err = run_command(capsys, "evaluate", tmp_path / "run")

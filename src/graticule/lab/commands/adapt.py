@@ -38,7 +38,8 @@ class Adapt(train.Train):
 
 def run(arguments: list[str]) -> int:
     """Adapt a model to another position: a run of the recipe adapt."""
-    options = parse_recipe(Adapt, _recipe(), arguments, "adapt")
+    loaded = _recipe().quick() if "--quick" in arguments else _recipe()  # before the overrides, which take precedence
+    options = parse_recipe(Adapt, loaded, arguments, "adapt")
     for name, instead in (("model", "the first argument"), ("data_root", "`--images`")):
         if name in options.recipe.given:
             raise ValueError(f"`{name}` must be left out of graticule adapt, which has {instead} for it.")
