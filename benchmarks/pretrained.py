@@ -168,10 +168,9 @@ def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) 
 
 
 @torch.no_grad()
-def agreement(model: Any, other: Any, images: Tensor) -> float:
-    """Return the mean cosine of the features of all tokens of two models."""
-    pairs = ((model.forward_features(batch), other.forward_features(batch)) for batch in images.split(32))
-    return float(torch.cat([F.cosine_similarity(one, two, dim=-1) for one, two in pairs]).mean())
+def all_tokens(model: Any, images: Tensor) -> Tensor:
+    """Return the tokens after the final norm, (n, N, D)."""
+    return torch.cat([model.forward_features(batch) for batch in images.split(32)])
 
 
 def replace(options: argparse.Namespace) -> dict[str, Any]:
@@ -238,7 +237,7 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
     """Adapt the encoder at 112 pixels to each position, on pictures of CIFAR-10 without labels; judge it in between."""
     (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
     original = build(options.weights)
-    gallery, found = tokens(original, images), {}
+    gallery, expected, found = tokens(original, images), all_tokens(original, queries), {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         source = graticule.convert(original).save_pretrained(folder / "original")
@@ -270,14 +269,12 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             saved = {
                 STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt" for epoch in range(1, EPOCHS + 1)
             }
-            models = {0: start, **{step: graticule.load(path) for step, path in saved.items()}}
-            found[name] = {
-                "accuracy": {
-                    step: accuracies(gallery, labels, tokens(model, queries), truth) for step, model in models.items()
-                },
-                "cosine": {step: agreement(original, model, queries) for step, model in models.items()},
-                "seconds": run.result()["seconds"],
-            }
+            accuracy, cosine = {}, {}
+            for step in (0, *saved):
+                seen = all_tokens(graticule.load(saved[step]) if step else start, queries)
+                accuracy[step] = accuracies(gallery, labels, seen[:, 0], truth)
+                cosine[step] = float(F.cosine_similarity(seen, expected, dim=-1).mean())
+            found[name] = {"accuracy": accuracy, "cosine": cosine, "seconds": run.result()["seconds"]}
             print(name, found[name], flush=True)
     return found
 

@@ -180,12 +180,9 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the preprocessing and the architecture of the original, with its own position."""
-        from graticule.hub.config import architecture_of
+        from graticule.lab.tasks.parts.models import describe_backbone
 
-        found = architecture_of(self.original)
-        arguments = json.loads(json.dumps(found.model_args))
-        source = {"architecture": found.architecture, "model_args": arguments}
-        return {"mean": data.info.mean, "std": data.info.std, "backbone": source}
+        return {"mean": data.info.mean, "std": data.info.std, "backbone": describe_backbone(self.original)}
 
     def build_model(self, described: Mapping[str, Any]) -> Backbone:
         """Build the model with the new position and the head of the original."""
@@ -207,7 +204,8 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         recipe, data = self.recipe, self._data
         assert data is not None
         changed = resize(copy.deepcopy(self.original), recipe.img_size)
-        words = architecture_words(changed)
+        created: Any = changed.created  # known, as the architecture was described
+        words = {name: created["arguments"][name] for name in ("encoding", "joining")}
         encoding = recipe.encoding or words["encoding"]
         images = data.spread_images("train", recipe.img_size, recipe.fit_images)
         if float(images.std(0).max()) == 0:
@@ -323,15 +321,6 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
     def next_step(self, folder: str) -> str:
         """Return the line with the folder of the adapted model."""
         return f"the adapted model: {folder}/published, for graticule.load, timm and the commands"
-
-
-def architecture_words(model: Backbone) -> dict[str, str]:
-    """Return the encoding and the joining that a backbone was built with."""
-    arguments = (model.created or {}).get("arguments", {})
-    return {
-        "encoding": str(arguments.get("encoding", "learnable")),
-        "joining": str(arguments.get("joining", "default")),
-    }
 
 
 def _train_only(model: nn.Module, trained: set[int]) -> None:

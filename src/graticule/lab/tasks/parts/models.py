@@ -24,8 +24,13 @@ def describe_source(recipe: TrainingRecipe) -> dict[str, SourceModel]:
     """Return the architecture of a recipe's model as the entry `backbone` of recipe.json; nothing for a name."""
     if not recipe.of_source:
         return {}
-    found = architecture_of(open_backbone(recipe.model, weights=recipe.start_from is None))
-    return {"backbone": {"architecture": found.architecture, "model_args": json.loads(json.dumps(found.model_args))}}
+    return {"backbone": describe_backbone(open_backbone(recipe.model, weights=recipe.start_from is None))}
+
+
+def describe_backbone(backbone: Backbone) -> SourceModel:
+    """Return the architecture of a backbone, with its own position."""
+    found = architecture_of(backbone)
+    return {"architecture": found.architecture, "model_args": json.loads(json.dumps(found.model_args))}
 
 
 def build_backbone(
