@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -131,8 +129,6 @@ def thumbnail(name: str) -> Figure | None:
     maps = says.says_at_center(name, gallery.GRIDS[0], position)
     if not maps:
         return None
-    if not all(np.isfinite(one.values).all() for one in maps):  # a mask
-        maps = [replace(maps[0], values=np.isfinite(maps[0].values).astype(float))]
     (drawn, *_) = says.common_scale(maps)
     figure = Figure(figsize=(0.64, 0.64))
     ax = figure.add_axes((0, 0, 1, 1))

@@ -80,6 +80,10 @@ def common_scale(maps: list[Map]) -> list[Map]:
     """Set one range of values for all maps, symmetric around 0 if there are values of both signs."""
     if not maps:
         return []
+    if not all(np.isfinite(each.values).all() for each in maps):  # a mask: minus infinity, or nothing
+        maps = [
+            replace(one, title="1: attended, 0: masked", values=np.isfinite(one.values).astype(float)) for one in maps
+        ]
     lowest, highest = (float(f([f(each.values) for each in maps])) for f in (np.min, np.max))
     signed = lowest < 0 < highest and maps[0].signed
     if signed:
