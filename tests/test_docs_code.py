@@ -21,6 +21,7 @@ RUN = (
     "convert",
     "encodings",
     "explore",
+    "films",
     "fine_tune",
     "from_python",
     "gym",

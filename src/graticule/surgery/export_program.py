@@ -56,6 +56,8 @@ class Exportable:
         """Describe a model."""
         if isinstance(model, HubModel) and model.no_program:
             raise ValueError(f"`model` must not be a {type(model).__name__}: {model.no_program}.")
+        if len(getattr(model, "img_size", ())) > 2:
+            raise ValueError("`model` must take images, got one of films or volumes; torch.export.export takes those.")
         inner = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
         if isinstance(inner, Backbone):
             divisor = getattr(model, "divisor", 1)
