@@ -148,7 +148,7 @@ def center_sheet(found: Mapping[str, Correlations], title: str = "", limits: Lim
         ValueError: if there are none, or their shapes differ.
     """
     shapes = {one.center_maps.shape for one in found.values()}
-    if len(shapes) != 1 or 1 in next(iter(shapes))[1:]:
+    if len(shapes) != 1 or len(next(iter(shapes))) != 3 or 1 in next(iter(shapes))[1:]:
         raise ValueError(f"`found` must be models with one shape (layers, height, width), got {sorted(shapes)}.")
     ((layers, height, width),) = shapes
     side = min(1.3, 8.4 / layers)
