@@ -101,8 +101,9 @@ def test_a_bias_of_swin_v2_in_a_vit_stays_relative_to_the_size_that_it_was_built
         ours = graticule.convert(theirs)
         assert difference(ours, theirs, 32, 48) < 1e-12
         assert_same_bits(graticule.to_timm(ours), theirs)
-        ours.set_input_size((56, 40))
-        assert difference(ours, graticule.to_timm(ours), 56, 40) < 1e-12
+        if hasattr(theirs, "set_input_size"):  # timm has it since 1.0.31
+            ours.set_input_size((56, 40))
+            assert difference(ours, graticule.to_timm(ours), 56, 40) < 1e-12
 
 
 @pytest.mark.parametrize(("given", "encoding"), SAM)

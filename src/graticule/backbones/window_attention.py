@@ -104,10 +104,9 @@ def _join(y: Tensor, windows: Windows, samples: int) -> Tensor:
 
 def _strangers(windows: Windows, device: torch.device) -> Tensor:
     """Return the pairs of tokens of each window that were not neighbors before the map was rolled, (windows, M, M)."""
-    sides = zip(windows.grid.shape, windows.window.shape, windows.shift, strict=True)
+    padded = [ceiling(side, step) * step for side, step in zip(windows.grid.shape, windows.window.shape, strict=True)]
     rows, columns = (
-        torch.arange((padded := ceiling(side, step) * step), device=device) >= padded - shift
-        for side, step, shift in sides
+        torch.arange(side, device=device) >= side - shift for side, shift in zip(padded, windows.shift, strict=True)
     )
     kind = _cut((2 * rows[:, None] + columns)[None, ..., None], windows.window)  # (windows, M, 1)
     return kind != kind.mT

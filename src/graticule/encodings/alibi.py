@@ -85,7 +85,7 @@ class Alibi(BiasEncoding):
         offsets = grid.offsets(self.slopes.device).to(wide)
         slope = -self.slopes[:, None, None]
         if self.distance == "euclidean":
-            bias = slope * offsets.norm(dim=-1)
+            bias = slope * offsets.square().sum(-1).sqrt()  # `norm` of one axis on `meta` is wrong in torch 2.11
         elif self.distance == "squared":
             bias = slope * offsets.square().sum(-1)
         elif self.distance == "manhattan":
