@@ -68,7 +68,10 @@ def probe_classes(features: Tensor, labels: Tensor, probe: Literal["knn", "ridge
         raise ValueError(f"`labels` must be of two classes or more, from 0, got {len(labels.unique())}.")
     features = features.double()
     if not features.isfinite().all() or not float(features.std(0).max()):
-        raise ValueError("`features` must be finite and must differ between images.")
+        raise ValueError(
+            f"`features` must be finite and must differ between images, got values from {float(features.min()):.3g} to "
+            f"{float(features.max()):.3g}."
+        )
     if probe == "knn":
         return neighbors_right(features, features, labels)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -312,7 +312,7 @@ def change_position(
             raise ValueError(
                 f"`encoding` must keep at least {least} of the old position, got "
                 f"{' + '.join(map(str, ENCODINGS.specs(encoding)))}, which keeps {found.kept:.3f} in the mean of the "
-                f"layers; {found.summary()}. Give another, or lower `least` (`--anyway` of graticule adapt)."
+                f"layers; {found.summary()}. Give another, or lower `least` (graticule adapt has --anyway)."
             )
     except ValueError:
         for name, value in held.items():

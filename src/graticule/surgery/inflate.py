@@ -34,7 +34,10 @@ def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to take films; call graticule.unfold(model) first.")
     if getattr(model, "pool_include_prefix", False):
-        raise ValueError("`model` must not pool prefix tokens with the patches, whose number grows with the frames.")
+        raise ValueError(
+            "`model` must not pool prefix tokens with the patches, whose number grows with the frames; choose one "
+            "that pools the patches alone."
+        )
     if not isinstance(_embedding(model), Patches):
         raise ValueError(f"`model` must make its tokens by one layer, to take films, got {kind}.")
     if _embedding(model).frames > 1:

@@ -45,7 +45,7 @@ def evaluation_transform(info: DatasetInfo, size: Any, augmentation: Augmentatio
         return evaluation
     if len(info.size) > 2:
         if augmentation.random:
-            raise ValueError("`augmentation` must be off for films and volumes.")
+            raise ValueError(f"`augmentation` must be off for films and volumes, got {augmentation}.")
         return partial(_film, info, size)
     resized: Transform = T.Compose([_resize(size, augmentation), T.ToTensor(), T.Normalize(info.mean, info.std)])
     return resized

@@ -43,7 +43,9 @@ class ImageEvaluation(Evaluation["Score"]):
         from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes, set_windows
 
         if len(data.size) > 2 and (self.mode != "zoom" or self.causes):
-            raise ValueError("`mode` must be zoom, without `causes`, for films and volumes.")
+            raise ValueError(
+                f"`mode` must be zoom, without `causes`, for films and volumes, got {self.mode!r} and {self.causes}."
+            )
         check_sizes(model, self._sizes(task))
         self._real(data)
         for size in self._sizes(task) if self.mode == "crop" else ():
