@@ -58,8 +58,8 @@ class PerFrame(Encoding):
             raise ValueError(f"`grid` must have 2 axes at least with per_frame, the first for time, got {site.grid}.")
         if site.grid.windows or site.merged or not site.absolute:
             raise ValueError(
-                "`encoding` must not be per_frame with windows, or where stages of a pyramid share tables; choose "
-                "another encoding, or a model without them."
+                "`encoding` must not be per_frame with windows, or where stages of a pyramid share tables; give "
+                "another encoding, or take a model without them."
             )
         sizes = {"dim": site.dim, "depth": site.depth, "num_heads": site.num_heads}
         image = build_position(_frame(site.grid), encoding=of, joining=joined, causal=site.causal, **sizes)

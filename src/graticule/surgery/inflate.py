@@ -35,8 +35,8 @@ def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
         raise ValueError("`model` must not be folded, to take films; call graticule.unfold(model) first.")
     if getattr(model, "pool_include_prefix", False):
         raise ValueError(
-            "`model` must not pool prefix tokens with the patches, whose number grows with the frames; choose one "
-            "that pools the patches alone."
+            "`model` must not pool prefix tokens with the patches, whose number grows with the frames; give one "
+            "that pools patches alone."
         )
     if not isinstance(_embedding(model), Patches):
         raise ValueError(f"`model` must make its tokens by one layer, to take films, got {kind}.")
