@@ -124,6 +124,7 @@ WITHOUT_A_MODEL = {
     *("open_attached", "save_pretrained"),
     # of models of other libraries, or with labeled images: tests/external and tests/analysis
     *("open_attached_host", "to_transformers", "find_structure", "position_share", "debias", "certify"),
+    *("freeze", "pooled_features", "probe_classes"),  # tests/surgery/test_freeze.py, tests/analysis/test_classes.py
 }
 
 

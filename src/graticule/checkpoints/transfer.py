@@ -279,7 +279,8 @@ class Fitting:
         here = self.prefix_here[: encoding.grid.prefix]
         tokens = self.prefix_there
         grid = replace(encoding.grid, prefix=0)
-        for prefix in (tokens, here, []):  # the first stages of a pyramid have none, even if the last one has some
+        # the first stages of a pyramid and a table of time have none, even if the model has some
+        for prefix in (tokens, here, []) if here or not self.prefix_here else ([],):
             if old := grid.alike(len(rows) - len(prefix), shape):
                 break
         else:
