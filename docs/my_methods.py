@@ -147,16 +147,7 @@ class Slant(graticule.Task[SlantRecipe, DataModule]):
     def build_data(self, run: Any = None) -> DataModule:
         """Build the images; a resumed run uses the same ones."""
         recipe = self.recipe
-        data = DataModule(
-            recipe.dataset,
-            root=recipe.data_root,
-            size=recipe.img_size,
-            batch_size=recipe.batch_size,
-            eval_batch_size=recipe.eval_batch_size,
-            seed=recipe.seed,
-            limit_train=recipe.limit_train,
-            limit_test=recipe.limit_test,
-        )
+        data = DataModule(**recipe.data_arguments(), size=recipe.img_size)
         data.setup()
         return data
 

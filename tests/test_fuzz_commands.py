@@ -32,25 +32,25 @@ RUNS = {
 CALLS = {
     "train": [IMAGES, "--resume ./image", f"scenes_segmentation {SCENES}"],
     "adapt": ["./published --dataset digits --encoding factorized --img-size 28 28 --stages position --quick"],
-    "models": ["", "deit"],
-    "new": ["encoding Mine --folder mine", "task Other --folder mine"],
+    "models": ["", "deit*"],
+    "new": ["encoding Mine --output mine", "task Other --output mine"],
     "runs": [".", "./image ./text", "./image --format csv"],
-    "report": ["./image --curves", "./image ./text --curves", "./image", "./image ./mixer --no-position"],
+    "report": ["./image --curves", "./image ./mixer --curves", "./image", "./image ./mixer --no-position"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
-    "predict": ["./image", "./image ./pictures/val/a/0.png"],
+    "predict": ["./image ./pictures/val/0/0.png"],
     "generate": ["./text --tokens 3"],
     "look": [
         *("correlations ./image", "correlations ./published", "mixing ./mixer"),
         *("translation ./image --count 2", "translation ./published --images ./pictures --count 2"),
-        *("attention ./image", "attention ./published --images ./pictures"),
+        *("attention ./image --layers 0", "attention ./published --layers 0 --images ./pictures"),
     ],
     "explore": ["./image --no-open"],
-    "resamplers": ["./image --images ./pictures --count 2"],
+    "resamplers": ["./image --images ./pictures --count 2 --sizes 28"],
     "check": ["./published", "vit_nano_patch4_28 --img-size 28"],
     "export": ["./image --format torch-export"],
     "publish": ["./image again"],
     "compare": [f"{IMAGES.split()[0]} --list --choices joining=default joining=lape"],
-    "study": ["lape_joinings --list"],
+    "study": [f"{Path(__file__).parents[1] / 'evidence' / 'studies' / 'amplitude.py'} --list"],
     "pack": ["./pictures packed --workers 1"],
     "gym": ["--list --choices encoding=learnable encoding=rope"],
 }
@@ -130,7 +130,7 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("place")
     for command in CALLS:
         options(command)  # imports, which may draw random numbers, before inputs are drawn
-    for name in ("train/a/0", "train/b/0", "val/a/0", "val/b/0"):
+    for name in (f"{split}/{label}/0" for split in ("train", "val") for label in range(10)):
         (root / "pictures" / name).parent.mkdir(parents=True)
         Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(root / "pictures" / f"{name}.png")
     with contextlib.chdir(root):
@@ -167,10 +167,10 @@ def test_any_options_give_a_result_or_one_line(place, here, arguments):
 #: Commands that read a run or a published model.
 READERS = [
     "runs .",
-    "plot ./image",
+    "report ./image --curves",
     "report ./image --no-position",
     "evaluate ./image",
-    "correlations ./image",
+    "look correlations ./image",
     "export ./image --consolidate",
     "publish ./image again",
     "train --resume ./image",
@@ -190,6 +190,14 @@ def test_any_file_of_a_run_gives_a_result_or_one_line(place, here, data):
     try:
         call(words)
     finally:
+        afresh(place, here)
+
+
+@pytest.mark.slow
+def test_every_call_that_is_changed_works_unchanged(place, here):
+    for line in [f"{command} {words}" for command, several in CALLS.items() for words in several] + READERS:
+        code = call(line.split())
+        assert code == 0 or line.startswith("check"), line
         afresh(place, here)
 
 

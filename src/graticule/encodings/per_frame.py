@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from graticule.encodings.build import build_position
 from graticule.position.bias import LowRank
@@ -81,7 +82,8 @@ class FilmPosition(Position):
         self.time: Position | None = None
         if dim is not None:
             self.time = build_position(Grid(grid.shape[0]), dim=dim, depth=1, num_heads=1)
-            self.time.requires_grad_(True).encodings[0].pos_embed.data.zero_()  # type: ignore[index, union-attr]
+            for table in self.time.parameters():
+                nn.init.zeros_(table)
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`."""

@@ -8,6 +8,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, Literal, Union, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -100,7 +101,7 @@ def kind_of(schema: dict[str, Any]) -> Any:
     if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
         return Literal[tuple(choices)]
     if "prefixItems" in schema:
-        return tuple[tuple(map(kind_of, schema["prefixItems"]))]  # type: ignore[misc]
+        return GenericAlias(tuple, tuple(map(kind_of, schema["prefixItems"])))
     if "items" in schema:
         item: Any = kind_of(schema["items"])
         return tuple[item, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -42,9 +44,9 @@ class FilmPair(ListedTask):
     surfaces = ("film",)
     symbols = (A, B)
 
+    @abstractmethod
     def label(self, steps: list[Tensor]) -> Tensor:
         """Return the class of displacements from A to B, (P,) on each axis; -1 for pairs that are not used."""
-        raise NotImplementedError
 
     def arrangements(self) -> Arrangements:
         """List the pairs of different cells that have a class."""

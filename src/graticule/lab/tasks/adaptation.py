@@ -149,16 +149,10 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
         if recipe.encoding is None and recipe.joining == "default":
             raise ValueError("`encoding` or `joining` must be given: the new position of the model, got none.")
         data = DataModule(
-            recipe.dataset,
-            root=recipe.data_root,
+            **recipe.data_arguments(),
             size=recipe.img_size,
-            batch_size=recipe.batch_size,
-            eval_batch_size=recipe.eval_batch_size,
             workers=recipe.workers,
-            seed=recipe.seed,
             augmentation=recipe.augmentation,
-            limit_train=recipe.limit_train,
-            limit_test=recipe.limit_test,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
         data.setup("fit")

@@ -185,18 +185,12 @@ class Classification(Task[Recipe, "DataModule"]):
 
         recipe = self.recipe
         data = DataModule(
-            dataset=recipe.dataset,
-            root=recipe.data_root,
+            **recipe.data_arguments(),
             size=recipe.img_size,
-            batch_size=recipe.batch_size,
-            eval_batch_size=recipe.eval_batch_size,
             workers=recipe.workers,
-            seed=recipe.seed,
             augmentation=recipe.augmentation,
             train_share=recipe.train_share,
             share_seed=recipe.share_seed,
-            limit_train=recipe.limit_train,
-            limit_test=recipe.limit_test,
             drop_last=recipe.mixing.mixup > 0 or recipe.mixing.cutmix > 0,
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),

@@ -299,6 +299,18 @@ class TrainingRecipe:
             return _specs(self.encoding, USUAL_JOINING)
         return _specs(None, self.joining) if name == "joining" else getattr(self, name)
 
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a data module that every recipe has: data set, folder, batches, seed and limits."""
+        return {
+            "dataset": self.dataset,
+            "root": self.data_root,
+            "batch_size": self.batch_size,
+            "eval_batch_size": self.eval_batch_size,
+            "seed": self.seed,
+            "limit_train": self.limit_train,
+            "limit_test": self.limit_test,
+        }
+
     def quick(self) -> Self:
         """Return a recipe with the same code path in a few steps, on the CPU."""
         return dataclasses.replace(

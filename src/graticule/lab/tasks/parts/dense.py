@@ -182,19 +182,13 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
 
         recipe = self.recipe
         data = DenseModule(
-            recipe.dataset,
+            **recipe.data_arguments(),
             truth=self.truth,
-            root=recipe.data_root,
             size=recipe.fit,
-            batch_size=recipe.batch_size,
-            eval_batch_size=recipe.eval_batch_size,
             workers=recipe.workers,
-            seed=recipe.seed,
             augmentation=recipe.augmentation,
             by_shape=self.by_shape,
             normalize=self.normalize,
-            limit_train=recipe.limit_train,
-            limit_test=recipe.limit_test,
         )
         if run is not None:
             check_class_names(data.class_names, run.described()["class_names"], str(run.folder))
