@@ -340,7 +340,7 @@ class Kinds:
 
 @dataclass(kw_only=True)
 class AnyKind(Kinds, Mixing, Attention, Translation, Correlations):
-    """The options of all kinds, for the completion of a shell."""
+    __doc__ = Kinds.__doc__  # of the help
 
     kind: Positional[_Kind]
     """kind of look"""
