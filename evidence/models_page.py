@@ -11,7 +11,6 @@ import argparse
 import copy
 import csv
 import datetime
-import importlib
 import re
 import resource
 import signal
@@ -33,6 +32,7 @@ import graticule
 from graticule.analysis.audit import audit
 from graticule.external.images import call, film_of, image_size
 from graticule.external.open_view import view_of
+from graticule.external.transformers_folder import class_of
 from graticule.lab.studies.tables import between, csv_of_records, markdown, read_records
 from graticule.system.files import write_text
 
@@ -112,19 +112,11 @@ SHRUNK: dict[str, Any] = {
 }
 
 
-def class_of(name: str) -> Any:
-    """Return a class of transformers by its name; those of some encoders are not among its public names."""
-    for model, start in (("qwen2_vl", "Qwen2Vision"), ("qwen2_5_vl", "Qwen2_5_Vision")):
-        if name.startswith(start):
-            return getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)
-    return getattr(transformers, name)
-
-
 def configured(name: str) -> dict[str, Any]:
     """Return the values of a small configuration of a class of transformers."""
     if name in TRANSFORMERS:
         return TRANSFORMERS[name]
-    own = class_of(name).config_class()
+    own = class_of(transformers, name).config_class()
     return {key: value for key, value in SHRUNK.items() if isinstance(getattr(own, key, None), int)}
 
 
@@ -359,7 +351,7 @@ def built(name: str) -> tuple[nn.Module, tuple[int, int]]:
     if name in TIMM:
         model, side = small(name)
         return model, (side, side)
-    kind = class_of(name)
+    kind = class_of(transformers, name)
     model = kind(kind.config_class(**configured(name))).eval()
     return model, image_size(model) or (32, 32)
 

@@ -7,7 +7,7 @@ import timm
 import torch
 
 transformers = pytest.importorskip("transformers")
-from transformers_models import SMALL, VIDEO, build, outputs  # noqa: E402
+from transformers_models import MERGED, SMALL, VIDEO, build, outputs  # noqa: E402
 
 import graticule  # noqa: E402
 from graticule.lab.commands.opening import NamedModels, open_model, open_source  # noqa: E402
@@ -151,3 +151,50 @@ def test_names_that_cannot_be_downloaded_are_refused(monkeypatch):
         graticule.load("timm:vit_tiny_patch16_224")
     with pytest.raises(ValueError, match="`checkpoint` must be left out for a published model"):
         graticule.load("hf:facebook/none", checkpoint="last")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A language model of Qwen with an encoder of images, whose weights are in several files."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 99}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    rope = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
+    encoder = {**MERGED, "embed_dim": 32, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(vision_config=encoder, text_config={**sizes, **heads, **rope})
+    folder = tmp_path_factory.mktemp("models") / "qwen"
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    model.save_pretrained(folder, max_shard_size="30KB")
+    return model.model.visual, folder
+
+
+def test_the_encoder_of_a_model_in_several_files_is_opened(sharded):
+    theirs, folder = sharded
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    x = torch.randn(2, 3, 32, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(graticule.load(f"hf:{folder}")(x), outputs(theirs, x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_an_index_names_only_files_in_its_folder(sharded, tmp_path):
+    for file in sharded[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    place = tmp_path / "model.safetensors.index.json"
+    index = json.loads(place.read_text())
+    for name in (
+        "../outside.safetensors",
+        "/etc/outside.safetensors",
+        "a/b.safetensors",
+        "pickled.bin",
+        ".safetensors",
+    ):
+        place.write_text(json.dumps({**index, "weight_map": {**index["weight_map"], "lm_head.weight": name}}))
+        with pytest.raises(ValueError, match="must name files in its folder that end in"):
+            graticule.load(tmp_path)
+    place.write_text(json.dumps(index))
+    min(tmp_path.glob("*.safetensors")).unlink()
+    with pytest.raises(FileNotFoundError, match="no model-00001-of-"):
+        graticule.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"graticule": {"kind": "backbone"}}))
+    (tmp_path / min(index["weight_map"].values())).touch()
+    with pytest.raises(ValueError, match="must be of a model whose weights are in"):
+        graticule.load(tmp_path)

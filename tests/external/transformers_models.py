@@ -6,12 +6,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from timm_models import in_float64
 from torch import Tensor, nn
 
-from evidence.models_page import MERGED, SMALL, VIDEO, class_of
+from evidence.models_page import MERGED, SMALL, VIDEO
 from evidence.models_page import STAGES as WINDOWS
 from graticule.external.images import merged_patches
+from graticule.external.transformers_folder import class_of
 
 SAM: dict[str, Any] = {**SMALL, "mlp_dim": 48, "output_channels": 8, "global_attn_indexes": [1]}
 _PATCHES = {name: value for name, value in SMALL.items() if name != "image_size"}
@@ -70,7 +72,7 @@ _ALWAYS = ("Dinov2", "DINOv3", "Beit", "Sam", "Swinv2", "Siglip2", "Pixtral", "D
 
 def build(name: str, config: dict[str, Any], given: dict[str, Any] | None = None) -> Any:
     """Build a model of transformers with weights as drawn by its class, in evaluation mode."""
-    kind = class_of(name)
+    kind = class_of(transformers, name)
     return kind(kind.config_class(**config), **(given or {})).eval()
 
 

@@ -1,5 +1,6 @@
 """Laws of code that resamples a table: correct code passes, planted faults are found, and a sweep of transformers."""
 
+import json
 import math
 
 import pytest
@@ -135,6 +136,36 @@ def test_a_sweep_and_a_target_exclude_each_other(capsys):
     ):
         status, _, said = run_command(capsys, "check", *given)
         assert status == 1 and message in said
+
+
+def finding(check, outcome):
+    return {"check": check, "outcome": outcome, "detail": "as seen"}
+
+
+def test_a_sweep_of_timm_continues_from_the_results_in_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("timm.list_modules", lambda: ["cait", "vgg", "xcit"])
+    monkeypatch.setattr("graticule.lab.commands.check._SECONDS", 0.01)  # of a process, which is not enough
+    cait = [finding("axes", "passed"), finding("caches", "failed")]
+    title = "cait_xxs24_224, random weights, depth 2, img_size (64, 96)"
+    (tmp_path / "cait.json").write_text(json.dumps({"target": "cait_xxs24_224", "title": title, "findings": cait}))
+    vgg = {"target": "vgg11", "title": "vgg11, random weights", "findings": [finding("axes", "not applicable")]}
+    (tmp_path / "vgg.json").write_text(json.dumps(vgg))
+    status, written, _ = run_command(capsys, "check", "--sweep", "timm", "--output", str(tmp_path), "--json")
+    first, second, third = json.loads(written)["classes"]
+    assert status == 1 and first["at"] == "depth 2, img_size (64, 96)"
+    assert first["reproducer"] == "graticule check cait_xxs24_224 --skip export" and len(first["findings"]) == 2
+    assert second["findings"] == [] and "no attention" in second["reason"]
+    assert third["name"] == "xcit_nano_12_p8_224" and third["reason"] == "stopped after 0.01 seconds"
+    assert json.loads((tmp_path / "xcit.json").read_text())["error"] == third["reason"]
+
+
+@pytest.mark.slow
+def test_each_family_of_timm_is_checked_in_a_process(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("timm.list_modules", lambda: ["tnt", "vision_transformer"])
+    status, written, _ = run_command(capsys, "check", "--sweep", "timm", "--output", str(tmp_path))
+    assert status == 0
+    assert "`patch_size` must be given" in written and "vit_tiny_patch16_224" in written
+    assert "1 checked, 0 failed" in written
 
 
 @pytest.mark.slow

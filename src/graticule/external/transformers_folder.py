@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from graticule.external.convert.conversion import convert
 from graticule.external.convert.parts import CONVERSIONS
 from graticule.hub.config import Preparation, prepare
-from graticule.hub.files import PREPROCESSOR
+from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
 from graticule.registry.checks import printable
 from graticule.registry.fields import read_typed
@@ -26,6 +27,8 @@ _ENCODERS = {
     "CLIPModel": "CLIPVisionModelWithProjection",
     "Dinov2ForImageClassification": "Dinov2Model",
     "Dinov2WithRegistersForImageClassification": "Dinov2WithRegistersModel",
+    "Qwen2VLForConditionalGeneration": "Qwen2VisionTransformerPretrainedModel",
+    "Qwen3VLForConditionalGeneration": "Qwen3VLVisionModel",
     "SamModel": "SamVisionModel",
     "Siglip2Model": "Siglip2VisionModel",
     "SiglipModel": "SiglipVisionModel",
@@ -36,6 +39,8 @@ _ENCODERS = {
     "VJEPA2ForVideoClassification": "VJEPA2Model",
     "VideoMAEForPreTraining": "VideoMAEModel",
 }
+#: Patterns of names of tensors of such a checkpoint -> names in the encoder, if transformers does not know them.
+_WITHIN = {r"^(?:model\.)?visual\.": ""}
 #: PIL's numbers of interpolations -> timm's names.
 _INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
@@ -70,7 +75,8 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
     described = read_typed(config, _Described)
     given = described.architectures[0] if described.architectures else "no architecture"
     name = _ENCODERS.get(given, given)
-    if f"transformers.{name}" not in CONVERSIONS or not hasattr(transformers, name):
+    kind = class_of(transformers, name) if f"transformers.{name}" in CONVERSIONS else None
+    if kind is None:
         known = sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str))
         raise ValueError(
             f"{config} must be of one of transformers' classes {', '.join(known)}, got {printable(given)}; code of a "
@@ -78,7 +84,7 @@ def open_transformers(config: Path, weights: Path) -> nn.Module:
         )
     if described.quantization_config is not None:
         raise ValueError(f"{config} must be of a model with floating-point weights, got a quantized one.")
-    model = convert(with_weights(transformers, getattr(transformers, name), weights))
+    model = convert(with_weights(transformers, kind, weights))
     if (preprocessor := config.parent / PREPROCESSOR).is_file():
         prepare(model, _preparation(read_typed(preprocessor, _Preprocessor)))
     return model
@@ -95,17 +101,29 @@ def import_transformers(config: Path) -> Any:
     return transformers
 
 
+def class_of(transformers: Any, name: str) -> Any:
+    """Return a class of transformers by its name, also one of those encoders that are not among its public names."""
+    model = next((model for start, model in _NOT_PUBLIC.items() if name.startswith(start)), None)
+    if model is None:
+        return getattr(transformers, name, None)
+    return getattr(import_module(f"transformers.models.{model}.modeling_{model}"), name, None)
+
+
+#: Starts of the names of encoders -> their modules in transformers.
+_NOT_PUBLIC = {"Qwen2Vision": "qwen2_vl", "Qwen2_5_Vision": "qwen2_5_vl"}
+
+
 def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
-    """Return a model of a class with the file of its weights, which must be all there."""
-    folder, name = weights.parent, kind.__name__
+    """Return a model of a class with the file of its weights, or files that an index names; all must be there."""
+    folder, name, files = weights.parent, kind.__name__, shards(weights)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "key_mapping": _WITHIN}
     with _silent(transformers):
         try:
             with torch.device("meta"):
                 empty = kind(kind.config_class.from_pretrained(folder))
             count = sum(parameter.numel() for parameter in empty.parameters())
-            if count > weights.stat().st_size:
+            if count > sum(file.stat().st_size for file in files):
                 raise ValueError(f"its config has {count:,} weights, more than the file has bytes.")
             model, found = kind.from_pretrained(folder, **options)
             if found["missing_keys"] and all("pooler." in key for key in found["missing_keys"]):
@@ -117,10 +135,11 @@ def with_weights(transformers: Any, kind: Any, weights: Path) -> nn.Module:
         names = sorted(key if isinstance(key, str) else key[0] for key in found[keys])
         if names:
             raise ValueError(f"{folder} must have all weights of {name}, but {problem} {printable(names[0])}.")
-    with safe_open(weights, "pt") as file:  # transformers casts the whole numbers of a quantized tensor
-        for key in file.keys():  # noqa: SIM118
-            if (dtype := file.get_slice(key).get_dtype()) in ("I8", "U8"):
-                raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
+    for one in files:
+        with safe_open(one, "pt") as file:  # transformers casts the whole numbers of a quantized tensor
+            for key in file.keys():  # noqa: SIM118
+                if (dtype := file.get_slice(key).get_dtype()) in ("I8", "U8"):
+                    raise ValueError(f"{folder} must have floating-point weights, got {dtype} of {printable(key)}.")
     opened: nn.Module = model
     return opened
 

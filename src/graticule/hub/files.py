@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 from graticule.checkpoints.read import save_weights
 from graticule.position.places import by
 from graticule.registry.checks import printable, sides
+from graticule.registry.fields import read_typed
 from graticule.system.files import write_json, write_text
 
 #: Timeout for a connection to the hub, in seconds.
@@ -72,6 +74,17 @@ def can_connect(address: str) -> bool:
 
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+#: The index of weights of transformers that are in several files, and the names that these can have.
+INDEX, _SHARD = "model.safetensors.index.json", re.compile(r"\w[\w.-]*\.safetensors")
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Entries that are read from an index: the file of each tensor."""
+
+    weight_map: dict[str, str]
+
+
 #: The preprocessing of images of a model of transformers, and the position that is attached to one.
 PREPROCESSOR, POSITION = "preprocessor_config.json", "graticule.safetensors"
 #: Files of other libraries that hold pickled Python objects.
@@ -119,6 +132,8 @@ def push_folder(
 def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     """Return config.json and model.safetensors of a folder, or of a repository on the hub.
 
+    If a model of transformers has its weights in several files, their index is returned; `shards` lists the files.
+
     Args:
         source: a folder, or OWNER/NAME on the hub.
         hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
@@ -126,9 +141,35 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     Raises:
         FileNotFoundError: if there is no such folder, or a file is missing in it.
     """
-    if Path(source).is_dir():
-        return _within(Path(source), CONFIG), _within(Path(source), WEIGHTS)
-    return _downloaded(str(source), CONFIG, hub), _downloaded(str(source), WEIGHTS, hub)
+    folder = Path(source)
+    find = partial(_within, folder) if folder.is_dir() else partial(_downloaded, str(source), hub=hub)
+    config = find(CONFIG)
+    try:
+        return config, find(WEIGHTS)
+    except FileNotFoundError as error:
+        try:
+            index = find(INDEX)
+        except FileNotFoundError:
+            raise error from None
+    for name in _shard_names(index):
+        find(name)
+    return config, index
+
+
+def shards(weights: Path) -> list[Path]:
+    """Return the files of weights: the one that is given, or those that an index names."""
+    return [weights.parent / name for name in _shard_names(weights)] if weights.name == INDEX else [weights]
+
+
+def _shard_names(index: Path) -> list[str]:
+    """Return the names of the files that an index names, which are in its folder."""
+    names = list(dict.fromkeys(read_typed(index, _Index).weight_map.values()))
+    for name in names:
+        if not _SHARD.fullmatch(name):
+            raise ValueError(
+                f"{index} must name files in its folder that end in .safetensors, got {printable(name)!r}."
+            )
+    return names
 
 
 def find_beside(source: str | Path, names: Iterable[str], hub: Mapping[str, Any]) -> None:

@@ -18,12 +18,14 @@ from graticule.hub.config import Architecture, Preparation, build_backbone, prep
 from graticule.hub.files import (
     POSITION,
     PREPROCESSOR,
+    WEIGHTS,
     Card,
     check_folder,
     check_repo_id,
     find_beside,
     find_files,
     push_folder,
+    shards,
     write_model,
 )
 from graticule.registry.checks import checked, known_name
@@ -206,7 +208,9 @@ def from_pretrained(
         opener = KINDS[known_name("kind", words.kind, KINDS)]
     except ValueError as error:
         raise ValueError(f"{config} describes no model that can be built: {error}") from None
-    with sized_as(weights):
+    if (files := shards(weights)) != [weights] and words.kind != "transformers":
+        raise ValueError(f"{config} must be of a model whose weights are in {WEIGHTS}, got {weights}.")
+    with sized_as(sum(file.stat().st_size for file in files)):
         return opener(config, weights).eval()
 
 

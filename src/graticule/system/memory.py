@@ -54,12 +54,12 @@ def check_memory(argument: str, what: str, size: float) -> None:
 
 
 @contextmanager
-def sized_as(weights: Path) -> Iterator[None]:
-    """Refuse models with more parameters than the file of their weights has bytes before they are computed.
+def sized_as(size: int) -> Iterator[None]:
+    """Refuse models with more parameters than the files of their weights have bytes before they are computed.
 
     Smaller models are built, so that a file that is truncated is named as such when it is read.
     """
-    token = _PARAMETERS.set(max(weights.stat().st_size, 2**24))
+    token = _PARAMETERS.set(max(size, 2**24))
     try:
         yield
     finally:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.lab.commands.targets import TIMM, is_published
+from graticule.lab.terminal import bar
 from graticule.registry.checks import known_name, parse_sizes
+from graticule.system.files import write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +35,7 @@ class Check(JsonOutput):
         graticule check my_model.py:build --img-size 64x96
         graticule check my_methods.py        # the classes of a plugin
         graticule check --sweep transformers # the tables of every class of a library
+        graticule check --sweep timm --output timm_checks
 
     MODEL is a name of timm or otherwise of graticule, built with random weights (timm's with two layers per stage).
     FILE.py:NAME is a module or a function that builds one. FILE.py is a plugin: its encodings, joinings, resamplers,
@@ -39,6 +47,9 @@ class Check(JsonOutput):
     """MODEL, FILE.py or FILE.py:NAME"""
     sweep: Literal["transformers", "timm"] | None = None
     """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
+    output: Path | None = None
+    """with --sweep timm (98 families, about an hour on one core), a folder in which the results of each family are
+    kept; a family whose results are there is not checked again"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     patch_size: Rare[str | None] = None
@@ -60,6 +71,8 @@ def run(arguments: list[str]) -> int:
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
         if text is not None
     }
+    if options.output:
+        raise ValueError("`output` must be left out without `sweep`, got one.")
     if options.target.endswith(".py"):
         if sizes or options.skip:
             raise ValueError("`img_size`, `patch_size` and `skip` must be left out for a plugin, got one of them.")
@@ -76,7 +89,7 @@ def run(arguments: list[str]) -> int:
         output.say(f"  {one.check:{width}}  {one.outcome:14}  {one.detail}")
     counts = {kind: sum(one.outcome == kind for one in found) for kind in ("passed", "failed", "not applicable")}
     output.say(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    output.give({"target": options.target, "findings": [dataclasses.asdict(one) for one in found]})
+    output.give({"target": options.target, "title": title, "findings": [dataclasses.asdict(one) for one in found]})
     return int(failed > 0)
 
 
@@ -88,7 +101,7 @@ def _sweep(options: Check, output: Output) -> int:
 
     found: list[Swept] = []
     reproducers: dict[str, str] = {}
-    for one in sweep_transformers() if options.sweep == "transformers" else _sweep_timm():
+    for one in sweep_transformers() if options.sweep == "transformers" else _sweep_timm(options.output):
         found.append(one)
         said = ", ".join(one.failed) or one.reason or "passed"
         output.say(f"{one.name:40} {one.at:8} {said}")
@@ -102,41 +115,73 @@ def _sweep(options: Check, output: Output) -> int:
     return int(any(one.failed for one in found))
 
 
-def _sweep_timm() -> Iterator[Swept]:
-    """Check a small model of every family of timm."""
+def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
+    """Check a small model of every family of timm, each in a process of its own; results in `folder` are kept.
+
+    A process ends with the memory of its model, and an error in it, or a model that takes too long, ends nothing else.
+    """
     import timm
 
-    from graticule.testing.models import inspect_model
+    from graticule.testing.models import Finding
     from graticule.testing.tables import Swept
 
-    for family in timm.list_modules():
-        names = [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
-        words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
-        by_size = dict.fromkeys(name for word in words for name in names if word in name)
-        name = next((name for name in by_size if _is_small(name)), None)
-        if name is None:
-            continue
-        try:
-            title, model = _model(name, {})
-            found = tuple(inspect_model(model, skip=["export"]))
-        except Exception as error:  # any error of another library
-            yield Swept(name, "", reason=f"cannot be checked: {error}".partition("\n")[0])
-            continue
-        applied = any(one.outcome != "not applicable" for one in found if one.check in ("axes", "pair layout"))
-        at = title.rpartition("img_size ")[2] if "img_size" in title else ""
-        failed = any(one.outcome == "failed" for one in found)
-        yield Swept(name, at, found if applied else (), "", f"graticule check {name} --skip export" if failed else "")
+    with ExitStack() as stack:
+        place = folder or Path(stack.enter_context(TemporaryDirectory()))
+        place.mkdir(parents=True, exist_ok=True)
+        families = timm.list_modules()
+        for family in bar(families, desc="families of timm", unit="family"):
+            file = place / f"{family}.json"
+            if not file.is_file():
+                write_text(file, _checked(_small_model(family)))
+            said = json.loads(file.read_text(encoding="utf-8"))
+            name = said["target"]
+            if "error" in said:
+                yield Swept(name, "", reason=said["error"])
+                continue
+            found = tuple(Finding(**one) for one in said["findings"])
+            applied = any(one.outcome != "not applicable" for one in found if one.check in ("axes", "pair layout"))
+            reason = "" if applied else "no attention that position can be seen in"
+            failed = any(one.outcome == "failed" for one in found)
+            lines = f"graticule check {name} --skip export" if failed else ""
+            yield Swept(name, said["title"].partition(", random weights, ")[2], found if applied else (), reason, lines)
 
 
-def _is_small(name: str) -> bool:
-    """Return whether a model of timm has few parameters and small images; it is built without memory for them."""
+#: Seconds after which the check of a model in a sweep is stopped.
+_SECONDS = 900
+
+
+def _checked(name: str) -> str:
+    """Run `graticule check` on a model in a process, and return its results as JSON, or its error."""
+    command = [sys.executable, "-m", "graticule", "check", name, "--skip", "export", "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return json.dumps({"target": name, "error": f"stopped after {_SECONDS} seconds"})
+    if done.stdout.strip():
+        return done.stdout
+    last = (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]
+    return json.dumps({"target": name, "error": f"cannot be checked: {last}"})
+
+
+def _small_model(family: str) -> str:
+    """Return the name of a small model of a family of timm, judged without memory for its parameters.
+
+    It is the first of those named small with few parameters and small images, or else the smallest one.
+    """
     import timm
     import torch
 
-    with torch.device("meta"):
-        model: Any = timm.create_model(name)
-    pixels: int = model.default_cfg["input_size"][-1]
-    return pixels <= 256 and sum(parameter.numel() for parameter in model.parameters()) < 60e6
+    names = [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
+    words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
+    sizes: dict[str, tuple[bool, int]] = {}
+    for name in dict.fromkeys(name for word in words for name in names if word in name):
+        with torch.device("meta"):
+            model: Any = timm.create_model(name)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        sizes[name] = model.default_cfg["input_size"][-1] > 256, count
+        if sizes[name] < (False, 60_000_000):
+            return name
+    return min(sizes, key=lambda name: sizes[name])
 
 
 def _plugin(file: str) -> Iterator[Finding]:
