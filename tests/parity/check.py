@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import released_dense
+import released_films
 import released_posmlp
 import timm
 import torch
@@ -203,7 +204,7 @@ def build(case: Arguments, weights: Tensors) -> nn.Module:
         return graticule.convert(build_timm(case["class"].rpartition(".")[2], kwargs, weights))
     port = PORTS.get((_source(case), case["class"]))
     if port is None:
-        known = ", ".join(f"{cls} of {source}" for source, cls in [*PORTS, *COMPUTE, *released_dense.COMPUTE])
+        known = ", ".join(f"{cls} of {source}" for source, cls in [*PORTS, *COMPUTE, *WITH_INPUTS])
         raise UnknownClassError(
             f"no port of {case['class']} of {_source(case)}; there are all of timm that `convert` accepts, and {known}"
         )
@@ -347,6 +348,8 @@ COMPUTE: dict[tuple[str, str], Callable[..., Tensors]] = {
     ("microsoft/Cream", "iRPE"): compute_irpe,
     ("Meituan-AutoML/Twins", "PosCNN"): compute_peg,
 }
+#: The same for cases of several inputs, from their tensors.
+WITH_INPUTS: dict[tuple[str, str], Callable[..., Tensors]] = {**released_dense.COMPUTE, **released_films.COMPUTE}
 
 
 def _source(case: Arguments) -> str:
@@ -365,8 +368,8 @@ def differences(path: Path) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)  # timm computes tables in it
     try:
         with torch.no_grad():
-            if key in released_dense.COMPUTE:
-                ours = released_dense.COMPUTE[key](case["kwargs"], weights, tensors)
+            if key in WITH_INPUTS:
+                ours = WITH_INPUTS[key](case["kwargs"], weights, tensors)
             elif key in COMPUTE:
                 ours = COMPUTE[key](case["kwargs"], weights, tensors["input"])
             else:

@@ -15,16 +15,19 @@ from tiny import draw
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
+#: Films, volumes and packed images, which `record_films.py` records.
+FILMS = [*sorted(path.stem for kind in ("film", "packed") for path in GOLDEN.glob(f"{kind}_*.safetensors"))]
 CASES = [
     *sorted(path.stem for path in GOLDEN.glob("lape_*.safetensors")),
     *("deit", "gmlp", "peg", "pvt", "pvt_peg_gap", "swin"),
     *("vit_lite_learnable", "cct_learnable", "cvt_sine", "t2t_performer", "ceit"),
     *sorted(path.stem for path in GOLDEN.glob("posmlp_*.safetensors")),
-    *sorted(path.stem for path in GOLDEN.glob("*rope*.safetensors")),
+    *sorted({path.stem for path in GOLDEN.glob("*rope*.safetensors")} - set(FILMS)),
     *sorted(path.stem for path in GOLDEN.glob("irpe_*.safetensors")),
     *("vit_relpos_bias_cls", "vit_relpos_mlp", "swin_ape", "swin_v2"),
     *("ms_deform_attn", "vit_adapter_segmentation", "segmenter_linear", "segmenter_mask_decoder"),
     *("uperhead", "fpnhead", "fpn_semantic", "fpn_retinanet", "retina_head", "pvt_retinanet", "cpvt_retinanet"),
+    *FILMS,
 ]
 
 
@@ -64,6 +67,10 @@ def test_every_recorded_case_is_checked():
         *["vit_relpos_bias_cls", "vit_relpos_mlp", "swin_ape", "swin_v2"],
         *["ms_deform_attn", "vit_adapter_segmentation", "segmenter_linear", "segmenter_mask_decoder"],
         *["uperhead", "fpnhead", "fpn_semantic", "fpn_retinanet", "retina_head", "pvt_retinanet", "cpvt_retinanet"],
+        *[f"film_{name}" for name in ("axial_language", "axial_pixels", "monai_sincos", "monai_vit", "mrope_timm")],
+        *[f"film_{name}" for name in ("vit_nd", "vit_nd_rotary", "vit_nd_rotary_causal")],
+        *["packed_na_vit", *[f"packed_naflex_{kind}" for kind in ("axial", "factorized", "learned", "mixed", "mrope")]],
+        "packed_siglip2",
     ] == CASES
 
 

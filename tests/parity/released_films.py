@@ -1,0 +1,207 @@
+"""Compute the cases of films, volumes and packed images that `record_films.py` records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from timm.models.naflexvit import NaFlexVit
+from torch import Tensor
+
+import graticule
+from graticule import Crop, Grid
+from graticule.backbones.vision_transformer import VisionTransformer
+from graticule.encodings.build import build_position
+from graticule.layers.attention import Attention
+from graticule.position.packed import PackedRow, Segment
+
+Tensors = dict[str, Tensor]
+Arguments = dict[str, Any]
+
+
+def images(tensors: Tensors) -> list[Tensor]:
+    """Return the images of a case of packed images, in their order."""
+    return [tensors[name] for name in sorted(tensors) if name.startswith("input_")]
+
+
+def build(encoding: str, weights: Tensors, names: Mapping[str, str], **given: Any) -> VisionTransformer:
+    """Build our ViT with weights whose names change by regular expressions, in their order."""
+    model = VisionTransformer(partial(build_position, encoding=encoding), depth=2, num_heads=2, mlp_ratio=2.0, **given)
+    renamed = {}
+    for name, value in weights.items():
+        for theirs, own in names.items():
+            name = re.sub(theirs, own, name)
+        renamed[name] = value
+    model.double().eval().load_state_dict(renamed, strict=True)
+    return model
+
+
+def encode(encoding: str, shape: tuple[int, ...], dim: int, heads: int = 1) -> Any:
+    """Return what a layer receives from an encoding on a grid."""
+    return build_position(Grid(*shape), dim=dim, depth=1, num_heads=heads, encoding=encoding)(Grid(*shape))[0]
+
+
+def mrope(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute timm's RotaryEmbeddingMRope."""
+    sections, base = tuple(kwargs["mrope_section"]), kwargs["temperature"]
+    return {"output": encode(f"mrope(sections={sections}, base={base})", kwargs["shape"], kwargs["dim"]).rotary.table}
+
+
+def axial(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute the axial frequencies of rotary-embedding-torch: each axis has the frequencies of `dim` channels."""
+    options = f"base={kwargs.get('theta')}"
+    if kwargs["freqs_for"] == "pixel":
+        options = f"pixels={kwargs['max_freq']}, linear=True, coordinates='corners'"
+    queries = tensors["input"]
+    rotary = encode(f"rope({options})", kwargs["shape"], queries.shape[1] * queries.shape[3], queries.shape[1]).rotary
+    return {"output": rotary(queries, queries)[0]}
+
+
+#: vit-pytorch's names of a block -> ours.
+BLOCKS = {
+    r"^transformer\.layers\.(\d+)\.0\.norm": r"blocks.\1.norm1",
+    r"^transformer\.layers\.(\d+)\.0\.to_qkv": r"blocks.\1.attn.qkv",
+    r"^transformer\.layers\.(\d+)\.0\.to_out\.0": r"blocks.\1.attn.proj",
+    r"^transformer\.layers\.(\d+)\.1\.net\.0": r"blocks.\1.norm2",
+    r"^transformer\.layers\.(\d+)\.1\.net\.1": r"blocks.\1.mlp.fc1",
+    r"^transformer\.layers\.(\d+)\.1\.net\.4": r"blocks.\1.mlp.fc2",
+    r"^transformer\.norm": "norm",
+    r"^mlp_head": "head",
+    r"^to_patch_embedding\.1": "patch_embed.proj",
+    r"^to_patch_embedding\.2": "patch_embed.norm",
+    r"^pos_embedding": "pos_embed",
+}
+
+
+def vit_nd(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute vit-pytorch's ViTND, whose patches are linear layers of (depth, height, width, channels)."""
+    film, patch, weights = tensors["input"], tuple(kwargs["patch_size"]), dict(weights)
+    rotary = "rope_min_freq" in kwargs
+    linear = weights["to_patch_embedding.1.weight"].unflatten(1, (*patch, film.shape[1]))
+    weights["to_patch_embedding.1.weight"] = linear.movedim(-1, 1)
+    for layer in range(kwargs["depth"] if rotary else 0):
+        name = f"transformer.layers.{layer}.0.to_"
+        weights[f"{name}qkv.weight"] = torch.cat([weights.pop(f"{name}{part}.weight") for part in ("qk", "v")])
+    encoding = "learnable"
+    if rotary:
+        options = {"lowest": kwargs["rope_min_freq"], "highest": kwargs["rope_max_freq"]}
+        options |= {"zeros": kwargs.get("rope_p_zero_freqs", 0.0), "coordinates": "patches"}
+        encoding = f"rope_golden_gate({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    model = build(
+        encoding + (" + causal" if "causal_dims" in kwargs else ""),
+        weights,
+        BLOCKS,
+        img_size=tuple(film.shape[2:]),
+        patch_size=patch,
+        in_chans=film.shape[1],
+        embed_dim=kwargs["dim"],
+        num_classes=kwargs["num_classes"],
+        qkv_bias=False,
+        class_token=not rotary,
+        global_pool="avg" if rotary else "token",
+        fc_norm=False,
+        norm_layer="layernorm(eps=1e-5)",
+        patch_norm="layernorm(eps=1e-5)",
+    )
+    return {"output": model(film)}
+
+
+def monai_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute MONAI's ViT of volumes."""
+    names = {
+        r"^patch_embedding\.patch_embeddings": "patch_embed.proj",
+        r"^patch_embedding\.position_embeddings": "pos_embed",
+        r"\.attn\.out_proj": ".attn.proj",
+        r"\.mlp\.linear": ".mlp.fc",
+        r"^classification_head\.0": "head",
+    }
+    model = build(
+        "learnable(prefix_rows=False)",
+        {name: value for name, value in weights.items() if "norm_cross_attn" not in name},  # of a part that is not used
+        names,
+        img_size=tuple(kwargs["img_size"]),
+        patch_size=tuple(kwargs["patch_size"]),
+        in_chans=kwargs["in_channels"],
+        embed_dim=kwargs["hidden_size"],
+        num_classes=kwargs["num_classes"],
+        qkv_bias=False,
+        head_layer="tanh",
+        norm_layer="layernorm(eps=1e-5)",
+    )
+    return {"output": model(tensors["input"])}
+
+
+def monai_sincos(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute MONAI's table: our waves with all sines of an axis first, and the axes in their order."""
+    table = encode("sinusoidal_2d", kwargs["grid_size"], kwargs["embed_dim"]).pre
+    last, second, first = table.unflatten(-1, (3, -1, 2)).transpose(-1, -2).flatten(-2).unbind(-2)
+    return {"output": torch.cat([second, first, last], -1)}
+
+
+def na_vit(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute the position of NaViT's row, and attention within the images of the row."""
+    side, heads, dim = kwargs["patch_size"], kwargs["heads"], kwargs["dim"]
+    whole = (kwargs["image_size"] // side,) * 2
+    position = build_position(Grid(*whole), dim=dim, depth=1, num_heads=heads, encoding="factorized")
+    names = {"pos_embed_height": "encodings.0.pos_embed_y", "pos_embed_width": "encodings.0.pos_embed_x"}
+    position.load_state_dict({names[name]: value[None] for name, value in weights.items()})
+    shapes = [(height // side, width // side) for height, width in kwargs["sizes"]]
+    grids = [Grid(*shape, crop=Crop(whole, (0, 0, *shape))) for shape in shapes]  # the first rows of the tables
+    row = PackedRow.of([Segment(1, grid.tokens, position(grid)[0]) for grid in grids])
+    attention = Attention(dim, heads, scale=1.0)
+    queries, keys, values = (row.split(tensors[f"input_{name}"], -2) for name in ("queries", "keys", "values"))
+    none = graticule.LayerPosition()
+    parts = [attention._attend(*each, None, none) for each in zip(queries, keys, values, strict=True)]
+    return {"tokens": tensors["input"] + row.tokens.pre, "attended": row.join(parts, -2)}
+
+
+def naflex(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute timm's NaFlexVit: a learned table by conversion, other positions by our ViT with its weights."""
+    row = images(tensors)
+    if kwargs["pos_embed"] == "learned":
+        theirs = NaFlexVit(**kwargs).double().eval()
+        theirs.load_state_dict(weights)
+        return {"output": graticule.convert(theirs).forward_packed(row)}
+    encoding = {
+        "": "factorized(resampler='bilinear(antialias=False)')",
+        "axial": f"rope(base={kwargs.get('rope_temperature')})",
+        "mixed": f"rope_mixed(base={kwargs.get('rope_temperature')})",
+        "mrope": f"mrope(sections={tuple(kwargs.get('rope_mrope_section', ()))})",
+    }[kwargs.get("rope_type", "")]
+    side = kwargs["patch_size"]
+    weights = dict(weights)
+    linear = weights["embeds.proj.weight"].unflatten(1, (side, side, 3))
+    weights["embeds.proj.weight"] = linear.movedim(-1, 1)
+    if "rope.freqs" in weights:  # of y before x with 'ij', which is the default of NaFlexVit alone
+        weights["rope.freqs"] = weights["rope.freqs"].flip(0)
+    names = {r"^embeds\.proj": "patch_embed.proj", r"^embeds\.pos_": "position.encodings.0.pos_", r"^embeds\.": ""}
+    more = ("patch_size", "embed_dim", "num_classes", "class_token", "reg_tokens", "global_pool", "fc_norm")
+    size = kwargs.get("pos_embed_grid_size", (4, 4))
+    given = {name: kwargs[name] for name in more}
+    model = build(encoding, weights, names, img_size=tuple(side * each for each in size), **given)
+    return {"output": model.forward_packed(row)}
+
+
+def siglip2(kwargs: Arguments, weights: Tensors, tensors: Tensors) -> Tensors:
+    """Compute transformers' Siglip2VisionModel, converted."""
+    theirs = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**kwargs)).double().eval()
+    theirs.load_state_dict(weights)
+    return {"output": graticule.convert(theirs).forward_packed(images(tensors))}
+
+
+#: (reference, class) -> function that computes the outputs of its cases from their arguments, weights and tensors.
+COMPUTE: dict[tuple[str, str], Callable[[Arguments, Tensors, Tensors], Tensors]] = {
+    ("timm", "RotaryEmbeddingMRope"): mrope,
+    ("timm", "NaFlexVit"): naflex,
+    ("rotary-embedding-torch", "get_axial_freqs"): axial,
+    ("vit-pytorch", "vit_nd.ViTND"): vit_nd,
+    ("vit-pytorch", "vit_nd_rotary.ViTND"): vit_nd,
+    ("vit-pytorch", "na_vit.NaViT"): na_vit,
+    ("monai", "ViT"): monai_vit,
+    ("monai", "build_sincos_position_embedding"): monai_sincos,
+    ("transformers", "Siglip2VisionModel"): siglip2,
+}
