@@ -1,4 +1,4 @@
-"""Why LaPE helps: the table's place, its spread, or the norm; a factorial that is declared and has not been run yet."""
+"""Why LaPE helps: the table's place, its spread, or the norm; a factorial declared before its runs."""
 
 from graticule.lab.studies.study import Study
 

@@ -154,3 +154,19 @@ def test_timms_two_dimensional_table_has_the_same_channels_in_another_order(shap
     y, x = theirs.unflatten(-1, (2, 2, dim // 4)).unbind(2)  # (N, sine or cosine, D/4) each
     reordered = torch.stack([x, y], 1).transpose(-2, -1).flatten(1)
     torch.testing.assert_close(ours, reordered, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [Sinusoidal1d, Sinusoidal2d])
+def test_spread_is_the_deviation_of_patches_from_their_mean_and_one_factor_on_every_grid(make):
+    grid, other = Grid(3, 5, prefix=1), Grid(6, 4, prefix=1)
+    plain, scaled = make(grid, 16), make(grid, 16, spread=0.7)
+    rows = scaled(grid)[1:].double()
+    torch.testing.assert_close((rows - rows.mean(0)).square().mean().sqrt().item(), 0.7, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scaled(grid), plain(grid) * scaled.factor)
+    torch.testing.assert_close(scaled(other), plain(other) * scaled.factor)
+
+
+@pytest.mark.parametrize(("grid", "spread"), [(Grid(3, 5), 0.0), (Grid(3, 5), -1.0), (Grid(1, 1, prefix=1), 1.0)])
+def test_a_spread_that_no_factor_gives_is_refused(grid, spread):
+    with pytest.raises(ValueError, match=r"`spread` must be positive, and the grid must have two patches or more, got"):
+        Sinusoidal2d(grid, 16, spread=spread)

@@ -35,18 +35,22 @@ class RelativeBias(PatchBias):
     Args:
         prefix_rows: whether prefix tokens have a learned bias; `grid` must have at least one.
         resampler: resampler of the table for another grid; BEiT's code uses 'geometric'.
+        std: standard deviation of the initial values.
     """
 
     resampled = True
     holds = "displacements"
     crops = True
 
-    def __init__(self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic") -> None:
+    def __init__(
+        self, grid: Grid, num_heads: int, prefix_rows: bool = False, resampler: str = "bicubic", std: float = 0.02
+    ) -> None:
         super().__init__(grid, num_heads)
         if prefix_rows and not grid.prefix:
             raise ValueError("`prefix_rows` must be False where there is no prefix token, got True.")
         self.prefix_rows = prefix_rows
         self.resampler = build_resampler(resampler, "displacements")
+        self.std = std
         rows = math.prod(grid.table) + _PREFIX_ROWS * prefix_rows
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, num_heads))
         self.register_buffer("index", grid.offset_index(), persistent=False)
@@ -54,8 +58,8 @@ class RelativeBias(PatchBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the table, as Swin does: a normal of std 0.02, truncated at 2 (absolute)."""
-        trunc_normal_(self.relative_position_bias_table, std=0.02)
+        """Initialize the table, as Swin does: a normal of `std`, truncated at 2 (absolute)."""
+        trunc_normal_(self.relative_position_bias_table, std=self.std)
 
     def patch_bias(self, grid: Grid) -> Tensor:
         """Return the bias between the patches of `grid`, (num_heads, H * W, H * W)."""

@@ -23,14 +23,15 @@ class Sinusoidal1d(FixedEncoding):
 
     Args:
         temperature: T; waves are 2 pi to 2 pi T tokens long.
+        spread: standard deviation of the rows around their mean; None for that of the formula.
     """
 
     crops = True
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         if dim % 2:
             raise ValueError(f"`dim` must be a multiple of 2 (a sine and a cosine per frequency), got {dim}.")
-        super().__init__(grid, dim, temperature)
+        super().__init__(grid, dim, temperature, spread)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
@@ -53,15 +54,16 @@ class Sinusoidal2d(FixedEncoding):
 
     Args:
         temperature: T; waves are 2 pi to 2 pi T patches long.
+        spread: standard deviation of the rows around their mean; None for that of the formula.
     """
 
     crops = True
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         if dim % (step := 2 * len(grid.shape)):
             axes = "two" if step == 4 else step // 2
             raise ValueError(f"`dim` must be a multiple of {step} (a sine and a cosine on {axes} axes), got {dim}.")
-        super().__init__(grid, dim, temperature)
+        super().__init__(grid, dim, temperature, spread)
 
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""

@@ -85,21 +85,40 @@ class AbsoluteEncoding(Encoding):
 
 
 class FixedEncoding(AbsoluteEncoding):
-    """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled."""
+    """A table from a formula: nothing is learned, and the table of another grid is computed, not resampled.
 
-    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0) -> None:
+    With `spread` the table is multiplied by one factor, on every grid the same, such that the rows of the patches of
+    the grid that it is built for have this standard deviation around their mean: what tells positions apart, and what a
+    comparison with another table must make equal.
+    """
+
+    def __init__(self, grid: Grid, dim: int, temperature: float = 10_000.0, spread: float | None = None) -> None:
         super().__init__(grid, dim)
         self.temperature = temperature
-        table = self.formula(grid)[None].to(torch.get_default_dtype())
-        self.pos_embed = nn.Parameter(table, requires_grad=False)
+        table = self.formula(grid)
+        self.factor = 1.0
+        if spread is not None:
+            own = _spread(grid.split(table)[1])
+            if not spread > 0 or not own:
+                raise ValueError(
+                    f"`spread` must be positive, and the grid must have two patches or more, got spread {spread} for "
+                    f"a grid of {' x '.join(map(str, grid.shape))}; leave it out for the spread of the formula."
+                )
+            self.factor = spread / own
+        self.pos_embed = nn.Parameter((self.factor * table)[None].to(torch.get_default_dtype()), requires_grad=False)
 
     @abstractmethod
     def formula(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """Compute the table of `grid` in float64, (N, D)."""
 
     def at(self, grid: Grid) -> Tensor:
-        """Compute the formula at `grid`, (N, D), in the dtype and on the device of the module."""
-        return self.formula(grid, self.pos_embed.device).to(self.pos_embed.dtype)
+        """Compute the table of `grid`, (N, D), in the dtype and on the device of the module."""
+        return (self.factor * self.formula(grid, self.pos_embed.device)).to(self.pos_embed.dtype)
+
+
+def _spread(rows: Tensor) -> float:
+    """Return the standard deviation of rows around their mean, over rows and channels."""
+    return float((rows - rows.mean(0)).square().mean().sqrt())
 
 
 class JoinedPosition(Position):
