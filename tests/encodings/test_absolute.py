@@ -164,6 +164,8 @@ def test_spread_is_the_deviation_of_patches_from_their_mean_and_one_factor_on_ev
     torch.testing.assert_close((rows - rows.mean(0)).square().mean().sqrt().item(), 0.7, rtol=1e-6, atol=0)
     torch.testing.assert_close(scaled(grid), plain(grid) * scaled.factor)
     torch.testing.assert_close(scaled(other), plain(other) * scaled.factor)
+    with torch.device("meta"):
+        assert make(grid, 16, spread=0.7).factor == scaled.factor
 
 
 @pytest.mark.parametrize(("grid", "spread"), [(Grid(3, 5), 0.0), (Grid(3, 5), -1.0), (Grid(1, 1, prefix=1), 1.0)])

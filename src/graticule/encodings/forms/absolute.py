@@ -98,7 +98,7 @@ class FixedEncoding(AbsoluteEncoding):
         table = self.formula(grid)
         self.factor = 1.0
         if spread is not None:
-            own = _spread(grid.split(table)[1])
+            own = _spread(grid.split(self.formula(grid, torch.device("cpu")))[1])  # also of a model on `meta`
             if not spread > 0 or not own:
                 raise ValueError(
                     f"`spread` must be positive, and the grid must have two patches or more, got spread {spread} for "
