@@ -9,7 +9,9 @@ transformers = pytest.importorskip("transformers")
 from transformers_models import MODELS, SIZES, SMALL, WINDOWS, build, outputs, whole_float64  # noqa: E402
 
 import graticule  # noqa: E402
+from evidence.models_page import configured  # noqa: E402
 from graticule.external.convert.parts import CONVERSIONS  # noqa: E402
+from graticule.external.images import call, image_size  # noqa: E402
 
 IDS = [f"{name}-{index}" for index, (name, *_) in enumerate(MODELS)]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -174,17 +176,72 @@ def test_patches_of_several_frames_are_not_inflated():
         graticule.resize(ours, patch_size=4)
 
 
-def test_films_of_other_sizes_do_not_go_back():
-    ours = graticule.convert(
-        build("VJEPA2Model", dict(next(given for name, given, _ in MODELS if name == "VJEPA2Model")))
-    )
-    ours.set_input_size((8, 32, 32))
-    with pytest.raises(ValueError, match="must have films of 4 x 32 x 32 to be a VJEPA2Model, got 8 x 32 x 32"):
-        graticule.to_transformers(ours)
+#: Models of films, and names of the number of frames and of the size in their configurations.
+FILMS = [
+    ("VideoMAEModel", "num_frames", "image_size"),
+    ("VivitModel", "num_frames", "image_size"),
+    ("VJEPA2Model", "frames_per_clip", "crop_size"),
+]
+
+
+@pytest.mark.parametrize(("name", "frames", "side"), FILMS)
+def test_a_model_of_films_is_resized_in_place(name, frames, side, tmp_path):
+    model = build(name, dict(next(given for one, given, _ in MODELS if one == name)))
+    ours = graticule.convert(model)
+    ours.set_input_size((8, 48, 48))
+    assert graticule.resize(model, (8, 48, 48)) is model
+    assert (getattr(model.config, frames), getattr(model.config, side)) == (8, 48)
+    model.save_pretrained(tmp_path)
+    film = torch.randn(1, 3, 8, 48, 48)
+    with torch.no_grad():
+        for one in (model, graticule.to_transformers(ours), type(model).from_pretrained(tmp_path)):
+            torch.testing.assert_close(outputs(one, film)[1], ours.forward_features(film), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=f"must have square images to be a {name}, which computes others wrongly"):
+        graticule.resize(model, (8, 48, 32))
+    with pytest.raises(ValueError, match="as the model has films or volumes, got 48 x 48"):
+        graticule.resize(model, (48, 48))
+    assert graticule.convert(model).img_size == (8, 48, 48)
+
+
+#: Models that do not convert, whose tables are square in the first row.
+BY_TABLE = ["AltCLIPVisionModel", "DPTModel", "JanusVisionModel", "PixioModel", "SmolVLMVisionTransformer"]
+
+
+@pytest.mark.parametrize("name", [*BY_TABLE, "Sapiens2Model", "HieraModel"])
+def test_a_model_that_does_not_convert_is_resized_by_the_table_that_it_computes(name, tmp_path):
+    model = build(name, configured(name))
+    own = image_size(model)
+    size = (2 * own[0], 2 * own[1]) if name in BY_TABLE else (own[0], 2 * own[1])
+    x = torch.randn(2, 3, *size)
+    next(model.parameters()).requires_grad_(False)
+    with torch.no_grad():
+        before = call(model, x)[0]
+        assert graticule.resize(model, size) is model
+        torch.testing.assert_close(model(x)[0], before, rtol=0, atol=1e-5)  # without interpolation
+        model.save_pretrained(tmp_path)
+        torch.testing.assert_close(type(model).from_pretrained(tmp_path)(x)[0], before, rtol=0, atol=1e-5)
+    assert image_size(model) == size and not next(model.parameters()).requires_grad
+
+
+def test_sizes_that_a_model_cannot_store_are_refused_and_leave_it():
+    model = build("PixioModel", configured("PixioModel"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for given, message in (
+        ({"img_size": (32, 64)}, "`img_size` 32 x 64 is refused by PixioModel: "),
+        ({"img_size": 64, "patch_size": 16}, "`patch_size` must be left out with PixioModel, which `convert` does not"),
+        ({"channels": 1}, "`channels` must be left out with PixioModel"),
+    ):
+        with pytest.raises(ValueError) as refusal:
+            graticule.resize(model, **given)
+        assert message in str(refusal.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    turning = build("Glm4vVisionModel", configured("Glm4vVisionModel"))
+    with pytest.raises(ValueError, match="must be one at which Glm4vVisionModel uses its own table as it is"):
+        graticule.resize(turning, 256)
 
 
 def test_sizes_that_transformers_computes_wrongly_do_not_go_back():
     ours = graticule.convert(build("Dinov2Model", SMALL))
     ours.set_input_size((32, 48))
-    with pytest.raises(ValueError, match="must have square images to be a Dinov2Model, which resamples tables of"):
+    with pytest.raises(ValueError, match="must have square images to be a Dinov2Model, which computes others wrongly"):
         graticule.to_transformers(ours)

@@ -103,7 +103,8 @@ def resize(
     of time, starts at zero; `model.certificate` lists it. `channels=1` is for volumes.
 
     A stock model of timm is resized by its own `set_input_size`, which resamples in timm's way. A model of transformers
-    is resized as its conversion, and its configuration is adapted.
+    is resized as its conversion, or if it does not convert gets the table that it computes for the size itself; its
+    configuration is adapted. Its films have `img_size=(frames, height, width)`.
 
     Args:
         model: one of our backbones, a module that contains some, a model of timm or transformers, or one of these with
@@ -126,19 +127,23 @@ def resize(
         raise ValueError("`img_size`, `patch_size`, `channels`, `windows` or `resampler` must be given, got none.")
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
+    library = type(model).__module__.partition(".")[0]
+    if not backbones and not attached and library in LIBRARIES and frames is None:
+        LIBRARIES[library](
+            model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
+        )
+        return model
     if isinstance(img_size, tuple) and len(img_size) == 3 and len(backbones) != 1:
         raise ValueError(
             f"`img_size` must be (height, width) unless `model` is one of our backbones, got {img_size}; "
             "graticule.convert makes one of a model of timm or transformers."
         )
-    library = type(model).__module__.partition(".")[0]
-    if not backbones and not attached and library in LIBRARIES:
-        LIBRARIES[library](
-            model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
-        )
-        return model
     axes = len(backbones[0].img_size) if backbones else 2
     size, patch = (None if value is None else on_axes(value, axes) for value in (img_size, patch_size))
+    if size is not None and len(size) < axes:
+        raise ValueError(
+            f"`img_size` must be (depth, height, width), as the model has films or volumes, got {by(size)}."
+        )
     film: Shape | None = None
     deep: Shape = ()
     if axes == 2 and size is not None and len(size) == 3:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import RelPosMlp
@@ -14,7 +14,10 @@ from torch import nn
 
 from graticule.backbones.base import Backbone
 from graticule.external.convert.conversion import Source, convert, fill, source_of
+from graticule.external.convert.parts import can_convert
 from graticule.external.convert.transformers import channels_of, rebuild, sizes_of
+from graticule.external.images import call, error_line, evaluating
+from graticule.external.structure import find_structure
 from graticule.position.grid import Grid
 from graticule.position.places import by
 from graticule.registry.checks import checked
@@ -117,10 +120,53 @@ def to_transformers(model: Backbone) -> nn.Module:
 
 @LIBRARIES.register("transformers")
 def resize_in_place(model: nn.Module, **sizes: Any) -> None:
-    """Resize a model of transformers as its conversion is, and adapt its configuration."""
-    there = to_transformers(resize(convert(model), **sizes))
+    """Resize a model of transformers as its conversion is, or by its own table, and adapt its configuration."""
+    resized = to_transformers(resize(convert(model), **sizes)) if can_convert(model) else _by_table(model, **sizes)
     vars(model).clear()
-    vars(model).update(vars(there))
+    vars(model).update(vars(resized))
+
+
+def _by_table(model: Any, img_size: Any, **others: Any) -> nn.Module:
+    """Return a model that stores the table that `model` computes for images of another size; it need not convert.
+
+    What is added to the tokens is recorded in a pass at that size. The outputs at that size are the same.
+    """
+    kind, size = type(model).__name__, to_2tuple(img_size)
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"`{name}` must be left out with {kind}, which `convert` does not take, got {value}.")
+    own = getattr(getattr(model, "config", None), "image_size", None)
+    if own is None or img_size is None or len(size) != 2:
+        raise ValueError(
+            f"`img_size` must be (height, width), of a model with an image_size in its configuration, got {img_size} "
+            f"for {kind}."
+        )
+    there, state = find_structure(model, size), model.state_dict()
+    tables = {name: site.rows() for site in there.of_kind("absolute table") for name in site.origins if name in state}
+    config = deepcopy(model.config)
+    images = torch.randn(1, there.channels, *size, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    try:
+        config.image_size = size[0] if isinstance(own, int) and size[0] == size[1] else list(size)
+        with torch.random.fork_rng(devices=[]):
+            resized: Any = rebuild(model, config)
+        for name, value in resized.state_dict().items():
+            if name in tables and value.shape != state[name].shape:
+                state[name] = tables[name].reshape(value.shape)
+        resized.load_state_dict(state)
+        for name, value in model.named_parameters():
+            resized.get_parameter(name).requires_grad_(value.requires_grad)
+        resized.to(model.device, model.dtype)
+        with evaluating(model), evaluating(resized):
+            before, after = (next(iter(call(one, images.to(model.device)).values())) for one in (model, resized))
+    except Exception as error:  # any error of another library
+        raise ValueError(f"`img_size` {by(size)} is refused by {kind}: {error_line(error)}") from error
+    if not torch.allclose(before, after, rtol=0, atol=1e-4 * float(before.abs().max())):
+        raise ValueError(
+            f"`img_size` must be one at which {kind} uses its own table as it is, got {by(size)}, where its outputs "
+            "with the table that it has resampled differ."
+        )
+    resized.train(model.training)
+    return cast("nn.Module", resized)
 
 
 def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
@@ -129,13 +175,19 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     config = deepcopy(theirs.config)
     changed: dict[str, Any] = {}
     image, patch = sizes_of(config)
-    if len(image) > 2 and (image, patch) != (model.img_size, model.patch_size):
-        raise ValueError(
-            f"`model` must have films of {by(image)} to be a {type(theirs).__name__}, got {by(model.img_size)}."
+    if len(image) > 2:
+        if patch != model.patch_size:
+            raise ValueError(
+                f"`model` must have patches of {by(patch)} to be a {type(theirs).__name__}, got {by(model.patch_size)}."
+            )
+        changed["num_frames" if hasattr(config, "num_frames") else "frames_per_clip"] = model.img_size[0]
+        changed |= dict.fromkeys(
+            (name for name in ("crop_size", "image_size") if hasattr(config, name)), _plain(model.img_size[1:])
         )
-    if len(image) == 2 and hasattr(config, "image_size") and image != model.img_size:
+        changed = changed if image != model.img_size else {}
+    elif hasattr(config, "image_size") and image != model.img_size:
         changed["image_size"] = _plain(model.img_size)
-    if patch != model.patch_size:
+    if len(image) == 2 and patch != model.patch_size:
         changed["patch_size"] = _plain(model.patch_size)
     patches = math.prod(size // patch for size, patch in zip(model.img_size, model.patch_size, strict=True))
     for name in ("num_patches", "num_position_embeddings"):
@@ -147,11 +199,11 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
         changed["num_labels"] = model.num_classes
     if not changed:
         return source.empty(device)
-    square = len(set(model.img_size)) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
-    if not square and any(name.endswith("pos_embed") for name in model.state_dict()):
+    square = len(set(model.img_size[-2:])) == 1 or model.img_size == to_2tuple(getattr(config, "image_size", 0))
+    if not square and (len(image) > 2 or any(name.endswith("pos_embed") for name in model.state_dict())):
         raise ValueError(
-            f"`model` must have square images to be a {type(theirs).__name__}, which resamples tables of others "
-            f"wrongly, got {model.img_size[0]} x {model.img_size[1]}."
+            f"`model` must have square images to be a {type(theirs).__name__}, which computes others wrongly, got "
+            f"{by(model.img_size)}."
         )
     for name, value in changed.items():
         setattr(config, name, value)
@@ -160,6 +212,6 @@ def _sized(source: Source, model: Backbone, device: torch.device) -> nn.Module:
     return there
 
 
-def _plain(size: tuple[int, int]) -> int | list[int]:
+def _plain(size: tuple[int, ...]) -> int | list[int]:
     """Return a size as configurations state it."""
     return size[0] if size[0] == size[1] else list(size)

@@ -65,6 +65,17 @@ def register_conversion(*kinds: type[nn.Module] | str) -> Callable[[Function], F
     return add
 
 
+def _reader(model: nn.Module) -> Reader | None:
+    kind = type(model)
+    theirs = kind.__module__.startswith("transformers.models.")
+    return CONVERSIONS.get(f"transformers.{kind.__name__}" if theirs else kind)
+
+
+def can_convert(model: nn.Module) -> bool:
+    """Return whether `convert` takes models of the class of `model`."""
+    return _reader(model) is not None
+
+
 def read(model: nn.Module) -> Conversion:
     """Describe a model of timm or transformers as one of ours."""
     if isinstance(model, Backbone):
@@ -72,9 +83,7 @@ def read(model: nn.Module) -> Conversion:
             f"`model` must be a model of timm or transformers, got {type(model).__name__}, which is one of ours "
             "already; graticule.surgery.change_position gives it another position."
         )
-    kind = type(model)
-    theirs = kind.__module__.startswith("transformers.models.")
-    reader = CONVERSIONS.get(f"transformers.{kind.__name__}" if theirs else kind)
+    reader, kind = _reader(model), type(model)
     if reader is None:
         timms = ", ".join(sorted(one.__name__ for one in CONVERSIONS if isinstance(one, type)))
         others = ", ".join(sorted(one.rpartition(".")[2] for one in CONVERSIONS if isinstance(one, str)))

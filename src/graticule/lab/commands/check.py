@@ -147,7 +147,7 @@ def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
 
 
 #: Seconds after which the check of a model in a sweep is stopped.
-_SECONDS = 900
+_SECONDS = 300
 
 
 def _checked(name: str) -> str:
