@@ -161,9 +161,9 @@ def forgotten():
     for table in (RECIPES, DATASETS, TEXTS):
         table.discover()  # those of the package are registered first and stay
     ours = [
-        ENCODINGS._classes,
-        JOININGS._classes,
-        RESAMPLERS._classes,
+        ENCODINGS,
+        JOININGS,
+        RESAMPLERS,
         registry.MODELS,
         registry.CLASSES,
         registry.default_cfgs,
@@ -172,7 +172,7 @@ def forgotten():
         TEXTS,
         plugins._registered,
     ]
-    ours.append(list_tasks()._classes)
+    ours.append(list_tasks())
     timms = [
         *(timm_registry._model_entrypoints, timm_registry._model_to_module, timm_registry._model_default_cfgs),
         *(timm_registry._model_pretrained_cfgs, timm_registry._model_with_tags),

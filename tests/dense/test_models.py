@@ -1,6 +1,5 @@
 """Detectors and segmentation models: their inputs and outputs, and the laws of their parts."""
 
-import copy
 import math
 from functools import partial
 
@@ -470,7 +469,7 @@ def test_an_adapter_is_traced_into_a_program_and_works_in_bfloat16():
 
 
 def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
-    monkeypatch.setattr(DECODERS, "_classes", copy.copy(DECODERS._classes))
+    monkeypatch.setattr(DECODERS, "data", dict(DECODERS))
 
     @register_decoder("of_the_last_map")
     class OfTheLastMap(Decoder):

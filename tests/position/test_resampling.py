@@ -262,7 +262,7 @@ def test_a_resampler_of_ones_own_has_the_same_rights(monkeypatch):
         assert torch.equal(Grid(14, 14, prefix=model.grid.prefix).to_map(twice[None])[0], expected)
         torch.testing.assert_close(Nearest()(patches, (14, 14)), expected)
     finally:
-        del RESAMPLERS._classes["own_nearest"]
+        del RESAMPLERS.data["own_nearest"]
 
 
 def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypatch):
@@ -292,7 +292,7 @@ def test_every_resampler_keeps_the_contract_and_what_breaks_it_is_found(monkeypa
             made = super().__call__(image, size)
             return made.detach().requires_grad_() if self.fault == "gradient" else made
 
-    monkeypatch.setitem(RESAMPLERS._classes, "wrong", Wrong)
+    monkeypatch.setitem(RESAMPLERS.data, "wrong", Wrong)
     for fault, law in (
         ("dtype", "must be float64, got torch.float32"),
         ("shape", r"must be \(new, old\) = \(13, 7\) from \(7, 5\) to \(13, 9\), got \(7, 13\)"),

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 TEMPLATES = Path(new.__file__).with_name("templates")
 #: Kind -> its room, the table of the room, and a function that lists its names.
 ROOMS = {
-    "encoding": ("encodings", ENCODINGS._classes, graticule.list_encodings),
-    "bias": ("encodings", ENCODINGS._classes, graticule.list_encodings),
+    "encoding": ("encodings", ENCODINGS, graticule.list_encodings),
+    "bias": ("encodings", ENCODINGS, graticule.list_encodings),
     "backbone": ("backbones", MODELS, graticule.list_models),
-    "task": ("lab.tasks", list_tasks()._classes, list_tasks),
+    "task": ("lab.tasks", list_tasks(), list_tasks),
     "dataset": ("lab.data.sets", DATASETS, list_datasets),
     "recipe": ("lab.recipes", RECIPES, list_recipes),
 }

@@ -161,7 +161,7 @@ def test_a_corrected_plugin_can_be_loaded_again(tmp_path):
         assert plugins.missing_plugins({"again.py": plugins._hash(file), "other.py": "0"}) == (["other.py"], [])
         assert plugins.missing_plugins({"again.py": "0"}) == ([], ["again.py"])
     finally:
-        del ENCODINGS._classes["again"]
+        del ENCODINGS.data["again"]
 
 
 def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_plugin_that_raised_can_be_corrected_and_its_classes_renamed(tmp_path,
         with pytest.raises(ValueError, match="`name` must be new, got 'corrected', which is the encoding Third of"):
             graticule.load_plugin(file)
     finally:
-        ENCODINGS._classes.pop("corrected", None)
+        ENCODINGS.data.pop("corrected", None)
 
 
 def test_plugins_of_one_name_in_two_folders_are_distinguished(tmp_path, monkeypatch):
@@ -205,7 +205,7 @@ def test_plugins_of_one_name_in_two_folders_are_distinguished(tmp_path, monkeypa
         assert plugins.missing_plugins({"other/methods.py": "0", "": "0"}) == (["other/methods.py", ""], [])
     finally:
         for folder in ("left", "right"):
-            ENCODINGS._classes.pop(f"of_{folder}", None)
+            ENCODINGS.data.pop(f"of_{folder}", None)
 
 
 def test_an_installed_entry_point_is_loaded_only_by_name(monkeypatch):

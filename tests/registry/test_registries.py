@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from graticule.registry.fields import as_kind
-from graticule.registry.registry import Option, Registry, options_of
+from graticule.registry.registry import Option, Registry, Table, options_of
 from graticule.registry.specs import Spec
 from in_turn import in_turn
 
@@ -77,6 +77,16 @@ def test_a_name_has_one_class(methods):
         methods.register("my encoding")(Rotation)
     with pytest.raises(TypeError, match="'number' must be a subclass of Method"):
         methods.register("number")(int)
+
+
+def test_executed_code_registers_functions_and_classes():
+    table = Table("thing")
+    code = "@table.register('one')\ndef f(): pass\n@table.register('two')\nclass C: pass"
+    exec(code, {"table": table})  # its functions have no module
+    exec(code, {"table": table})
+    assert list(table) == ["one", "two"]
+    with pytest.raises(ValueError, match="`name` must be new, got 'one', which is the thing f of executed code"):
+        exec(code.replace("def f", "def g"), {"table": table})
 
 
 def test_values_keep_their_type_and_containers_are_converted():

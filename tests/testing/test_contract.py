@@ -112,7 +112,7 @@ def broken(monkeypatch):
     monkeypatch.setattr(plugins, "_registered", dict(plugins._registered))
     ENCODINGS.register("broken")(Broken)
     yield "broken"
-    del ENCODINGS._classes["broken"]
+    del ENCODINGS.data["broken"]
 
 
 FAULTS = {
@@ -161,7 +161,7 @@ class OtherShapes(graticule.Joining):
 
 
 def test_a_tensor_that_broadcasts_to_the_documented_shape_is_found(monkeypatch):
-    monkeypatch.setitem(JOININGS._classes, "other_shapes", OtherShapes)
+    monkeypatch.setitem(JOININGS.data, "other_shapes", OtherShapes)
     with pytest.raises(AssertionError, match=r"`pre` must be \(16, 24\), got \(1, 16, 24\)"):
         check_joining("other_shapes", compiled=False)
 

@@ -62,10 +62,17 @@ class WindowAttention(Attention):
         q, k, v, bias = self._project(_cut(windows.rolled_map(x), windows.window), position)
         if not any(windows.shift):
             return q, k, v, bias
-        mask = self.masking(q.dtype) * _strangers(windows, x.device)[:, None].to(q.dtype)
+        mask = self._mask(windows, q.dtype, x.device)
         if bias is None:
             return q, k, v, mask
         return q, k, v, bias + (mask if holds(bias.shape[0] == 1) else mask.repeat(x.shape[0], 1, 1, 1))
+
+    def _mask(self, windows: Windows, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return `masking` for tokens that are not neighbors, (windows, 1, M, M), computed once for all blocks."""
+        kind = self.masking(dtype), dtype, device
+        if kind not in windows.masks:
+            windows.masks[kind] = kind[0] * _strangers(windows, device)[:, None].to(dtype)
+        return windows.masks[kind]
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
         if bias is None or holds(bias.shape[0] == 1) or holds(bias.shape[0] == q.shape[0]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,12 +52,14 @@ class Windows:
             part of a window precedes it.
         rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
             and column contain tokens of opposite borders.
+        masks: those that were computed already for blocks with these windows.
     """
 
     grid: Grid
     window: Grid
     shift: tuple[int, int] = (0, 0)
     rolled: bool = False
+    masks: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def tiles(self) -> list[list[Tile]]:
         """Return the tiles: one list per strip of rows, from the top, each from left to right."""

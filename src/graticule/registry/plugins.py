@@ -166,7 +166,7 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         ValueError: if another definition has that name.
     """
     if known is not None and not _replaces(given, known):
-        place = source_of(known) or known.__module__
+        place = source_of(known) or known.__module__ or "executed code"
         raise ValueError(f"`name` must be new, got {name!r}, which is the {kind} {known.__qualname__} of {place}.")
     if (file := source_of(given)) is not None:
         _registered[file] = _hash(file)
@@ -195,10 +195,11 @@ def check_complete(kind: str, name: str, given: Definition) -> None:
 
 def source_of(definition: Definition) -> Path | None:
     """Return the file of a class or function; None for those of the package and for those without a file."""
-    if definition.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    module = str(definition.__module__)  # None for a function of executed code
+    if module.partition(".")[0] == __name__.partition(".")[0]:
         return None
-    if definition.__module__ in _files:
-        return _files[definition.__module__]
+    if module in _files:
+        return _files[module]
     try:
         file = inspect.getsourcefile(definition)
     except (TypeError, OSError):  # defined in an interactive session

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import UserDict
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from graticule.registry.checks import Range, check_numbers, known_name
 from graticule.registry.fields import as_kind
@@ -76,7 +76,7 @@ class Table(UserDict[K, V]):
 
         def add(given: D) -> D:
             thing = make(given)
-            if not given.__module__.startswith("graticule."):
+            if not str(given.__module__).startswith("graticule."):  # None for a function of executed code
                 self.discover()  # so that a plugin cannot take a name of the library
             known = self.data.get(name)
             register_once(self.kind, name, given, None if known is None else self._definition(known))
@@ -105,7 +105,7 @@ class Table(UserDict[K, V]):
         return len(self.data)
 
 
-class Registry(Generic[T]):
+class Registry(Table[str, T]):
     """Classes by name, to which users can add: `register` adds one.
 
     The options of a name are the keyword arguments of its class, with their types and defaults.
@@ -118,48 +118,30 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, argument: str, base: Any, options: Callable[[Any], Mapping[str, Option]], *rooms: str) -> None:
+        super().__init__(argument, *rooms)
         self.argument = argument
         self.base = base
         self._options = options
-        self._classes: Table[str, T] = Table(argument, *rooms)
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a class as `name`.
+    def register(self, name: str, make: Callable[[Any], Any] = lambda given: given) -> Callable[[D], D]:
+        """Return a decorator that registers a class as `name`, as `Table.register` does.
 
         Raises:
-            ValueError: if `name` is not an identifier, or another class has it.
-            TypeError: if the class is not a subclass of the base, or does not define its abstract methods.
+            TypeError: also if the class is not a subclass of the base.
         """
 
-        def check(cls: T) -> T:
+        def check(cls: Any) -> Any:
             check_class(self.argument, name, cls, self.base)
-            return cls
+            return make(cls)
 
-        return self._classes.register(name, check)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
-
-    def __len__(self) -> int:
-        return len(self._classes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._classes
+        return super().register(name, check)
 
     def __getitem__(self, name: str) -> T:
-        return self._classes[known_name(self.argument, name, self._classes)]
-
-    def items(self) -> ItemsView[str, T]:
-        """Return the names and their classes."""
-        return self._classes.items()
-
-    def values(self) -> ValuesView[T]:
-        """Return the classes."""
-        return self._classes.values()
+        return super().__getitem__(known_name(self.argument, name, self))
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""
-        return next((name for name, known in self._classes.items() if known is cls), None)
+        return next((name for name, known in self.items() if known is cls), None)
 
     def spec_of(self, cls: type, options: Mapping[str, object]) -> Spec:
         """Return the spec of a class with options.

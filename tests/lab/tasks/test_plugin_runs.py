@@ -183,4 +183,4 @@ def test_a_recipe_imports_modules_beside_it(tmp_path, capsys):
         assert code == 0, err
         assert list(Run.open(tmp_path / "run").plugins) == ["beside_methods.py"]
     finally:
-        ENCODINGS._classes.pop("beside", None)
+        ENCODINGS.data.pop("beside", None)
