@@ -209,3 +209,24 @@ def test_an_attached_position_is_saved_beside_the_model_and_opened_again(tmp_pat
         (folder / "config.json").write_text(json.dumps({**config, "graticule": {**config["graticule"], **change}}))
         with pytest.raises(ValueError, match=said):
             graticule.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("name", "config"), FILMS)
+def test_a_position_of_films_is_attached_saved_and_removed(name, config, tmp_path):
+    """One of three axes; it starts without effect, or as the table of Vivit, which it replaces."""
+    torch.manual_seed(0)
+    host = tiny.draw(build(name, config))
+    encoder = {"skip_predictor": True} if name == "VJEPA2Model" else {}
+    film = torch.randn(2, 4, 3, 32, 32)
+    with torch.no_grad():
+        plain = host(film, **encoder)[0]
+        for encoding, joining, remove in (("learnable", "default", None), ("peg", "default", ())):
+            model = graticule.attach(copy.deepcopy(host), encoding, joining, remove=remove)
+            assert model.graticule.grid.shape == (2, 4, 4)
+            torch.testing.assert_close(model(film, **encoder)[0], plain, rtol=0, atol=1e-5)
+            tiny.draw(model.graticule)
+            again = graticule.from_pretrained(graticule.save_pretrained(model, tmp_path / name / encoding))
+            found, expected = again(film, **encoder)[0], model(film, **encoder)[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+            assert not torch.allclose(found, plain, atol=1e-3)
+            assert torch.equal(graticule.detach(model)(film, **encoder)[0], plain)

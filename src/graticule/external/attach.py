@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
+from graticule.position.places import by
 from graticule.position.position import NoPosition, Position
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
@@ -188,25 +190,29 @@ def _own_embeddings(module: nn.Module, remove: str | tuple[str, ...] | None, usu
 
 def _grid(found: Survey, patch_grid: tuple[int, int] | None, prefix: int | None) -> Grid:
     """Return the grid of the tokens of the forward pass."""
-    shape = found.shape if patch_grid is None else (patch_grid[0], patch_grid[1])
+    shape = found.shape if patch_grid is None else patch_grid
     if shape is None:
         raise ValueError(
             "`patch_grid` must be given: no convolution before the blocks makes a map of at most "
             f"{found.tokens} patches."
         )
-    ahead = found.tokens - shape[0] * shape[1]
+    ahead = found.tokens - math.prod(shape)
     if ahead < 0 or (prefix is not None and ahead != prefix):
         said = "" if prefix is None else f" and {prefix} prefix tokens"
         raise ValueError(
             f"`patch_grid` must be that of the {found.tokens} tokens that the blocks get, with the prefix tokens "
-            f"before them, got {shape[0]} x {shape[1]} patches{said}."
+            f"before them, got {by(shape)} patches{said}."
         )
     return Grid(*shape, prefix=ahead)
 
 
 def _patch(found: Survey, grid: Grid) -> tuple[int, int] | None:
-    """Return (height, width) of a patch in pixels; None if images are not divided into whole patches."""
-    if found.image is None or any(pixels % side for pixels, side in zip(found.image, grid.shape, strict=True)):
+    """Return (height, width) of a patch in pixels; None for films, or if images are not divided into whole patches."""
+    if (
+        found.image is None
+        or len(grid.shape) > 2
+        or any(pixels % side for pixels, side in zip(found.image, grid.shape, strict=True))
+    ):
         return None
     return found.image[0] // grid.height, found.image[1] // grid.width
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -91,10 +92,10 @@ def make_example(module: nn.Module, grid: tuple[int, int] | None) -> Tensor:
         module: the module that gets the images.
         grid: (H, W) in patches, for a module without a recorded size.
     """
-    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    convolution = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     size = image_size(module)
     if size is None and grid is not None and convolution is not None:
-        rows, columns = (int(step) for step in convolution.stride)
+        rows, columns = (int(step) for step in convolution.stride[-2:])
         size = grid[0] * rows, grid[1] * columns
     if size is None or convolution is None:
         what = "the size of its images" if convolution is not None else "the shape of its inputs"
@@ -147,7 +148,7 @@ class _Seen:
         """Register the hooks, and yield their handles."""
         inside = tuple(f"{name}." for name in blocks)
         for name, each in module.named_modules():
-            if isinstance(each, nn.Conv2d) and not name.startswith(inside):
+            if isinstance(each, nn.Conv2d | nn.Conv3d) and not name.startswith(inside):
                 yield each.register_forward_hook(lambda m, args, out, name=name: self._map(name, out))
         for name in blocks:
             block = module.get_submodule(name)
@@ -164,7 +165,7 @@ class _Seen:
                     )
 
     def _map(self, name: str, output: object) -> None:
-        if not self.order and isinstance(output, Tensor) and output.ndim == 4:
+        if not self.order and isinstance(output, Tensor) and output.ndim in (4, 5):
             self.maps.append((name, output.shape))
 
     def _enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -216,7 +217,7 @@ class _Seen:
         batch = shape[0] if first is None else first.shape[0]
         sequence_first = shape[0] != batch and shape[1] == batch
         tokens = shape[0] if sequence_first else shape[1]
-        maps = [(name, (found[2], found[3])) for name, found in self.maps if found[2] * found[3] <= tokens]
+        maps = [(name, tuple(found[2:])) for name, found in self.maps if math.prod(found[2:]) <= tokens]
         patches, grid = maps[-1] if maps else (None, None)
         image = None if first is None or first.ndim != 4 else (first.shape[2], first.shape[3])
         return Survey(

@@ -31,8 +31,8 @@ class Survey:
     tokens: N.
     dim: D.
     sequence_first: whether tokens are (N, B, D) instead of (B, N, D).
-    patches: name of the convolution that cuts images into patches; None if there is none.
-    shape: (H, W) of its output.
+    patches: name of the convolution that cuts images or films into patches; None if there is none.
+    shape: of its output, (H, W) or (T, H, W).
     receivers: names, in the first block, of the modules called with the normalized tokens, in order of their calls.
     called: names, in the first block, of all modules that are called.
     """
@@ -44,7 +44,7 @@ class Survey:
     dim: int
     sequence_first: bool
     patches: str | None
-    shape: tuple[int, int] | None
+    shape: tuple[int, ...] | None
     receivers: tuple[str, ...]
     called: frozenset[str]
 
@@ -237,9 +237,8 @@ class AttachedPosition(PublishedNames):
     # Hooks; the arguments after the bound ones are those of PyTorch's hooks
 
     def _compute(self, module: nn.Module, args: object, output: Tensor) -> None:
-        """Compute the position for the grid of patches, output: (B, D, H, W)."""
-        height, width = output.shape[-2:]
-        self._set(Grid(height, width, prefix=self.grid.prefix))
+        """Compute the position for the grid of patches, output: (B, D, H, W) or (B, D, T, H, W)."""
+        self._set(Grid(*output.shape[2:], prefix=self.grid.prefix))
 
     def _forget(self, module: nn.Module, args: object, output: object) -> None:
         """Release the position, unless activation checkpointing may need it again in the backward pass."""
