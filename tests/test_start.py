@@ -101,7 +101,7 @@ for name in graticule.__all__:
     try:
         getattr(graticule, name)
     except ModuleNotFoundError as error:  # of names of the lab
-        assert error.name in LAB and "graticule[lab]" in error.__notes__[0], name
+        assert error.name in LAB and '-e ".[lab]"' in error.__notes__[0], name
 for module in pkgutil.walk_packages(graticule.__path__, "graticule."):
     if not module.name.startswith("graticule.lab") and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
@@ -133,7 +133,7 @@ from graticule.lab.cli import main
 for command in ("train digits_quick", "compare digits_quick --choices joining=lape", "gym", "demo", "--completion zsh"):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         assert main(command.split()) == 1, command
-    assert said.getvalue().count("\\n") == 1 and 'pip install "graticule[lab]"' in said.getvalue(), command
+    assert said.getvalue().count("\\n") == 1 and 'pip install -e ".[lab]"' in said.getvalue(), command
 """
 
 
@@ -166,7 +166,7 @@ def test_a_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["--completion", "bash"]) == 1
     said = capsys.readouterr().err
-    assert 'pip install "graticule[lab]"' in said and said.count("\n") == 1
+    assert 'pip install -e ".[lab]"' in said and said.count("\n") == 1
 
 
 def test_every_public_name_is_there_and_listed():

@@ -16,5 +16,7 @@ def __getattr__(name: str) -> Any:
     try:
         return _import(name)
     except ModuleNotFoundError as error:
-        error.add_note(f'graticule.{name} needs more packages: pip install "graticule[lab]".')
+        from graticule.registry.checks import install
+
+        error.add_note(f"graticule.{name} needs more packages: {install('lab')}.")
         raise

@@ -18,7 +18,7 @@ from graticule.external.convert.parts import CONVERSIONS
 from graticule.hub.config import Preparation, prepare
 from graticule.hub.files import PREPROCESSOR, shards
 from graticule.hub.kinds import register_kind
-from graticule.registry.checks import printable
+from graticule.registry.checks import install, printable
 from graticule.registry.fields import read_typed
 
 #: Classes of checkpoints that have more than an encoder of images -> the class of the encoder.
@@ -96,7 +96,7 @@ def import_transformers(config: Path) -> Any:
         import transformers
     except ImportError as error:
         raise ValueError(
-            f'{config} is a model of transformers, which is not installed: pip install "graticule[transformers]".'
+            f"{config} is a model of transformers, which is not installed: {install('transformers')}."
         ) from error
     return transformers
 

@@ -1,6 +1,6 @@
 """The lab: data, training, tasks, studies, figures, pages and commands.
 
-The library never imports it; `pip install graticule[lab]` installs what it needs.
+The library never imports it; `pip install -e ".[lab]"` in the clone installs what it needs.
 """
 
 import lazy_loader

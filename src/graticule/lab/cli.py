@@ -15,7 +15,7 @@ from types import FrameType
 
 from graticule.lab.terminal import red
 from graticule.lab.training.interruption import STOPPED, Interrupted, Preempted, handling_signals, requeue_code
-from graticule.registry.checks import known_name, printable
+from graticule.registry.checks import install, known_name, printable
 from graticule.registry.plugins import load_named_plugins
 
 #: Group -> command -> its purpose; each command is a module of graticule.lab.commands, imported when it is called.
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("GRATICULE_DEBUG") or said is None:
             raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in said:
-            said += '; pip install "graticule[lab]" installs what the commands need.'
+            said += f"; {install('lab')} installs what the commands need."
         print(red("graticule: error:", sys.stderr), printable(said.strip()), file=sys.stderr)
         try:
             sys.stdout.flush()

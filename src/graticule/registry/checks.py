@@ -46,6 +46,15 @@ def is_path(given: str) -> bool:
     return given in (".", "..") or any(separator in given for separator in (os.sep, os.altsep) if separator)
 
 
+def install(extra: str) -> str:
+    """Return the command that installs the packages of an extra; graticule itself is on no package index.
+
+    >>> install("lab")
+    'pip install -e ".[lab]" in the clone of graticule'
+    """
+    return f'pip install -e ".[{extra}]" in the clone of graticule'
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

