@@ -55,7 +55,7 @@ def step_of(model: Backbone, images: Tensor, run: str, folder: Path) -> Step:
     """Build a forward pass: of the module, of the compiled module, or of an exported file."""
     if run in ("eager", "compile"):
         return inference_step(model, images, bf16=False, compile=run == "compile")
-    from graticule.surgery.export_formats import FORMATS
+    from graticule.surgery.export import FORMATS
 
     path = folder / f"{id(model)}{SUFFIXES[run]}"
     graticule.export(model, path, run, dynamic=["batch"] if len(images) > 1 else [])

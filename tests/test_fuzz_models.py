@@ -28,9 +28,9 @@ from graticule import (
     transfer,
 )
 from graticule.backbones.registry import list_arguments
-from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
+from graticule.dense.segmentation import DECODERS
 from graticule.position.joining import JOININGS
 from graticule.position.position import ENCODINGS
 from graticule.registry.specs import Spec, parse_sum

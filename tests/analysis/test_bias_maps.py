@@ -8,7 +8,7 @@ import torch
 
 import graticule
 from graticule import Grid
-from graticule.analysis.bias import BiasMaps, bias_maps
+from graticule.analysis.position_maps import BiasMaps, bias_maps
 from graticule.encodings.forms.bias import BiasEncoding
 from graticule.lab.figures.position_sheets import bias_map_sheet
 from graticule.lab.figures.save import png

@@ -449,7 +449,7 @@ def test_coefficients_need_one_table_at_the_start(choice):
 
 @torch.no_grad()
 def test_correlations_and_biases_of_films_are_of_all_patches_and_drawn_in_slices(tmp_path):
-    from graticule.analysis.bias import bias_maps
+    from graticule.analysis.position_maps import bias_maps
     from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet, side_by_side
 
     sizes = {"img_size": (3, 8, 12), "patch_size": (1, 4, 4), "embed_dim": 48, "depth": 2, "num_heads": 2}

@@ -20,11 +20,11 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 import graticule
 from graticule import external
 from graticule.analysis.attention import attention_maps
-from graticule.analysis.bias import bias_maps
 from graticule.analysis.correlation import norm_coefficients, position_correlations
 from graticule.analysis.effect import check_larger, logits_of_passes
 from graticule.analysis.equivariance import translation_error, whole_patches
 from graticule.analysis.mixing import mixing_maps, mixing_parts, save_mixing
+from graticule.analysis.position_maps import bias_maps
 from graticule.analysis.similarity import Correlations
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import read_checkpoint, save_weights

@@ -11,7 +11,7 @@ from timm.models._manipulate import adapt_input_conv
 
 import graticule
 from graticule import Grid, fold, load_checkpoint, transfer, unfold
-from graticule.checkpoints.transferred import Transferred
+from graticule.checkpoints.transfer import Transferred
 from in_turn import case, in_turn
 from tiny import COVER, DEPTH, SIZE, draw, holds, images, tiny
 

@@ -10,11 +10,10 @@ from timm.optim import param_groups_layer_decay
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 import graticule
-from graticule.dense.decoders import DECODERS, Decoder, register_decoder
 from graticule.dense.deformable import DeformableAttention, WindowedAttention, deformable_sample
 from graticule.dense.detector import HEADS, Anchors
 from graticule.dense.fpn import FeaturePyramid, SimplePyramid
-from graticule.dense.segmentation import segment_in_windows, window_starts
+from graticule.dense.segmentation import DECODERS, Decoder, register_decoder, segment_in_windows, window_starts
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
@@ -272,8 +271,10 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
         "mask_rcnn": "roi_heads.box_predictor.cls_score",
     }
     layer = model.model.get_submodule(layers[head])
-    before, classes = layer.bias.detach().clone(), 3 + (model.first_class == 1)
+    before, classes = [p.detach().clone() for p in layer.parameters()], 3 + (model.first_class == 1)
     for label in (1, 3):
+        torch.nn.init.zeros_(layer.weight)  # all classes are equally likely
+        torch.nn.init.zeros_(layer.bias)
         given = [{**one, "labels": one["labels"] * 0 + label} for one in targets()]
         model.train().zero_grad()
         sum(model(IMAGES, given).values()).backward()
@@ -281,10 +282,10 @@ def test_the_classes_that_a_detector_returns_are_those_of_its_targets(detectors,
         assert gradient.argmin() == label - 1  # the loss falls only with the logit of this class
         raised = torch.full((classes,), -50.0)
         raised[label - 1 + model.first_class] = 50
-        layer.bias.data.copy_(raised.repeat(len(before) // classes))
+        layer.bias.data.copy_(raised.repeat(len(layer.bias) // classes))
         with torch.no_grad():
             found = torch.cat([one["labels"] for one in model.eval()(IMAGES)])
-        layer.bias.data.copy_(before)
+        layer.weight.data, layer.bias.data = (value.clone() for value in before)
         assert len(found) and (found == label).all()
 
 

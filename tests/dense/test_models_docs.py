@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 import graticule
-from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS
 from graticule.dense.features import NECKS
+from graticule.dense.segmentation import DECODERS
 from tiny import without_memory
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import graticule
 from graticule import Grid
-from graticule.analysis.bias import bias_maps
+from graticule.analysis.position_maps import bias_maps
 from graticule.encodings.forms import bias as biases
 from graticule.encodings.forms.bias import squared_distance_factors
 from graticule.encodings.sandwich import Sandwich

@@ -15,12 +15,11 @@ from graticule.backbones.pvt import PyramidVisionTransformer
 from graticule.backbones.vision_transformer import VisionTransformer
 from graticule.checkpoints.released_dense import load_published, renamed
 from graticule.dense.adapter import Adapter
-from graticule.dense.decoders import LinearDecoder, MaskTransformer, SemanticFpn, UperHead
 from graticule.dense.deformable import DeformableAttention, cell_centers
+from graticule.dense.detector import RetinaNet
 from graticule.dense.features import Features, Stages
 from graticule.dense.fpn import FeaturePyramid
-from graticule.dense.retinanet import RetinaNet
-from graticule.dense.segmentation import SegmentationModel
+from graticule.dense.segmentation import LinearDecoder, MaskTransformer, SegmentationModel, SemanticFpn, UperHead
 from graticule.encodings.build import build_position
 
 Tensors = dict[str, Tensor]

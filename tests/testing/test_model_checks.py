@@ -21,8 +21,7 @@ import graticule
 from commands import run_command
 from graticule.lab.studies.matrix import build
 from graticule.testing.methods import check_model
-from graticule.testing.models import CHECKS, inspect_model
-from graticule.testing.sizes import sizes
+from graticule.testing.models import CHECKS, inspect_model, sizes
 from graticule.testing.subject import NotApplicable, Subject
 
 PROCESS_WIDE: dict[object, Tensor] = {}

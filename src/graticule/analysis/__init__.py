@@ -5,16 +5,14 @@ A file is one measure, which returns numbers; figures and pages are in `graticul
 
 from graticule.analysis.attention import attention_maps
 from graticule.analysis.audit import Audit, audit, audit_json
-from graticule.analysis.bias import BiasMaps, bias_maps
 from graticule.analysis.certificate import DebiasCertificate, certify
-from graticule.analysis.classes import pooled_features, probe_classes
 from graticule.analysis.correlation import Coefficients, norm_coefficients, position_correlations
 from graticule.analysis.debias import debias
 from graticule.analysis.effect import PASSES, Effect, check_larger, logits_of_passes
 from graticule.analysis.equivariance import Translation, translation_error, whole_patches
 from graticule.analysis.mixing import MixingMap, MixingParts, mixing_maps, mixing_parts, save_mixing
-from graticule.analysis.position_maps import rotary_similarity
-from graticule.analysis.probe import PositionSums, Probe
+from graticule.analysis.position_maps import BiasMaps, bias_maps, rotary_similarity
+from graticule.analysis.probe import PositionSums, Probe, pooled_features, probe_classes
 from graticule.analysis.share import PositionShare, position_share
 from graticule.analysis.similarity import Correlations, cosine_similarity, reach, two_dimensionality
 

@@ -9,6 +9,6 @@ from .read import read_checkpoint as read_checkpoint
 from .read import read_state as read_state
 from .read import save_weights as save_weights
 from .released_dense import load_published as load_published
+from .transfer import Transfer as Transfer
+from .transfer import Transferred as Transferred
 from .transfer import transfer as transfer
-from .transferred import Transfer as Transfer
-from .transferred import Transferred as Transferred

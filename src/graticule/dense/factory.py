@@ -12,10 +12,9 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.backbones.registry import MODELS, create_model, list_arguments
 from graticule.checkpoints.load import load_own
-from graticule.dense.decoders import DECODERS
 from graticule.dense.detector import HEADS, Detector
 from graticule.dense.features import Features, build_features
-from graticule.dense.segmentation import SegmentationModel
+from graticule.dense.segmentation import DECODERS, SegmentationModel
 from graticule.hub.config import PREFIX, Architecture, Preparation, build_backbone, prepare
 from graticule.hub.kinds import HUB, TIMM, from_pretrained, register_kind
 from graticule.registry.checks import Range, checked, is_path, known_name

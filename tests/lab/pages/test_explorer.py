@@ -15,9 +15,9 @@ from PIL import Image
 import graticule
 from commands import run_command
 from graticule.analysis.attention import attention_maps
-from graticule.analysis.bias import bias_maps
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.mixing import mixing_maps
+from graticule.analysis.position_maps import bias_maps
 from graticule.backbones.window_attention import window_tokens
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule

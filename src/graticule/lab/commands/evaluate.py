@@ -110,7 +110,7 @@ def _probe(options: Any, output: Output, opened: Sequence[Opened]) -> int:
     """Read the classes of images from the features of models."""
     import torch
 
-    from graticule.analysis.classes import pooled_features, probe_classes
+    from graticule.analysis.probe import pooled_features, probe_classes
     from graticule.analysis.share import mean_estimate
     from graticule.external.open_view import convert_stock
     from graticule.registry.checks import parse_sizes

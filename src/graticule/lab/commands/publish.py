@@ -118,8 +118,8 @@ def _measured(run: Run) -> str:
 
 def _figures(model: nn.Module, title: str, folder: Path, figure_format: str) -> list[tuple[str, str]]:
     """Draw the position correlations of the first stage, or its biases if it has no table."""
-    from graticule.analysis.bias import bias_maps
     from graticule.analysis.correlation import position_correlations
+    from graticule.analysis.position_maps import bias_maps
     from graticule.encodings.forms.absolute import AbsoluteEncoding
     from graticule.lab.figures.position_sheets import bias_map_sheet, correlation_sheet
     from graticule.lab.figures.save import save_figure

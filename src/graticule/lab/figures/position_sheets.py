@@ -12,8 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from graticule.analysis.bias import BiasMaps
-from graticule.analysis.position_maps import StageMaps
+from graticule.analysis.position_maps import BiasMaps, StageMaps
 from graticule.analysis.similarity import Array, Correlations, reach
 from graticule.lab.figures.style import PALETTE, SIMILARITY, add_title, axes_at, mark
 from graticule.registry.checks import printable

@@ -72,9 +72,9 @@ def catalog() -> Catalog:
 def build_catalog(known: Catalog | None = None) -> Catalog:
     """Collect the names from the registries and measure the models, except those whose sizes are `known`."""
     import graticule
-    from graticule.dense.decoders import DECODERS
     from graticule.dense.detector import HEADS
     from graticule.dense.features import NECKS
+    from graticule.dense.segmentation import DECODERS
     from graticule.lab.data.registry import list_datasets, list_texts
     from graticule.lab.data.text_module import list_tokenizers
     from graticule.lab.training.task import list_tasks

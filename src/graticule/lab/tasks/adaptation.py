@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from graticule.backbones.base import Backbone
-    from graticule.checkpoints.transferred import Transfer
+    from graticule.checkpoints.transfer import Transfer
     from graticule.lab.data.module import DataModule
     from graticule.lab.training.run import Run
     from graticule.surgery.change import Certificate, Drift

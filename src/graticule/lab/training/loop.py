@@ -24,7 +24,7 @@ from torch import nn
 
 from graticule.checkpoints.load import load_position
 from graticule.checkpoints.read import save_weights
-from graticule.checkpoints.transferred import Transfer
+from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
 from graticule.lab.locks import locked

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
-    from graticule.checkpoints.transferred import Transfer
+    from graticule.checkpoints.transfer import Transfer
     from graticule.lab.data.sampling import BatchOrder
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from graticule.backbones.base import Backbone
-    from graticule.checkpoints.transferred import Transfer
+    from graticule.checkpoints.transfer import Transfer
     from graticule.lab.data.dense_module import DenseModule
     from graticule.lab.training.results import Prediction
 
