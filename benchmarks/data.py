@@ -29,7 +29,6 @@ import graticule
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.images import ArrayImages, DatasetInfo
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset
 from graticule.lab.data.sampling import BatchOrder, EpochSampler
 from graticule.lab.data.transforms import (
@@ -56,6 +55,13 @@ def write_photographs(root: Path, count: int, size: tuple[int, int] = (375, 500)
                 top, left = random.integers(height - size[0]), random.integers(width - size[1])
                 image = Image.fromarray(photograph[top : top + size[0], left : left + size[1]])
                 image.save(folder / f"{index}.JPEG", quality=90)
+
+
+def pack(folder: Path, output: Path) -> None:
+    """Write an image folder as Arrow files, by Hugging Face `datasets`."""
+    import datasets
+
+    datasets.load_dataset("imagefolder", data_dir=str(folder), cache_dir=str(output.parent)).save_to_disk(str(output))
 
 
 def seconds(loader: DataLoader) -> tuple[float, int]:
@@ -132,7 +138,7 @@ def reads(passes: int) -> None:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place)
             write_photographs(root / "folder", count, size)
-            pack(root / "folder", root / "packed", progress=False)
+            pack(root / "folder", root / "packed")
             folder, _ = load_dataset("image_folder", "train", root / "folder")
             packed, _ = load_dataset("hugging_face", "train", root / "packed")
             rows = datasets.load_from_disk(str(root / "packed"))["train"]
@@ -180,7 +186,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         write_photographs(root / "folder", options.images)
-        pack(root / "folder", root / "packed", progress=False)
+        pack(root / "folder", root / "packed")
         made = {
             (name, workers): build
             for workers in options.workers

@@ -36,14 +36,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from bias import steps as bias_steps
-from data import large, seconds, write_photographs
+from data import large, pack, seconds, write_photographs
 from matplotlib.figure import Figure
 from torch import nn
 from turns import Step, in_turns, inference_step, training_step
 from windows import product_step
 
 import graticule
-from graticule.lab.data.pack import pack
 from graticule.lab.figures.save import save_figure
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.training.loop import train
@@ -244,7 +243,7 @@ def loaders(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_photographs(root / "folder", 64 if bench.quick else 8192)
-        pack(root / "folder", root / "packed", progress=False)
+        pack(root / "folder", root / "packed")
         for name, loader in large(root, workers).items():
             took, images = seconds(loader())
             bench.add("loaders", name, [took], images_per_second=images / took, workers=workers)

@@ -140,10 +140,10 @@ def main() -> int:
 
 
 def pack_digits(folder: Path) -> Path:
-    """Write the digits as an image folder of PNGs and pack it; returns the packed folder."""
+    """Write the digits as an image folder of PNGs, and this as Arrow files; returns the folder of these."""
+    import datasets
     from torchvision.transforms.functional import to_pil_image
 
-    from graticule.lab.data.pack import pack
     from graticule.lab.data.sets.mnist import digits
 
     if (folder / "packed").exists():
@@ -155,7 +155,8 @@ def pack_digits(folder: Path) -> Path:
             path = folder / "pictures" / name / str(int(label))
             path.mkdir(parents=True, exist_ok=True)
             (to_pil_image(image) if isinstance(image, torch.Tensor) else image).save(path / f"{index}.png")
-    pack(folder / "pictures", folder / "packed", workers=1, progress=False)
+    pictures = datasets.load_dataset("imagefolder", data_dir=str(folder / "pictures"), cache_dir=str(folder / "cache"))
+    pictures.save_to_disk(str(folder / "packed"))
     return folder / "packed"
 
 

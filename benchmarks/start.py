@@ -21,7 +21,6 @@ CASES = {
     "graticule --help": ["-m", "graticule", "--help"],
     "graticule --version": ["-m", "graticule", "--version"],
     "graticule trian (misspelt)": ["-m", "graticule", "trian"],
-    "graticule pack --help": ["-m", "graticule", "pack", "--help"],
     "graticule compare --help": ["-m", "graticule", "compare", "--help"],
     "graticule report --help": ["-m", "graticule", "report", "--help"],
     "graticule runs --srot name (misspelt)": ["-m", "graticule", "runs", "--srot", "name"],

@@ -54,6 +54,7 @@ NAMED = {
     "features": "backbones/test_timm_interface.py",
     "load": "external/test_guide.py",
     "own": "test_docs_code.py",
+    "pack": "lab/data/test_hugging_face.py",
     "publish": "external/test_publish.py",
     "resize": "external/test_guide.py",
     "serve": "../docs/_ext/test_pages.py",

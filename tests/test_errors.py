@@ -24,7 +24,7 @@ REASONS = {
         "lab/data/sets/hugging_face.py",
         "lab/data/sets/mask_folder.py",
     ),
-    *("lab/data/tars.py", "lab/data/sets/voc.py", "testing/subject.py", "lab/studies/runs.py"),
+    *("lab/data/sets/voc.py", "testing/subject.py", "lab/studies/runs.py"),
 }
 
 

@@ -6,24 +6,21 @@ import json
 import os
 import pickle
 import struct
-import tarfile
 from math import prod
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from fuzz import JSON, SCALARS, altered, changed, edited, fuzzed, outcome, replaced
+from fuzz import JSON, altered, changed, edited, fuzzed, outcome, replaced
 from graticule.lab.data.dense_module import load_dense
 from graticule.lab.data.images import EncodedImages
-from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
-from graticule.lab.data.sets.hugging_face import read_plan
 from graticule.lab.data.sets.mnist import read_idx
-from graticule.lab.data.tars import class_names, read_tar, tar_files
 from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.system.files import read_utf8
 
@@ -31,30 +28,12 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)
 IDX = bytes([0, 0, 8, 3]) + struct.pack(">3I", *PIXELS.shape) + PIXELS.tobytes()
 BATCH = {b"data": PIXELS.reshape(3, 20), b"labels": [0, 1, 2], b"filenames": [b"a.png", b"b.png", b"c.png"]}
 
-#: A name for which GNU and POSIX tars have special headers.
-LONG = "d" * 60 + "/" + "b" * 60
-
 
 def encoded(kind, dtype=np.uint8, most=256, **options):
     content = io.BytesIO()
     shape = (12, 9, 3) if dtype == np.uint8 else (12, 9)
     pixels = np.random.RandomState(1).uniform(0, most, shape).astype(dtype)
     Image.fromarray(pixels).save(content, kind, **options)
-    return content.getvalue()
-
-
-def tar(style):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w", format=style) as file:
-        for name, member in (
-            ("a.png", encoded("PNG")),
-            ("a.cls", b"0"),
-            (f"{LONG}.jpg", b"123"),
-            (f"{LONG}.cls", b"1"),
-        ):
-            header = tarfile.TarInfo(name)
-            header.size = len(member)
-            file.addfile(header, io.BytesIO(member))
     return content.getvalue()
 
 
@@ -88,30 +67,14 @@ def test_a_pickle_of_arrays(folder, content):
         assert all(array.dtype == np.uint8 and array.nbytes <= len(content) for array in arrays)
 
 
-@fuzzed(
-    40,
-    content=st.one_of(
-        *(edited(tar(style), header=600) for style in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
-    ),
-)
-def test_the_headers_of_a_tar(folder, content):
-    (folder / "0.tar").write_bytes(content)
-    found = outcome(lambda: read_tar(folder / "0.tar"), names="0.tar")
-    if not isinstance(found, ValueError):
-        assert found and all(0 <= image.size <= len(content) - image.offset for image in found)
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     root = tmp_path_factory.mktemp("arrow")
-    for split in ("train", "val"):
-        for name in ("cat", "dog"):
-            (root / "folder" / split / name).mkdir(parents=True)
-            for number in range(3):
-                (root / "folder" / split / name / f"{number}.png").write_bytes(encoded("PNG"))
-    pack(root / "folder", root / "packed", progress=False)
-    (root / "packed" / "pack.json").unlink()  # as saved by other programs
-    return root / "packed"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    images = [{"bytes": encoded("PNG"), "path": None}] * 6
+    rows = datasets.Dataset.from_dict({"image": images, "label": [0, 0, 0, 1, 1, 1]}, features=features)
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(str(root))
+    return root
 
 
 @fuzzed(40, data=st.data())
@@ -128,27 +91,6 @@ def test_a_file_of_a_saved_data_set(packed, data):
             images, info = found
             for index, label in enumerate(images.labels):
                 assert 0 <= label < info.num_classes and isinstance(images.read(index), bytes)
-
-
-@fuzzed(20, content=st.one_of(edited(b"cat\ndog\nbird\r\n"), st.binary(max_size=40)))
-def test_a_list_of_classes(folder, content):
-    (folder / "classes.txt").write_bytes(content)
-    found = outcome(lambda: class_names(folder), names="classes.txt")
-    if not isinstance(found, ValueError):
-        assert all(found) and len(set(found)) == len(found) > 0
-        assert "\n".join(found) == content.decode().removesuffix("\n").replace("\r\n", "\n").removesuffix("\r")
-
-
-@fuzzed(
-    16,
-    plan=st.one_of(
-        JSON, st.fixed_dictionaries({"images": st.dictionaries(st.sampled_from(["train", "test"]), SCALARS)})
-    ),
-)
-def test_the_plan_of_packing(folder, plan):
-    (folder / "pack.json").write_text(json.dumps(plan))
-    found = outcome(lambda: read_plan(folder), names="pack.json")
-    assert isinstance(found, ValueError) or all(type(found["images"][part]) is int for part in ("train", "test"))
 
 
 @fuzzed(20, content=st.one_of(edited("aé中😀".encode()), st.binary(max_size=20)))
@@ -275,7 +217,7 @@ def test_annotations_of_objects_and_pixels(tmp_path_factory, data):
 
 
 KINDS = ["file", "empty", "folder", "pipe", "loop", "up", "out", "broken"]
-NAMES = ["train", "val", "cat", "dog", "x.png", "y.JPEG", "a.txt", "0.tar", "classes.txt", ".hidden", "a\nb.png"]
+NAMES = ["train", "val", "cat", "dog", "x.png", "y.JPEG", "a.txt", ".hidden", "a\nb.png"]
 
 
 def plant(root, name, kind, outside):
@@ -297,10 +239,9 @@ def plant(root, name, kind, outside):
         place.symlink_to({"loop": place.name, "up": "..", "out": outside, "broken": "nothing"}[kind])
 
 
-CONTENT = {".png": encoded("PNG"), ".JPEG": encoded("JPEG"), ".tar": tar(tarfile.USTAR_FORMAT)}
+CONTENT = {".png": encoded("PNG"), ".JPEG": encoded("JPEG")}
 BASE = {
     "image_folder": [f"{split}/{name}/0.png" for split in ("train", "val") for name in ("cat", "dog")],
-    "tars": ["train/a.tar", "val/a.tar"],
     "text_folder": ["train/1.txt", "val/1.txt"],
 }
 
@@ -322,7 +263,6 @@ def test_a_folder(tmp_path_factory, folder, dataset, entries, missing):
         plant(root, "/".join(parts), kind, folder)
     load = {
         "image_folder": lambda: load_dataset("image_folder", "train", root),
-        "tars": lambda: tar_files(root),
         "text_folder": lambda: load_text("text_folder", root),
     }
     found = outcome(load[dataset], names=str(root), allowed=(ValueError, FileNotFoundError))

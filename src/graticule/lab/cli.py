@@ -43,9 +43,6 @@ _GROUPS = {
         "resamplers": "find the resampler that preserves features at other image sizes",
         "check": "check the position code of a model, a module or a plugin",
     },
-    "Data": {
-        "pack": "pack an image folder or tar shards into Arrow files",
-    },
     "Files": {
         "new": "write a template of a plugin, and a test for it",
         "export": "write a model for ONNX Runtime or torch.export, or its weights",

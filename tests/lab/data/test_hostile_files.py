@@ -2,28 +2,22 @@
 
 import gzip
 import inspect
-import io
 import json
 import os
 import pickle
-import shutil
 import struct
 import sys
-import tarfile
 
 import numpy as np
 import pytest
 from image_files import write_folder
 from PIL import Image
-from shard_files import numbered
 from test_cifar import batch
 from test_cifar import write as write_cifar
 from test_fashion_mnist_files import write as write_fashion
 
-from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
-from graticule.lab.data.tars import read_tar, tar_files
 from graticule.lab.data.tokens import BytePairTokenizer
 
 
@@ -52,28 +46,6 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
     SPECIAL["device"] = (device, "got a device")
 
 
-def write_shards(root, label=b"0"):
-    for split in ("train", "val"):
-        (root / split).mkdir(parents=True)
-        write_shard(
-            root / split / "0.tar", [("a.png", numbered(0)), ("a.cls", label), ("b.png", numbered(1)), ("b.cls", b"1")]
-        )
-    return root
-
-
-def write_shard(path, members):
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            add(tar, name, content)
-    return path
-
-
-def add(tar, name, content):
-    header = tarfile.TarInfo(name)
-    header.size = len(content)
-    tar.addfile(header, io.BytesIO(content))
-
-
 def write_texts(root):
     for split in ("train", "val"):
         (root / split).mkdir(parents=True)
@@ -87,25 +59,20 @@ def write_texts(root):
     [
         (write_folder, lambda root: load_dataset("image_folder", "train", root), "train/cat/x.png"),
         (write_folder, lambda root: load_dataset("image_folder", "train", root), "val/dog/below/x.JPEG"),
-        (write_folder, lambda root: pack(root, root.with_name("packed"), progress=False), "train/cat/x.png"),
-        (write_shards, tar_files, "train/x.tar"),
-        (write_shards, tar_files, "classes.txt"),
         (write_texts, lambda root: load_text("text_folder", root), "train/x.txt"),
     ],
-    ids=["image", "image below", "pack", "tar", "names", "text"],
+    ids=["image", "image below", "text"],
 )
 def test_pipes_devices_and_circular_links_are_refused_by_name_before_they_are_opened(
     tmp_path, kind, write, load, where
 ):
     root, (make, match) = write(tmp_path / "root"), SPECIAL[kind]
     load(root)
-    shutil.rmtree(tmp_path / "packed", ignore_errors=True)
     (root / where).parent.mkdir(exist_ok=True)
     make(root / where)
     with pytest.raises(ValueError, match=match) as caught:
         load(root)
     assert str(root / where) in str(caught.value)
-    assert not (tmp_path / "packed").exists()
 
 
 @pytest.mark.parametrize("kind", [name for name in SPECIAL if name != "nowhere"])
@@ -149,9 +116,6 @@ def test_a_file_that_is_too_large_for_an_image_is_not_read(tmp_path):
     images, _ = load_dataset("image_folder", "test", root)
     with pytest.raises(ValueError, match=r"0\.JPEG must have at most"):
         images[0]
-    os.truncate(root / "train" / "cat" / "0.JPEG", 1 << 33)
-    with pytest.raises(ValueError, match=r"0\.JPEG must have at most"):
-        pack(root, tmp_path.with_name("packed"), progress=False)
 
 
 def test_a_file_that_is_too_large_for_a_text_is_not_read(tmp_path):
@@ -180,44 +144,6 @@ def test_an_image_that_resizing_would_make_huge_is_broken(tmp_path, width, heigh
     assert train[0][1] == 0 and [path.name for path in train.skipped] == ["0.JPEG"]
     Image.new("RGB", (500, 1)).save(root / "val" / "cat" / "0.JPEG")
     assert load_dataset("image_folder", "test", root)[0][0][0].size == (500, 1)
-
-
-def header(name=b"a.png", size=b"00000000010", kind=b"0"):
-    """Return the header of a tar made by hand, with a correct checksum."""
-    block = bytearray(512)
-    block[: len(name)] = name
-    block[124 : 124 + len(size)] = size
-    block[156:157], block[257:265] = kind, b"ustar\x0000"
-    block[148:156] = b"        "
-    block[148:156] = b"%06o\x00 " % sum(block)
-    return bytes(block)
-
-
-NEGATIVE, ABSURD = b"\xff" * 12, b"\x80\x00\x00\x00\x7f" + b"\xff" * 7
-
-
-def test_absurd_sizes_in_a_tar_are_refused_by_name(tmp_path):
-    cases = {
-        "negative": header(size=NEGATIVE) + bytes(2048),
-        "absurd": header(size=ABSURD) + bytes(2048),
-        "long name": header(kind=b"L", size=ABSURD) + bytes(2048),
-        "negative name": header(kind=b"L", size=NEGATIVE) + bytes(2048),
-        "pax": header(kind=b"x", size=ABSURD) + bytes(2048),
-        "sparse": header(kind=b"S", size=ABSURD) + bytes(2048),
-        "nested": (header(kind=b"L", size=b"00000000001") + b"a" + bytes(511)) * 3000,
-    }
-    for case, content in cases.items():
-        (tmp_path / "0.tar").write_bytes(content)
-        with pytest.raises(ValueError, match=r"0\.tar"):
-            read_tar(tmp_path / "0.tar")
-            pytest.fail(case)
-
-
-def test_zeros_without_end_after_a_tar_are_refused(tmp_path):
-    shard = write_shards(tmp_path) / "train" / "0.tar"
-    os.truncate(shard, 1 << 38)  # sparse
-    with pytest.raises(ValueError, match=r"0\.tar must end after its tar"):
-        read_tar(shard)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -1,16 +1,16 @@
 import json
 import os
 import pickle
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import BROKEN, picture
+from image_files import BROKEN, number_of, numbered, packed, picture, write_folder
 from PIL import Image
-from shard_files import number_of, numbered
 
 from graticule.lab.data.module import DataModule
-from graticule.lab.data.pack import pack
 from graticule.lab.data.registry import load_dataset
 from in_turn import in_turn
 
@@ -61,6 +61,24 @@ def test_it_trains_with_workers_and_without_on_the_same_batches(tmp_path):
         found.append([(images.sum().item(), labels.tolist()) for images, labels in data.train_dataloader()])
     assert len(found[0]) == 3
     assert found[0] == found[1]
+
+
+def test_a_folder_packed_as_the_page_says_gives_the_batches_of_the_folder_bit_for_bit(tmp_path, monkeypatch):
+    page = Path(__file__).parents[3] / "docs" / "data.md"
+    write_folder(tmp_path / "IMAGENET", ("cat", "Bird", "dog"), each=11)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    exec(re.search(r"^```python pack\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[1])
+    found = []
+    for name, root in (("image_folder", tmp_path / "IMAGENET"), ("hugging_face", tmp_path / "PACKED")):
+        data = DataModule(name, root=root, size=(16, 16), batch_size=4, seed=3)
+        data.setup()
+        order = data.train_order()
+        order.sampler.set_epoch(2)
+        found.append([*data.train_dataloader(order), *data.eval_dataloader((16, 16))])
+        assert data.info.class_names == ("Bird", "cat", "dog")
+    for (images, labels), (others, expected) in zip(*found, strict=True):
+        assert images.equal(others) and labels.equal(expected)
 
 
 @pytest.mark.parametrize("kind", [*BROKEN, "none"])
@@ -289,7 +307,7 @@ def test_images_of_every_kind_come_in_color_of_8_bits_as_from_a_folder(tmp_path)
             (tmp_path / "folder" / split / label).mkdir(parents=True)
             for name, image in pictures.items():
                 image.save(tmp_path / "folder" / split / label / name)
-    pack(tmp_path / "folder", tmp_path / "packed", progress=False)
+    packed(tmp_path / "folder", tmp_path / "packed")
     for name, place in (("image_folder", "folder"), ("hugging_face", "packed")):
         images, _ = load_dataset(name, "train", tmp_path / place)
         found = [images[n][0] for n in range(8)]

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,6 @@ from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.pack import pack
 from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.interruption import Preempted
@@ -274,7 +274,8 @@ def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, 
 def test_a_packed_file_that_is_cut_while_it_is_read_is_named_and_the_run_resumes_when_it_is_whole(
     tmp_path, capsys, pictures, workers
 ):
-    pack(pictures, tmp_path / "packed", workers=1, progress=False)
+    rows = datasets.load_dataset("imagefolder", data_dir=str(pictures), cache_dir=str(tmp_path / "cache"))
+    rows.save_to_disk(str(tmp_path / "packed"))
     recipe = of_pictures(tmp_path / "packed", "hugging_face", workers=workers)
     end = train(recipe, tmp_path / "whole", progress=False)
     files = {path: path.read_bytes() for path in (tmp_path / "packed" / "train").glob("*.arrow")}

@@ -1,4 +1,4 @@
-"""Data sets in the format of Hugging Face `datasets`, as `DatasetDict.save_to_disk` and `graticule pack` write them."""
+"""Data sets in the format of Hugging Face `datasets`, as `DatasetDict.save_to_disk` writes them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,16 @@ from typing_extensions import TypedDict
 from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
 from graticule.lab.data.sets.folder import SPLITS, files_below
-from graticule.registry.fields import Whole, check_value
+from graticule.registry.fields import check_value
 from graticule.system.files import check_plain, read_json
 
-#: The file that lists the splits, and the plan of `pack`.
-DICT, PLAN = "dataset_dict.json", "pack.json"
+#: The file that lists the splits.
+DICT = "dataset_dict.json"
 #: Most files that are open at a time.
 _OPEN = 32
 
 
 # The fields of the JSON files of a data set that are needed.
-
-
-class _Counts(TypedDict):
-    train: Whole
-    test: Whole
-
-
-class _Plan(TypedDict):
-    images: _Counts
 
 
 class _Splits(TypedDict):
@@ -119,24 +110,22 @@ class ArrowImages(EncodedImages):
 
 @register_dataset("hugging_face")
 def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetInfo]:
-    """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` or `pack` wrote to `root`.
+    """Load train, or validation (or val, or test), of a DatasetDict that `save_to_disk` wrote to `root`.
 
     The images are the first column of kind Image, the labels the first of kind ClassLabel. No code of the data set
     runs.
 
     Raises:
-        ValueError, FileNotFoundError: for a folder that is missing, damaged, packed incompletely or of another kind,
-            a split or column that does not exist, labels without a class, images that are paths, classes that differ
-            between the splits, or a name that leads out of the folder.
+        ValueError, FileNotFoundError: for a folder that is missing, damaged or of another kind, a split or column that
+            does not exist, labels without a class, images that are paths, classes that differ between the splits, or a
+            name that leads out of the folder.
     """
     if root is None or not root.is_dir():
         raise FileNotFoundError(
-            "`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote, got "
-            f"{str(root)!r}, which does not exist."
+            f"`data_root` must be a folder of DatasetDict.save_to_disk, got {str(root)!r}, which does not exist."
         )
     files_below(root, lambda name: True)  # checks that all files are regular before one is opened
-    plan = read_plan(root)
-    listed = _listed_splits(root, unfinished=plan is not None)
+    listed = _listed_splits(root)
     folders = {part: _folder(root, part, listed) for part in SPLITS}
     columns = {part: _columns(folder) for part, folder in folders.items()}
     image, label, names = columns[split]
@@ -146,9 +135,8 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
             f"{columns['test'][2][:5]} in {root}."
         )
     rows = read_rows(_data_files(folders[split]), image, label)
-    if not len(rows.labels) or (plan is not None and plan["images"][split] != len(rows.labels)):
-        expected = "rows" if plan is None else f"the {plan['images'][split]} images of {PLAN}"
-        raise ValueError(f"{folders[split]} must have {expected}, got {len(rows.labels)}.")
+    if not len(rows.labels):
+        raise ValueError(f"{folders[split]} must have rows, got none.")
     outside = np.flatnonzero((rows.labels < 0) | (rows.labels >= len(names)))
     if len(outside):
         raise ValueError(
@@ -230,33 +218,19 @@ def _places(images: pa.StructArray, file: pa.Buffer, path: Path) -> np.ndarray:
     return np.stack([start + ends[:-1], sizes])
 
 
-def read_plan(root: Path) -> dict[str, Any] | None:
-    """Read the plan that `pack` wrote to `root`; None if there is none."""
-    try:
-        plan: dict[str, Any] = read_json(root / PLAN)
-    except FileNotFoundError:
-        return None
-    check_value(_Plan, plan, f"{root / PLAN} is damaged")
-    return plan
-
-
 def _read(path: Path, kind: object) -> Any:
     """Read a JSON file of a data set as `kind`."""
     return check_value(kind, read_json(path), f"{path} is damaged")
 
 
-def _listed_splits(root: Path, unfinished: bool) -> list[str]:
+def _listed_splits(root: Path) -> list[str]:
     try:
         names: list[str] = _read(root / DICT, _Splits)["splits"]
     except FileNotFoundError:
-        if unfinished:
-            reason = f"packing was not finished in {root}; run graticule pack again to resume it"
-        elif (root / "state.json").exists():
-            reason = f"got one table in {root}, which has no split to evaluate on"
-        else:
-            reason = f"got {root}, which has no {DICT}"
+        one = (root / "state.json").exists()
+        problem = "one table, which has no split to evaluate on" if one else f"no {DICT}"
         raise ValueError(
-            f"`data_root` must be a folder that DatasetDict.save_to_disk or graticule pack wrote: {reason}."
+            f"`data_root` must be a folder of DatasetDict.save_to_disk, got {root} with {problem}."
         ) from None
     return names
 
