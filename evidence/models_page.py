@@ -178,13 +178,13 @@ NOTES: dict[str, str] = {
     "coat_tiny": "convolutional position terms in factorized attention",
     "crossvit_tiny_240": "two branches of different patches",
     "davit_tiny": "attention over channels beside windows",
-    "deepseek_vit_412m": "not tried",
+    "deepseek_vit_412m": "an aligner of merged tokens before the classifier",
     "edgenext_small": "attention over channels (cross-covariance)",
     "efficientformer_l1": "pooling stages, then attention with a bias of offsets",
     "efficientformerv2_s0": "attention with a bias of offsets after convolutional stages",
     "efficientvit_b0": "linear attention",
     "efficientvit_m0": "a cascade of groups of channels",
-    "gemma4_vit_167m": "not tried; its rotation is `rope(preset='gemma4')`",
+    "gemma4_vit_167m": "norms after each part, clipped projections; its rotation is `rope(preset='gemma4')`",
     "gcvit_xxtiny": "queries of a global window",
     "halonet26t": "attention between blocks and halos in a convolutional network",
     "hiera_tiny_224": "pooled queries, tokens in the order of mask units",
@@ -198,7 +198,7 @@ NOTES: dict[str, str] = {
     "nextvit_small": "pooled keys with batch norms",
     "pit_ti_224": "stages with a class token, pooled by convolutions",
     "pvt_v2_b0": "a depth-wise convolution within each MLP",
-    "qwen3_vit_88m": "not tried",
+    "qwen3_vit_88m": "merged tokens before the classifier",
     "sam2_hiera_tiny": "pooled queries, a table with a repeated window",
     "swiftformer_xs": "additive attention",
     "swinv2_cr_tiny_ns_224": "another network of offsets than that of Swin V2",
@@ -297,8 +297,10 @@ def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], di
         return "in part" if found.unavailable else None
 
     def resize() -> None:
-        wide = 2 * size[0], 2 * size[1]
-        larger = graticule.resize(copy.deepcopy(model), wide)
+        film, wide = film_of(model), (2 * size[0], 2 * size[1])
+        frames = () if film is None else (film.depth * film.slices,)
+        side = wide if film is None else (2 * film.size[0], 2 * film.size[1])
+        larger = graticule.resize(copy.deepcopy(model), (*frames, *side))
         call(larger, torch.randn(1, 3, *wide))
 
     def attach() -> None:
@@ -309,7 +311,7 @@ def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], di
                 changed = graticule.attach(copy.deepcopy(model), "learnable", "lape", example=example, **names)
             except ValueError:
                 continue
-            changed(x[:1])
+            call(changed, x[:1])
             return
         raise ValueError("`model` must have one of the known names of blocks.")
 

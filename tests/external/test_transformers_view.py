@@ -9,14 +9,17 @@ import torch
 import graticule
 import tiny
 from graticule.analysis.audit import audit
-from graticule.external.open_view import StructureView, view_of
+from graticule.external.open_view import ResampledTables, StructureView, view_of
 from graticule.external.structure import find_structure
 from graticule.external.view import permutation
 from graticule.lab.pages.explorer_maps import explorer_maps
+from graticule.lab.studies.resamplers import try_resamplers
 from graticule.testing.models import inspect_model
 
 pytest.importorskip("transformers")
 from transformers_models import MERGED, SAM, SMALL, VIDEO, WINDOWS, build, whole_float64
+
+from evidence.models_page import configured
 
 #: Models whose only position information is that of their tokens: class, configuration.
 PLAIN = [
@@ -94,6 +97,10 @@ def test_zeroing_position_is_zeroing_its_parameters():
         (x, _), (y, _) = view.without_position().run(images).layers[-1], StructureView(bare).run(images).layers[-1]
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(x, view.run(images).layers[-1][0])
+        features = [
+            one.features(images, one.run(images).layers) for one in (view.without_position(), StructureView(bare))
+        ]
+        torch.testing.assert_close(*features, rtol=1e-9, atol=1e-9)
         assert not torch.allclose(view.shuffled(1).run(images).layers[-1][0], view.run(images).layers[-1][0])
         assert sum(view.position_parameters.values()) >= sum(
             value.numel() for own, value in model.named_parameters() if own.endswith(names)
@@ -230,3 +237,20 @@ def test_a_position_of_films_is_attached_saved_and_removed(name, config, tmp_pat
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
             assert not torch.allclose(found, plain, atol=1e-3)
             assert torch.equal(graticule.detach(model)(film, **encoder)[0], plain)
+
+
+@pytest.mark.parametrize("name", ["PixioModel", "JanusVisionModel", "HieraModel"])
+def test_resamplers_are_compared_with_the_own_one_of_a_model_that_does_not_convert(name):
+    torch.manual_seed(0)
+    model = tiny.draw(build(name, configured(name)))
+    for parameter in (one for key, one in model.named_parameters() if "position" in key):
+        torch.nn.init.normal_(parameter, std=5.0)
+    own = find_structure(model).img_size
+    large = (2 * own[0], 2 * own[1])
+    images = {size: list(torch.randn(3, 3, *size)) for size in (own, large)}
+    found = try_resamplers(ResampledTables(StructureView(model)), images, own, progress=False).similarity
+    mine = found.pop("its own")[large]
+    torch.testing.assert_close(found["bicubic(antialias=False)"][large], mine, rtol=0, atol=1e-6)  # as in its code
+    assert max(abs(a - b) for a, b in zip(found["bilinear"][large], mine, strict=True)) > 1e-5
+    with pytest.raises(ValueError, match="`model` must add a table to its tokens, got Sapiens2Model"):
+        ResampledTables(StructureView(build("Sapiens2Model", configured("Sapiens2Model"))))

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -36,6 +36,7 @@ from graticule.external.images import (
 from graticule.external.structure import OF_PAIRS, Structure, find_structure, grid_after, select, stem_map, tokens_last
 from graticule.external.view import Edit, ModelView, Pass, Unavailable, chosen_layers, nearest, permutation
 from graticule.position.grid import Grid
+from graticule.position.resampling import Resampler, build_resampler
 from graticule.position.windows import Windows
 from graticule.surgery.resize import shared_copy
 
@@ -178,7 +179,9 @@ class StructureView(ModelView):
 
     def features(self, images: Tensor, layers: Sequence[tuple[Tensor, Grid]]) -> Tensor:
         """Return the patches of the model's features, (B, H * W, D); those of a packed row are put row by row."""
-        found, structure = super().features(images, layers), self._at((images.shape[-2], images.shape[-1]))
+        structure = self._at((images.shape[-2], images.shape[-1]))
+        with nullcontext() if self.changed is None else self._flow().following(images):
+            found = super().features(images, layers)
         order = structure.orders[-1] if structure.packed else None
         return found if order is None else found[:, order.to(found.device)]
 
@@ -258,6 +261,54 @@ class StructureView(ModelView):
         if x.ndim == 4:
             return x.flatten(1, 2) if last else x.flatten(2).mT, grid
         return x, grid
+
+
+class ResampledTables(nn.Module):
+    """A model of another library, whose own tables are resampled by a resampler of ours for images of other sizes.
+
+    view: its view.
+    resampler: None leaves the model as it is.
+
+    Raises:
+        ValueError: if it adds no table of its grid to tokens.
+    """
+
+    def __init__(self, view: StructureView, resampler: Resampler | None = None) -> None:
+        super().__init__()
+        self.model, self.view, self.resampler = view.model, view, resampler
+        grid = view.structure.grid
+        tables = {site.index: site.rows() for site in view.structure.of_kind("absolute table")}
+        self.tables = {index: rows for index, rows in tables.items() if 0 <= len(rows) - grid.patches <= grid.prefix}
+        if not self.tables:
+            raise ValueError(
+                f"`model` must add a table to its tokens, got {type(self.model).__name__}, which adds none."
+            )
+
+    def with_resampler(self, name: str) -> ResampledTables:
+        """Return the same model with a resampler."""
+        return ResampledTables(self.view, build_resampler(name))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the patches of the model's features, (B, H * W, D)."""
+        size: Size = (images.shape[-2], images.shape[-1])
+        view = self.view
+        if self.resampler is not None and size != view.img_size:
+            view = view._with(Changed(partial(self._resampled, view.grids(size)[0])))
+        return view.features(images, view.run(images).layers)
+
+    def _resampled(self, grid: Grid, index: int, value: Tensor) -> Tensor:
+        """Replace a table by the rows of the model's own size, resampled."""
+        if index not in self.tables or self.resampler is None:
+            return value
+        rows, own = self.tables[index], self.view.structure.grid
+        ahead = len(rows) - own.patches
+        patches = self.resampler(rows[ahead:].T.unflatten(1, own.shape), grid.shape).flatten(1).T
+        found = torch.cat([rows[:ahead], patches]).to(value)
+        return found.reshape(value.shape) if found.numel() == value.numel() else found.expand_as(value)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = True) -> Tensor:
+        """Return the mean of the patches; logits are not known."""
+        return features.mean(1)
 
 
 def _order(found: Structure, tokens: int, seed: int) -> Tensor:

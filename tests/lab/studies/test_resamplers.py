@@ -108,6 +108,24 @@ def test_invalid_models_and_images_are_refused(capsys, run, digits, tmp_path):
         assert why in refused(capsys, "resamplers", *arguments)
 
 
+HOST = """
+from transformers import PixioConfig, PixioModel
+sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+model = PixioModel(PixioConfig(image_size=28, patch_size=4, num_channels=1, **sizes))
+"""
+
+
+def test_a_model_that_does_not_convert_is_compared_with_its_own_resampling(capsys, digits, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "host.py").write_text(HOST)
+    given = (f"{tmp_path}/host.py:model", "--images", digits, "--sizes", 40, "--count", 4, "--output", tmp_path)
+    code, out, err = run_command(capsys, "resamplers", *given)
+    assert code == 0, err
+    assert re.search(r"^its own +0\.\d{4} ± 0\.\d{4}", out, re.MULTILINE) and "the model has its own" in out
+    found = json.loads((tmp_path / "resamplers.json").read_text())["cosine"]
+    assert found["bicubic(antialias=False)"]["40"] == pytest.approx(found["its own"]["40"], abs=1e-5)
+
+
 def test_each_resampler_gives_what_a_model_built_with_it_gives(model, images):
     study = try_resamplers(model, images, (28, 28), progress=False)
     assert list(study.similarity) == [name for name in candidates() if name not in ("geometric", "log_spaced")]

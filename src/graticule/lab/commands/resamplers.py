@@ -20,7 +20,8 @@ class Resamplers(NamedModels, JsonOutput, OnDevice):
         graticule resamplers RUN --images FOLDER --sizes 160 288
 
     Features are compared with those of the same images at the size of the training. Scores need a run and images in
-    one folder per class. A model of timm is converted first.
+    one folder per class. A model of timm or transformers is converted first; of one that does not convert, the tables
+    that it adds to its tokens are resampled, and compared with those that it computes itself.
     """
 
     model: Positional[str]
@@ -49,14 +50,21 @@ def run(arguments: list[str]) -> int:
     opened = with_images(*open_models([options.model], options, "resamplers"))
     from graticule.backbones.token_model import TokenModel
     from graticule.external.convert.conversion import convert
+    from graticule.external.convert.parts import can_convert
+    from graticule.external.open_view import ResampledTables, StructureView
     from graticule.lab.studies.resamplers import try_resamplers
     from graticule.lab.tasks.parts.image_scores import check_sizes
     from graticule.surgery.resize import resampled_modules
 
-    model: Any = opened.model if isinstance(opened.model, TokenModel) else convert(opened.model)
-    resampled_modules(model)  # raises if there are none
-    trained_at = opened.size
+    model: Any = opened.model
+    if not isinstance(model, TokenModel) and can_convert(model):
+        model = convert(model)
     check_sizes(model, sizes)
+    if isinstance(model, TokenModel):
+        resampled_modules(model)  # raises if there are none
+    else:
+        model = ResampledTables(StructureView(model))
+    trained_at = opened.size
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
     pictures = pictures_of(replace(opened, model=model), options.images, 2, count=options.count)
     every = range(pictures.num_test)

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from graticule.external.open_view import ResampledTables
 from graticule.lab.studies.significance import paired_outcomes
 from graticule.lab.studies.tables import size_text
 from graticule.lab.terminal import bar as progress_bar
 from graticule.position.resampling import RESAMPLERS
+from graticule.registry.specs import Spec
 from graticule.surgery.resize import resampled_modules, with_resampler
 from graticule.system.files import write_json
 
@@ -112,7 +114,7 @@ def try_resamplers(
     """Compare the pooled features of images at several sizes with those at the training size.
 
     Args:
-        model: a backbone.
+        model: a backbone, or a model of another library as `ResampledTables`.
         images: size -> images (C, height, width); the same images at every size, and at `trained_at`.
         trained_at: (height, width), in pixels.
         labels: the classes of the images, in the order of the model's outputs; None if they are not known.
@@ -123,10 +125,16 @@ def try_resamplers(
     Raises:
         ValueError: if the model resamples nothing.
     """
-    own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
-    tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
     sizes = [size for size in images if size != trained_at] or [trained_at]
-    same = _equal_positions(tried, sizes)
+    if isinstance(model, ResampledTables):
+        own: tuple[str, ...] = ("its own",)
+        names = [name for name in candidates() if "positions" in RESAMPLERS[Spec.parse(name).name].takes]
+        tried: dict[str, Any] = {"its own": model} | {name: model.with_resampler(name) for name in names}
+        same: dict[str, str] = {}
+    else:
+        own = tuple(dict.fromkeys(str(module.resampler) for module in resampled_modules(model)))
+        tried = {name: changed for name in candidates() if (changed := with_resampler(model, name)) is not None}
+        same = _equal_positions(tried, sizes)
     bar = progress_bar(total=1 + (len(tried) - len(same)) * len(sizes), unit="pass", wanted=progress)
 
     def outputs(network: Any, at: Size) -> tuple[Tensor, Tensor]:
