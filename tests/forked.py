@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore
 from torch.multiprocessing import start_processes
 
 
@@ -37,12 +37,10 @@ def two_processes(work: Callable[..., Any], *arguments: Any) -> None:
 
     Raises the error of a process that fails.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at a free port
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-        start_processes(_member, (port, work, arguments), nprocs=2, start_method="fork")
+        start_processes(_member, (store.port, work, arguments), nprocs=2, start_method="fork")
 
 
 def _member(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -55,5 +53,7 @@ def _member(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_RUN_ID="test",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
     )
     work(*arguments)

@@ -90,7 +90,7 @@ def complete(script: str, *words: str) -> list[str]:
     function = "$(complete -p graticule | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
     line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; {function}"
     shell = ["bash", "--norc", "-c", f"{script}\n{line}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(shell, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 

@@ -234,9 +234,9 @@ def test_hundreds_of_runs_are_summarised_at_once(tmp_path):
     text = "\n".join([HEADER.format(column="val_top1"), *[f"{epoch},1,1,50,0.1,10" for epoch in range(1, 101)]])
     for i in range(200):
         (write_run(tmp_path / str(i)) / "metrics.csv").write_text(text)
-    start = time.perf_counter()
+    start = time.process_time()
     assert len([summarise(path) for path in find_runs(tmp_path)]) == 200
-    assert time.perf_counter() - start < 5  # 0.2 s where nothing else runs
+    assert time.process_time() - start < 5  # 0.2 s
 
 
 # Following runs

@@ -55,20 +55,24 @@ def test_a_cluster_that_signals_every_process_gets_its_code_and_the_run_resumes_
     command = ["train", *TYPED.split(), "--workers", "2", "--output", str(folder), "--auto-resume"]
     step = TrainingModule.training_step
 
+    started, signaled = tmp_path / "both workers have started", tmp_path / "signaled"
+
     def slow(self, batch, batch_idx):  # so that the signal arrives within a step, while both workers wait or load
         if batch_idx == 1:
-            (tmp_path / "both workers have started").touch()
-        time.sleep(0.2)
+            started.touch()
+            while not signaled.exists():
+                time.sleep(0.05)
         return step(self, batch, batch_idx)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "training_step", slow)
         process = forked(run_command, command, errors)
-    while not (tmp_path / "both workers have started").exists():
+    while not started.exists():
         assert process.is_alive(), errors.read_text()
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGTERM)
-    process.join(120)
+    signaled.touch()
+    process.join()
     run, said = Run.open(folder), errors.read_text()
     assert process.exitcode == 75, said
     assert f"resume with: graticule train --resume {folder}" in said and "Traceback" not in said

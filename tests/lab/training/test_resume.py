@@ -38,11 +38,13 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
         assert process.exitcode == -signal.SIGKILL and not killed.finished
         assert (killed.last and killed.last.name) == last
     errors = tmp_path / "errors"
-    process = forked(run_command, ["train", "--resume", str(killed.folder), "--checkpoint-steps", "2"], errors)
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 25, lambda: time.sleep(600))  # it would end if this process did not run for a while
+        process = forked(run_command, ["train", "--resume", str(killed.folder), "--checkpoint-steps", "2"], errors)
     while killed.last is None or killed.last.name == last:
         assert process.is_alive(), f"the run ended before it could be killed: {errors.read_text()}"
         time.sleep(0.005)
-    process.kill()  # at any step
+    process.kill()  # at any step after 11
     process.join()
     assert not killed.finished
 
