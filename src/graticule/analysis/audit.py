@@ -27,6 +27,7 @@ from graticule.external.open_view import StructureView, view_of
 from graticule.external.structure import find_structure
 from graticule.external.view import ModelView, Pass, Unavailable
 from graticule.position.grid import Grid
+from graticule.position.places import by
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class AuditBar:
 
     def run(self, name: str, view: ModelView, images: Tensor, edit: Callable[..., Tensor] | None = None) -> Pass:
         """Run a view."""
-        passes = len(images) * self._cost((images.shape[-2], images.shape[-1]))
+        passes = len(images) * self._cost(tuple(images.shape[2:]))
         return self.step(name, passes, lambda: view.run(images, edit))
 
     def step(self, name: str, passes: float, work: Callable[[], T]) -> T:
@@ -61,7 +62,7 @@ class AuditBar:
             self.bar.close()
 
     def _cost(self, size: Size) -> float:
-        return size[0] * size[1] / (self.size[0] * self.size[1])
+        return math.prod(size) / math.prod(self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,7 @@ _TURNS = {1: 15, 8: 7}
 class Audit:
     """Results of an audit. Layers are counted from 0.
 
-    img_size: (height, width) in pixels of the images.
+    img_size: (height, width) in pixels of the images, or with a depth.
     images: number of images.
     grids: grid after each layer.
     parameters: number of parameters of the model, before it is set to `img_size`.
@@ -176,7 +177,7 @@ def audit(
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
         images: (height, width) -> images (B, C, height, width): those at `img_size`, and the same images at other
-            sizes.
+            sizes; or films, with a depth.
         img_size: (height, width) in pixels; that of the model by default.
         labels: the classes of the images, (B,), in the order of the logits; any classes for a model without a head,
             whose accuracy is that of leave-one-out neighbors (`graticule.analysis.effect.neighbors_right`).
@@ -191,17 +192,17 @@ def audit(
     view = view_of(model, img_size)
     size = view.img_size
     if size not in images:
-        raise ValueError(f"`images` must have those of the model's size, {size[0]} x {size[1]}, got others only.")
+        raise ValueError(f"`images` must have those of the model's size, {by(size)}, got others only.")
     given = images[size]
     if len(given) < max(folds, 2):
         raise ValueError(f"`images` must be at least {max(folds, 2)}, one for each fold, got {len(given)}.")
-    check_images(given)
+    check_images(given, films=True)
     others: dict[Size, ModelView] = {other: view.sized(other) for other in images if other != size}
     grids = view.grids(size)
     unavailable: dict[str, str] = {}
     changed = _changed_views(view, unavailable)
     timed_images = sum(3 * batch * turns for batch, turns in _TURNS.items()) if timed else 0
-    further = 4 * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
+    further = (len(size) + 2) * min(len(given), _TRANSLATION) + min(len(given), _ATTENTION) + timed_images
     passes = 2 + len(changed) + 2  # the model twice, the changed views, and the two edits
     bar = AuditBar(passes * len(given) + further, {other: len(given) for other in others}, size, progress)
     batches = [slice(start, start + batch_size) for start in range(0, len(given), batch_size)]
@@ -215,7 +216,7 @@ def audit(
         "control's directions removed": [one.eraser(control=True) for one in sums],
     }
     comparisons = {name: Comparison(name, spreads) for name in (*changed, *edits)}
-    at_sizes = {other: Comparison(f"{other[0]} x {other[1]}", spreads) for other in others}
+    at_sizes = {other: Comparison(by(other), spreads) for other in others}
     further_shares = {other: LayerShares(other_view) for other, other_view in others.items()}
     right: list[Tensor] = []
     same = Comparison("", spreads)  # the model with itself
@@ -234,7 +235,7 @@ def audit(
             comparisons[name].add(before, after, known)
         for other, other_view in others.items():
             resized = images[other][batch]
-            after = bar.run(f"{other[0]} x {other[1]}", other_view, resized)
+            after = bar.run(by(other), other_view, resized)
             at_sizes[other].add(before, after, known)
             further_shares[other].add(resized, after.layers)
 
@@ -242,7 +243,7 @@ def audit(
         return bar.step(name, passes, lambda: _attempt(name, unavailable, work))
 
     few, some = given[:_TRANSLATION], given[:_ATTENTION]
-    translation = attempt("translation", 4 * len(few), lambda: translation_error(view.model, few))
+    translation = attempt("translation", (len(size) + 2) * len(few), lambda: translation_error(view.model, few))
     attention = attempt("attention", len(some), lambda: attention_summary(view, some))
     times = attempt("time", timed_images, lambda: _times(view, given)) if timed else None
     bar.close()
@@ -281,11 +282,11 @@ def _position_parameters(model: nn.Module) -> dict[str, int]:
 
 def _changed_views(view: ModelView, unavailable: dict[str, str]) -> dict[str, ModelView]:
     """Return the views of the model with changed position, by name; reasons for missing ones go to `unavailable`."""
-    double = 2 * view.img_size[0], 2 * view.img_size[1]
+    double = tuple(2 * side for side in view.img_size)
     changes: dict[str, Callable[[], ModelView]] = {
         "position zeroed": view.without_position,
         "position shuffled": view.shuffled,
-        f"position of {double[0]} x {double[1]}": lambda: view.placed_at(double),
+        f"position of {by(double)}": lambda: view.placed_at(double),
     }
 
     def tried(change: Callable[[], ModelView]) -> ModelView:
@@ -358,7 +359,7 @@ def audit_json(found: Audit, about: Mapping[str, Any]) -> dict[str, Any]:
         **about,
         "img_size": list(found.img_size),
         "images": found.images,
-        "grids": [[grid.height, grid.width, grid.prefix] for grid in found.grids],
+        "grids": [[*grid.shape, grid.prefix] for grid in found.grids],
         "parameters": found.parameters,
         "position_parameters": found.position,
         "unknown_parameters": found.unknown,

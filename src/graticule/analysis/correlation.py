@@ -32,7 +32,7 @@ _PLACES = 256
 @torch.no_grad()
 @checked
 def position_correlations(
-    model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0, untrained: int = 0
+    model: nn.Module, img_size: int | tuple[int, ...] | None = None, stage: int = 0, untrained: int = 0
 ) -> Correlations:
     r"""Compare all pairs of positions as each layer's attention sees them.
 
@@ -72,7 +72,8 @@ def position_correlations(
 
     Args:
         model: one of our backbones, or a language model.
-        img_size: pixels, a side or (height, width); by default the size that the model is built for.
+        img_size: pixels, a side, (height, width) or (depth, height, width); by default the size that the model
+            is built for.
         stage: of a pyramid, counted from 0.
         untrained: number of untrained models; 39 give p values down to 1 / 40.
 
@@ -109,7 +110,7 @@ def position_correlations(
 
 
 def positions_of(
-    model: nn.Module, img_size: int | tuple[int, int] | None, stage: int
+    model: nn.Module, img_size: int | tuple[int, ...] | None, stage: int
 ) -> tuple[list[LayerPosition], Grid, Tensor | None]:
     """Return the position of each layer, the grid, and the table w if there is exactly one."""
     if not isinstance(model, TokenModel):

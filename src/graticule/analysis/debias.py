@@ -81,8 +81,7 @@ def debias(
         True
     """
     _check(model, images, method, components, labels, img_size)
-    size = img_size or (None if images is None else (images.shape[-2], images.shape[-1]))
-    view = view_of(model, size)
+    view = view_of(model, img_size or (None if images is None else tuple(images.shape[2:])))
     size = view.img_size
     grid = Grid(*view.grids(size)[-1].shape)
     patch = size[0] // grid.height, size[1] // grid.width

@@ -33,6 +33,7 @@ from graticule.external.backbone_view import BackboneView
 from graticule.external.images import Size
 from graticule.external.view import Pass, Unavailable, repeated
 from graticule.position.grid import Grid
+from graticule.position.places import by
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,11 +156,18 @@ def neighbors_right(gallery: Tensor, queries: Tensor, labels: Tensor) -> Tensor:
 
 
 def resampled(tokens: Tensor, grid: Grid, new: Grid) -> Tensor:
-    """Resample the patches of tokens (B, N, D) to another grid, bilinear with antialias; prefix tokens are kept."""
+    """Resample the patches of tokens (B, N, D) to another grid, as `resize_images` does; prefix tokens are kept."""
     if grid.shape == new.shape:
         return tokens
-    features = F.interpolate(grid.to_map(tokens), new.shape, mode="bilinear", antialias=True)
+    features = resize_images(grid.to_map(tokens), new.shape)
     return torch.cat([grid.split(tokens)[0], new.from_map(features)], 1)
+
+
+def resize_images(images: Tensor, size: Size) -> Tensor:
+    """Resize images (B, C, height, width), bilinear with antialias, or films, trilinear."""
+    if images.ndim > 4:
+        return F.interpolate(images, size, mode="trilinear")
+    return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 def standard_error(values: Array) -> Array:
@@ -212,6 +220,8 @@ def check_larger(model: Any, size: Size, larger: Size) -> tuple[Grid, Grid]:
             f"got {type(model).__name__}."
         )
     before, after = model.grid_at(size), model.grid_at(larger)
+    if len(size) > 2:
+        raise ValueError(f"`model` must take images to find the causes of a difference, got films of {by(size)}.")
     if after.height < before.height or after.width < before.width:
         raise ValueError(
             f"`sizes` must be no smaller than the training size, {size[0]} x {size[1]}, on any side, to find the "

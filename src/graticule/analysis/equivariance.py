@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from graticule.analysis.similarity import Array
+from graticule.external.images import Size
 from graticule.external.open_view import view_of
 from graticule.position.grid import Grid
+from graticule.position.places import by
 from graticule.registry.checks import checked
 from graticule.system.files import write_arrays
 
-Shift = tuple[int, int]
+Shift = tuple[int, ...]
 
-#: One patch down, one to the right, and both.
-SHIFTS: tuple[Shift, ...] = ((1, 0), (0, 1), (1, 1))
 #: Columns of `Translation.summary()`.
 COLUMNS = ("layer", "grid", "inside", "border", "all patches", "prefix tokens")
 
@@ -44,7 +44,7 @@ class Translation:
         prefix: the same root as e_l for the prefix tokens, which should not change; NaN without prefix tokens.
         logits: the same for the logits, whose spread is that over images; NaN for a model without a head.
         flips: share of images whose top-1 class changes, mean over shifts; NaN for a model without a head.
-        shifts: in patches of the coarsest grid, (down, right).
+        shifts: in patches of the coarsest grid, (down, right), or of all axes of a film.
         images: number of images.
         border: a token belongs to the border if it is less than `border` patches from an edge, before or after the
             shift.
@@ -90,7 +90,7 @@ class Translation:
         rows: list[tuple[str, ...]] = [COLUMNS]
         for layer, grid in enumerate(self.grids):
             numbers = (self.inside[layer], self.at_border[layer], self.all_patches[layer], self.prefix[layer])
-            rows.append((str(layer), f"{grid.height}x{grid.width}", *map(_format, numbers)))
+            rows.append((str(layer), "x".join(map(str, grid.shape)), *map(_format, numbers)))
         return rows
 
     def verdict(self) -> str:
@@ -106,7 +106,7 @@ class Translation:
         for layer in range(len(self.grids)):
             profiles[layer, : len(self.by_edge[layer])] = self.profile(layer)
         arrays = {
-            "grids": np.array([[grid.height, grid.width, grid.prefix] for grid in self.grids]),
+            "grids": np.array([[*grid.shape, grid.prefix] for grid in self.grids]),
             "inside": self.inside,
             "border": self.at_border,
             "all_patches": self.all_patches,
@@ -122,7 +122,7 @@ class Translation:
 
 @checked
 def translation_error(
-    model: nn.Module, images: Tensor, shifts: Sequence[Shift] = SHIFTS, border: int = 1
+    model: nn.Module, images: Tensor, shifts: Sequence[Shift] | None = None, border: int = 1
 ) -> Translation:
     """Measure the error of translation equivariance of each layer of `model`, and of invariance of its logits.
 
@@ -138,29 +138,36 @@ def translation_error(
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers; not changed,
             and measured in evaluation mode.
-        images: (B, C, height, width), real images; at least two, for their spread. Sides are multiples of the model's
-            coarsest patch.
-        shifts: (down, right), in patches of the model's coarsest grid; negative values shift up or left.
+        images: (B, C, height, width), real images, or films with a depth; at least two, for their spread. Sides are
+            multiples of the model's coarsest patch.
+        shifts: (down, right), in patches of the model's coarsest grid; negative values shift up or left. By default
+            one patch down, one to the right, and both; for a film one patch along each axis, and along all.
         border: as in `Translation`.
 
     Raises:
         ValueError: if `images` are not at least two, their sides are not whole patches, a shift moves nothing, or a
             size does not fit the model.
     """
-    if images.ndim != 4 or len(images) < 2:
-        raise ValueError(f"`images` must be (B, C, height, width) with B at least 2, got {tuple(images.shape)}.")
+    if images.ndim not in (4, 5) or len(images) < 2:
+        raise ValueError(
+            "`images` must be (B, C, height, width), or films with a depth before the height, with B at least 2, got "
+            f"{tuple(images.shape)}."
+        )
+    axes = images.ndim - 2
+    if shifts is None:
+        shifts = [*map(tuple, np.eye(axes, dtype=int).tolist()), (1,) * axes]
     if not shifts:
         raise ValueError("`shifts` must be at least one, got none.")
     if border < 0:
         raise ValueError(f"`border` must not be negative, got {border}.")
-    view = view_of(model, (images.shape[-2], images.shape[-1]))
+    view = view_of(model, tuple(images.shape[2:]))
     coarsest = whole_patches(model, view.img_size)
     for shift in shifts:
-        if not shift[0] % coarsest.height and not shift[1] % coarsest.width:
+        if len(shift) != axes or not any(np.mod(shift, coarsest.shape)):
             raise ValueError(
-                f"`shifts` must move the image, got {shift} on a grid of {coarsest.height} x {coarsest.width}."
+                f"`shifts` must move the image along its {axes} axes, got {shift} on a grid of {by(coarsest.shape)}."
             )
-    height, width = view.coarsest_patch
+    dims = tuple(range(-axes, 0))
     first = view.run(images)
     before, logits = first.layers, first.logits
     sums: list[Array] = [np.zeros((max(grid.shape) + 1) // 2) for _, grid in before]
@@ -168,13 +175,14 @@ def translation_error(
     prefix = np.zeros(len(before))
     change, flips = 0.0, 0.0
     for shift in shifts:
-        down, right = (move % side for move, side in zip(shift, coarsest.shape, strict=True))
-        rolled = images.roll((down * height, right * width), (-2, -1))
+        moved_by = [move % side for move, side in zip(shift, coarsest.shape, strict=True)]
+        rolled = images.roll([move * side for move, side in zip(moved_by, view.coarsest_patch, strict=True)], dims)
         second = view.run(rolled)
         after, moved = second.layers, second.logits
         for layer, ((old, grid), (new, _)) in enumerate(zip(before, after, strict=True)):
-            step = down * grid.height // coarsest.height, right * grid.width // coarsest.width
-            errors = (grid.to_map(new) - grid.to_map(old).roll(step, (-2, -1))).double().square().sum(1)
+            sides = zip(moved_by, grid.shape, coarsest.shape, strict=True)
+            step = tuple(move * side // coarse for move, side, coarse in sides)
+            errors = (grid.to_map(new) - grid.to_map(old).roll(step, dims)).double().square().sum(1)
             spread = _spread(grid.split(old)[1].flatten(0, 1))
             edge = _edges(grid, step)
             for distance in range(len(sums[layer])):
@@ -202,19 +210,19 @@ def translation_error(
     )
 
 
-def whole_patches(model: nn.Module, image: tuple[int, int]) -> Grid:
-    """Return the coarsest grid of `image` = (height, width) in pixels, which must be whole patches of it.
+def whole_patches(model: nn.Module, image: Size) -> Grid:
+    """Return the coarsest grid of `image`, such as (height, width) in pixels, which must be whole patches of it.
 
     Raises:
         ValueError: if a side is not a multiple of the coarsest patch, so that the model would pad or crop it.
     """
     patch = view_of(model, image).coarsest_patch
-    if image[0] % patch[0] or image[1] % patch[1]:
+    if any(np.mod(image, patch)):
         raise ValueError(
-            f"`img_size` must be a multiple of the coarsest patch of {type(model).__name__}, {patch[0]} x {patch[1]} "
-            f"pixels, to be shifted by whole patches, got {image[0]} x {image[1]}."
+            f"`img_size` must be a multiple of the coarsest patch of {type(model).__name__}, {by(patch)} "
+            f"pixels, to be shifted by whole patches, got {by(image)}."
         )
-    return Grid(image[0] // patch[0], image[1] // patch[1])
+    return Grid(*(side // step for side, step in zip(image, patch, strict=True)))
 
 
 def _spread(features: Tensor) -> Tensor:
@@ -230,7 +238,7 @@ def _edges(grid: Grid, step: Shift) -> Tensor:
         place = torch.arange(side)
         here, there = (torch.minimum(p, side - 1 - p) for p in (place, (place - move) % side))
         nearest.append(torch.minimum(here, there))
-    return torch.minimum(nearest[0][:, None], nearest[1][None, :])
+    return torch.stack(torch.meshgrid(*nearest, indexing="ij")).amin(0)
 
 
 def _format(value: float) -> str:

@@ -178,7 +178,7 @@ def mixing_parts(
 
 @torch.no_grad()
 @checked
-def mixing_matrices(model: nn.Module, img_size: tuple[int, int] | None = None) -> list[tuple[Grid, Array]]:
+def mixing_matrices(model: nn.Module, img_size: tuple[int, ...] | None = None) -> list[tuple[Grid, Array]]:
     """Return the weights by which each layer of a gated MLP mixes all tokens, (groups, N, N), with their grid.
 
     Args:
@@ -193,7 +193,7 @@ def mixing_matrices(model: nn.Module, img_size: tuple[int, int] | None = None) -
 
 
 def _layers(
-    model: nn.Module, img_size: tuple[int, int] | None, layers: Sequence[int] | None
+    model: nn.Module, img_size: tuple[int, ...] | None, layers: Sequence[int] | None
 ) -> list[tuple[int, tuple[int, Grid, MixingEncoding, Tensor | None]]]:
     """Return the number, stage, grid or window, encoding and bias of layers of a gated MLP, all by default."""
     whole: Any = getattr(model, "position", None)

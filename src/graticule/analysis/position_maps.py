@@ -109,7 +109,7 @@ class BiasMaps:
 
 
 @torch.no_grad()
-def bias_maps(model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0) -> BiasMaps | None:
+def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, stage: int = 0) -> BiasMaps | None:
     """Read the bias that every layer adds to its attention logits; with LaPE, after its norm.
 
     An encoding that depends on the queries, too (Shaw's, iRPE), has no such map; if it is combined with another one,
@@ -174,7 +174,7 @@ def _span(values: Array, form: str, unit: str = "") -> str:
 @torch.no_grad()
 @checked
 def rotary_similarity(
-    model: nn.Module, img_size: int | tuple[int, int] | None = None, stage: int = 0
+    model: nn.Module, img_size: int | tuple[int, ...] | None = None, stage: int = 0
 ) -> Correlations | None:
     r"""Compare all pairs of positions by the rotations that a layer applies to the same query and key.
 
@@ -185,7 +185,8 @@ def rotary_similarity(
 
     Args:
         model: one of our backbones.
-        img_size: pixels, a side or (height, width); by default the size that the model is built for.
+        img_size: pixels, a side, (height, width) or (depth, height, width); by default the size that the model
+            is built for.
         stage: of a pyramid, counted from 0.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Probes: row and column of a patch from the features of each layer, and classes from one vector per image."""
+"""Probes: coordinates of a patch, such as row and column, from the features of each layer, and classes of images."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Accuracy of a linear map from the features of a layer to the row and the column of their patch.
+    """Accuracy of a linear map from the features of a layer to the coordinates of their patch, such as row and column.
 
-    r2: (folds, 2), the share of the variance of row and column that is explained on held-out images; NaN if there is
+    r2: (folds, axes), the share of the variance of row and column that is explained on held-out images; NaN if there is
         only one row or column.
-    control: (folds, 2), the same for labels that were shuffled over the patches of each image.
+    control: (folds, axes), the same for labels that were shuffled over the patches of each image.
     examples: total number of patches.
     channels: number of channels of the features.
     """
@@ -42,22 +42,22 @@ class Probe:
 
     @cached_property
     def mean(self) -> Array:
-        """R2 of row and column, mean over folds, (2,)."""
+        """R2 of row and column, mean over folds, (axes,)."""
         return _mean(self.r2)
 
     @cached_property
     def error(self) -> Array:
-        """The standard error of `mean` over folds, (2,)."""
+        """The standard error of `mean` over folds, (axes,)."""
         return standard_error(self.r2.T)
 
     @cached_property
     def control_mean(self) -> Array:
-        """R2 of the shuffled labels, mean over folds, (2,)."""
+        """R2 of the shuffled labels, mean over folds, (axes,)."""
         return _mean(self.control)
 
     @cached_property
     def control_error(self) -> Array:
-        """The standard error of `control_mean` over folds, (2,)."""
+        """The standard error of `control_mean` over folds, (axes,)."""
         return standard_error(self.control.T)
 
 
@@ -81,7 +81,8 @@ class PositionSums:
         self.labels = labels_of(grid)
         self.generator = torch.Generator().manual_seed(seed)
         self.images = 0
-        size = channels + 4  # the features, row and column, and those of the control
+        self.known = 2 * len(grid.shape)  # row and column, and those of the control
+        size = channels + self.known
         self.shift: Tensor | None = None  # near the mean of the features, so that no variance is a rounding error
         self.count = torch.zeros(folds, dtype=torch.float64)
         self.sums = torch.zeros(folds, size, dtype=torch.float64)
@@ -111,46 +112,48 @@ class PositionSums:
         folds = len(self.count)
         if self.images < folds:
             raise ValueError(f"`images` must be at least as many as folds, {folds}, got {self.images}.")
-        scores = torch.empty(folds, 4, dtype=torch.float64)
+        scores = torch.empty(folds, self.known, dtype=torch.float64)
         for fold in range(folds):
             others = [other for other in range(folds) if other != fold]
             tried = others[fold % len(others)]
             fitted = [other for other in others if other != tried] or others
-            trials = torch.stack([self._score(fitted, tried, (ridge,) * 4) for ridge in RIDGES])
+            trials = torch.stack([self._score(fitted, tried, (ridge,) * self.known) for ridge in RIDGES])
             best = [RIDGES[index] for index in trials.nan_to_num(-torch.inf).argmax(0)]
             scores[fold] = self._score(others, fold, best)
-        r2 = scores.numpy()
-        return Probe(r2[:, :2], r2[:, 2:], int(self.count.sum()), self.sums.shape[1] - 4)
+        r2, axes = scores.numpy(), self.known // 2
+        return Probe(r2[:, :axes], r2[:, axes:], int(self.count.sum()), self.sums.shape[1] - self.known)
 
     def _score(self, fitted: Iterable[int], fold: int, ridges: Sequence[float]) -> Tensor:
-        """Return R2 of the four labels on a fold, (4,), fitted on other folds; NaN for a constant label."""
+        """Return R2 of the labels on a fold, (labels,), fitted on other folds; NaN for a constant label."""
         mean, covariance = self._moments(fitted)
-        weights = _ridge(covariance, ridges)  # (D, 4)
+        weights, labels = _ridge(covariance, ridges), self.known  # (D, labels)
         # the mean square error of the fold, from its second moments about the mean of the fit
         count, sums, products = self.count[fold], self.sums[fold], self.products[fold]
         cross = torch.outer(sums, mean)
         about = (products - cross - cross.T) / count + torch.outer(mean, mean)
-        features, label = about[:-4, :-4], about[:-4, -4:]
+        features, label = about[:-labels, :-labels], about[:-labels, -labels:]
         explained = 2 * (weights * label).sum(0) - (weights * (features @ weights)).sum(0)
-        error = about.diagonal()[-4:] - explained
-        spread = (products.diagonal() / count - (sums / count).square())[-4:]
+        error = about.diagonal()[-labels:] - explained
+        spread = (products.diagonal() / count - (sums / count).square())[-labels:]
         constant = spread <= _CONSTANT
         return (1 - error / spread.clamp_min(_CONSTANT)).masked_fill(constant, torch.nan)
 
     def spread(self) -> float:
         """Return the mean square distance of the features from their mean."""
         _, covariance = self._moments(range(len(self.count)))
-        return float(covariance.diagonal()[:-4].sum())
+        return float(covariance.diagonal()[: -self.known].sum())
 
     def eraser(self, control: bool = False) -> Eraser:
         """Return an eraser of the directions of row and column, or of the control's labels."""
         mean, covariance = self._moments(range(len(self.count)))
-        chosen = slice(-2, None) if control else slice(-4, -2)
-        label = covariance[:-4, -4:][:, chosen]  # (D, 2), covariance of the features with row and column
-        kept = covariance.diagonal()[-4:][chosen] > _CONSTANT
-        read, label = _ridge(covariance)[:, chosen][:, kept], label[:, kept]
+        labels, axes = self.known, self.known // 2
+        chosen = slice(-axes, None) if control else slice(-labels, -axes)
+        label = covariance[:-labels, -labels:][:, chosen]  # (D, axes), covariance of the features with row and column
+        kept = covariance.diagonal()[-labels:][chosen] > _CONSTANT
+        read = _ridge(covariance, (RIDGES[0],) * labels)[:, chosen][:, kept]
+        label = label[:, kept]
         write = label @ torch.linalg.pinv(read.T @ label, hermitian=True) if kept.any() else label
-        return Eraser(mean[:-4] if self.shift is None else mean[:-4] + self.shift, read, write)
+        return Eraser(mean[:-labels] if self.shift is None else mean[:-labels] + self.shift, read, write)
 
     def _moments(self, folds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of features and labels over some folds."""
@@ -161,15 +164,16 @@ class PositionSums:
 
 
 def labels_of(grid: Grid) -> Tensor:
-    """Return row and column of each patch, (H * W, 2), from -1 to 1; 0 on an axis of one patch."""
+    """Return the coordinates of each patch, (H * W, 2) in an image, from -1 to 1; 0 on an axis of one patch."""
     sides = torch.tensor(grid.shape, dtype=torch.float64)
     places = Grid(*grid.shape).coordinates().double()
     return (2 * places - (sides - 1)) / (sides - 1).clamp_min(1)
 
 
-def _ridge(covariance: Tensor, ridges: Sequence[float] = (RIDGES[0],) * 4) -> Tensor:
-    """Return the weights (D, 4) of the regression of the four labels, with one penalty per label."""
-    features, label = covariance[:-4, :-4], covariance[:-4, -4:]
+def _ridge(covariance: Tensor, ridges: Sequence[float]) -> Tensor:
+    """Return the weights (D, labels) of the regression of the last variables, with one penalty for each."""
+    labels = len(ridges)
+    features, label = covariance[:-labels, :-labels], covariance[:-labels, -labels:]
     scale = features.diagonal().clamp_min(0).sqrt()
     scale = torch.where(scale > 1e-9 * scale.max(), scale, torch.inf)  # a constant feature is not used
     correlation, moments = features / scale[:, None] / scale, label / scale[:, None]

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from torch import Tensor, nn
 
+from graticule.analysis.effect import resize_images
 from graticule.analysis.probe import labels_of
 from graticule.analysis.similarity import Array
 from graticule.external.images import Size
@@ -70,7 +71,7 @@ class PositionShare:
     Student's t, which is too wide where there is no position; for `decay` by the standard error over images.
 
     total: the share that position explains: the mean of each position over images.
-    linear: the part of it that is linear in row and column.
+    linear: the part of it that is linear in row and column, or in all coordinates.
     additive: the part of it that is a function of the row plus a function of the column; it includes `linear`.
     rest: `total` minus `linear`.
     decay: SSDC, the correlation of the cosine similarity of two patches of an image with minus their distance, mean
@@ -199,7 +200,7 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def linear_basis(grid: Grid) -> Tensor:
-    """Return an orthonormal basis of the linear functions of row and column without a mean, (H * W, k)."""
+    """Return an orthonormal basis of the linear functions of the coordinates without a mean, (H * W, k)."""
     labels = labels_of(grid)
     kept = labels[:, labels.abs().sum(0) > 0]
     basis: Tensor = kept / kept.norm(dim=0)
@@ -207,11 +208,14 @@ def linear_basis(grid: Grid) -> Tensor:
 
 
 def additive_basis(grid: Grid) -> Tensor:
-    """Return an orthonormal basis of f(row) + g(column) without a mean, (H * W, H + W - 2)."""
-    rows, columns = (_contrasts(side) for side in grid.shape)
-    first = rows[:, None].expand(-1, grid.width, -1).flatten(0, 1) / grid.width**0.5
-    second = columns[None].expand(grid.height, -1, -1).flatten(0, 1) / grid.height**0.5
-    return torch.cat([first, second], 1)
+    """Return an orthonormal basis of f(row) + g(column) without a mean, (H * W, H + W - 2), or of more axes."""
+    parts = []
+    for axis, side in enumerate(grid.shape):
+        shape = [1] * len(grid.shape)
+        shape[axis] = side
+        values = _contrasts(side).mT.reshape(-1, *shape).expand(-1, *grid.shape).flatten(1)
+        parts.append(values / (grid.patches / side) ** 0.5)
+    return torch.cat(parts).mT
 
 
 def _contrasts(side: int) -> Tensor:
@@ -230,7 +234,7 @@ def spatial_decay(patches: Tensor, grid: Grid) -> Tensor:
     correlation of similarity and distance; the sign here is positive if near patches are similar.
     """
     step = -(-grid.patches // _PAIRED)
-    step += step > 1 and grid.width % step == 0  # so that not all chosen patches are in the same columns
+    step += step > 1 and grid.shape[-1] % step == 0  # so that not all chosen patches are in the same columns
     chosen = torch.arange(0, grid.patches, step)
     unit = F.normalize(patches[:, chosen].double(), dim=-1)
     places = Grid(*grid.shape).coordinates().double()[chosen]
@@ -288,12 +292,12 @@ class LayerShares:
         )
 
 
-def check_images(images: Tensor, least: int = 2) -> None:
-    """Check images from which position and content are told apart: several that differ."""
-    if images.ndim != 4 or len(images) < least or not images.is_floating_point():
+def check_images(images: Tensor, least: int = 2, films: bool = False) -> None:
+    """Check images from which position and content are told apart: several that differ; or films, if they may be."""
+    if images.ndim not in (4, 4 + films) or len(images) < least or not images.is_floating_point():
         raise ValueError(
-            f"`images` must be preprocessed images (B, C, height, width) with B at least {least}, got "
-            f"{images.dtype} {tuple(images.shape)}."
+            f"`images` must be preprocessed images (B, C, height, width) with B at least {least}"
+            f"{', or films with a depth before the height' * films}, got {images.dtype} {tuple(images.shape)}."
         )
     if not images.isfinite().all():
         raise ValueError("`images` must be finite, got NaN or infinity.")
@@ -307,7 +311,7 @@ def check_images(images: Tensor, least: int = 2) -> None:
 def position_share(
     model: nn.Module,
     images: Tensor,
-    sizes: Sequence[tuple[int, int]] | None = None,
+    sizes: Sequence[tuple[int, ...]] | None = None,
     *,
     batch_size: int = 16,
     progress: Callable[..., Any] | None = None,
@@ -318,7 +322,7 @@ def position_share(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers.
-        images: preprocessed images (B, C, height, width), at least two that differ.
+        images: preprocessed images (B, C, height, width), at least two that differ, or films with a depth.
         sizes: further (height, width) in pixels, to which the images are resized; see `PositionShare.others`.
         batch_size: images per forward pass.
         progress: class of the progress bar, such as tqdm (default: none).
@@ -333,8 +337,8 @@ def position_share(
         >>> share.names, bool(share.total.value[-1] > 0)
         (['0', '1', 'features'], True)
     """
-    check_images(images)
-    own: Size = (images.shape[-2], images.shape[-1])
+    check_images(images, films=True)
+    own = tuple(images.shape[2:])
     base = view_of(model, own)
     others = [size for size in dict.fromkeys(sizes or ()) if size != own]
     views = [base, *(base.sized(size) for size in others)]
@@ -352,8 +356,3 @@ def position_share(
         bar.close()
     found[0].others.update(zip(others, found[1:], strict=True))
     return found[0]
-
-
-def resize_images(images: Tensor, size: Size) -> Tensor:
-    """Resize images (B, C, height, width), bilinear with antialias."""
-    return F.interpolate(images, size, mode="bilinear", antialias=True)

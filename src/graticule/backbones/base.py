@@ -229,7 +229,7 @@ class Backbone(TokenModel, HubModel):
         coarsest: Any = self.patch_size if step == 1 else tuple(side * step for side in self.patch_size)
         return cast("tuple[int, int]", coarsest)
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
 
         Raises:

@@ -23,7 +23,7 @@ from graticule.position.position import PositionBuilder
 class LateTokenTransformer(VisionTransformer):
     """A ViT whose first blocks see patches alone: prefix tokens join later and have no position."""
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the grid of the patches of an image of `image` = (height, width), in pixels."""
         return self.patch_embed.grid(image)
 

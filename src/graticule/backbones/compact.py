@@ -187,7 +187,7 @@ class ConvolutionalTokenizer(Tokenizer):
         out: tuple[int, int] = to_2tuple((2 * self.stride) ** len(self.conv_layers))
         return out
 
-    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+    def grid(self, image: tuple[int, ...], prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels.
 
         Raises:
@@ -201,7 +201,7 @@ class ConvolutionalTokenizer(Tokenizer):
         return out
 
 
-def convolved_grid(image: tuple[int, int], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
+def convolved_grid(image: tuple[int, ...], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
     """Return the grid of an image after convolutions of (kernel, stride, padding), each with a max pooling.
 
     Raises:

@@ -216,7 +216,7 @@ class MultiscaleVisionTransformer(Pyramid):
         """Return the stage and the index in it of every block."""
         return [(stage, index) for stage, depth in enumerate(self.depths) for index in range(depth)]
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid of an image of `image` = (height, width), in pixels."""
         return padded_grid(image, self.patch_size, self.num_prefix_tokens)
 

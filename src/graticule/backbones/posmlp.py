@@ -173,7 +173,7 @@ class PosMlp(Pyramid):
             self.windows = tuple(windows)
         super().set_input_size(size)
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         grid = super().grid_at(image).in_windows(self.windows[: len(self.depths)])
         if self.shift == "released":

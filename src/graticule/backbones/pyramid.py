@@ -61,7 +61,7 @@ class Pyramid(Backbone):
             pad=self.pads,
         )
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid of an image of `image` = (height, width), in pixels.
 
         Raises:
@@ -120,7 +120,7 @@ class Pyramid(Backbone):
         }
 
 
-def padded_grid(image: tuple[int, int], patch: tuple[int, int], prefix: int = 0) -> Grid:
+def padded_grid(image: tuple[int, ...], patch: tuple[int, int], prefix: int = 0) -> Grid:
     """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels.
 
     Raises:

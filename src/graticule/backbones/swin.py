@@ -150,7 +150,7 @@ class SwinTransformer(MergingPyramid):
         self._set_windows(size, self.window_size if window_size is None else window_size)
         super().set_input_size(size)
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return super().grid_at(image).with_windows(self.windows)
 

@@ -95,7 +95,7 @@ class SwinMlp(MergingPyramid):
             self.window_size = window_size
         super().set_input_size(size)
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
         return super().grid_at(image).in_windows((self.window_size,) * len(self.depths), pad=True)
 

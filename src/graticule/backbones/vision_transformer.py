@@ -287,7 +287,7 @@ class VisionTransformer(Backbone):
         """Return (height, width) in pixels of the patch of a token."""
         return cast("tuple[int, int]", self.patch_embed.reduction)
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the grid of an image of `image` = (height, width), in pixels.
 
         Raises:

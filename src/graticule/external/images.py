@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-Size = tuple[int, int]
+#: (height, width) of images in pixels, or (depth, height, width) of films.
+Size = tuple[int, ...]
 
 #: Names of the image size among the attributes of a model, its configuration, or a part of it.
 _IMAGE_SIZES = ("img_size", "image_size")

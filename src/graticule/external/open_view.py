@@ -431,7 +431,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
     return AttentionMap(layer, each.double().cpu().numpy(), inner, coarse, windows)
 
 
-def _window_tokens(grid: Grid, window: Grid, shift: tuple[int, int]) -> NDArray[np.int64]:
+def _window_tokens(grid: Grid, window: Grid, shift: Sequence[int]) -> NDArray[np.int64]:
     """Return the tokens of each window, (L, M), -1 for padding; the map is rolled by `shift` and then cut."""
     rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
     tokens = window_tokens(Windows(Grid(*grid.shape), window)).numpy()

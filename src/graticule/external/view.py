@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size, by_image, call, evaluating
 from graticule.position.grid import Grid
+from graticule.position.places import by, ravel
 
 #: From the index of a layer, its tokens (B, N, D) and their grid, to the tokens that replace them.
 Edit = Callable[[int, Tensor, Grid], Tensor]
@@ -133,7 +134,7 @@ class ModelView(ABC):
     def coarsest_patch(self) -> Size:
         """(height, width) in pixels of a patch of the last layer."""
         last = self.grids(self.img_size)[-1]
-        return self.img_size[0] // last.height, self.img_size[1] // last.width
+        return tuple(side // count for side, count in zip(self.img_size, last.shape, strict=True))
 
 
 def unpooled(model: nn.Module, images: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def split_features(features: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     elif features.shape[1] >= grid.patches:
         prefix, patches = features.tensor_split([features.shape[1] - grid.patches], 1)
         return prefix, patches
-    raise Unavailable(f"features {tuple(features.shape)} are not those of {grid.height} x {grid.width} patches")
+    raise Unavailable(f"features {tuple(features.shape)} are not those of {by(grid.shape)} patches")
 
 
 def permutation(patches: int, seed: int) -> Tensor:
@@ -190,7 +191,7 @@ def nearest(grid: Grid, larger: Grid) -> Tensor:
     Raises:
         Unavailable: if `larger` has a smaller side, so that two patches would have the same nearest one.
     """
-    if larger.height < grid.height or larger.width < grid.width:
+    if any(side < own for side, own in zip(larger.shape, grid.shape, strict=True)):
         raise Unavailable(f"a grid of {larger.shape} patches is smaller than {grid.shape} on some side")
     return _nearest(grid, larger)
 
@@ -203,16 +204,17 @@ def repeated(grid: Grid, smaller: Grid) -> Tensor:
     Raises:
         Unavailable: if `smaller` has a larger side, so that some of its patches would be left out.
     """
-    if smaller.height > grid.height or smaller.width > grid.width:
+    if any(side > own for side, own in zip(smaller.shape, grid.shape, strict=True)):
         raise Unavailable(f"a grid of {smaller.shape} patches is larger than {grid.shape} on some side")
     return _nearest(grid, smaller)
 
 
 def _nearest(grid: Grid, other: Grid) -> Tensor:
-    rows, columns = (
+    places = (
         ((torch.arange(side) + 0.5) * whole / side).long() for side, whole in zip(grid.shape, other.shape, strict=True)
     )
-    return (rows[:, None] * other.width + columns).flatten()
+    index: Tensor = ravel(torch.meshgrid(*places, indexing="ij"), other.shape).flatten()
+    return index
 
 
 def chosen_layers(layers: Sequence[int] | None, depth: int) -> list[int]:

@@ -108,7 +108,7 @@ class Tokenizer(Checked, nn.Module, ABC):
     def reduction(self) -> tuple[int, int]:
         """(height, width) of the patch of a token, in pixels."""
 
-    def grid(self, image: tuple[int, int], prefix: int = 0) -> Grid:
+    def grid(self, image: Shape, prefix: int = 0) -> Grid:
         """Return the grid of an image of (height, width) pixels."""
         return patch_grid(image, self.reduction, prefix)
 

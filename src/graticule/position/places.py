@@ -34,6 +34,11 @@ def letters(axes: int) -> Sequence[str]:
     return [*(f"axis{axis}" for axis in range(axes - 3)), *"tyx"[max(3 - axes, 0) :]]
 
 
+def axis_names(axes: int) -> Sequence[str]:
+    """Return the names of the axes: row and column of an image, with the frame of a film or the slice of a volume."""
+    return [*(f"axis {axis}" for axis in range(axes - 3)), *("frame", "row", "column")[max(3 - axes, 0) :]]
+
+
 class Places(ABC):
     """`prefix` tokens without a position, then tokens with coordinates: the patches of a `Grid`, or `Points`."""
 

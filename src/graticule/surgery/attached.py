@@ -176,7 +176,7 @@ class AttachedPosition(PublishedNames):
         """Return x unchanged: if this is attached to a `Sequential`, it is called as its last layer."""
         return x
 
-    def grid_at(self, image: tuple[int, int]) -> Grid:
+    def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the grid of an image of `image` = (height, width), in pixels."""
         if not self.dynamic or self.patch_size is None:
             raise ValueError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.opening import Opened, open_models, pictures_of, with_images
+from graticule.lab.commands.opening import Opened, open_models, pictures_of, test_data, with_images
 from graticule.lab.commands.options import (
     JsonOutput,
     OnDevice,
@@ -19,7 +19,7 @@ from graticule.lab.commands.options import (
     parse,
     parse_size,
 )
-from graticule.lab.commands.targets import NamedModels, check_targets
+from graticule.lab.commands.targets import NamedData, NamedModels, check_targets, is_named
 from graticule.registry.checks import Range, parse_sizes, printable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _OTHER = 1.5
 class Audit(NamedModels, JsonOutput, OnDevice):
     """Measure the cost of position information, where it can be decoded, and its effects; one page and a JSON file.
 
+        graticule audit RUN
         graticule audit deit_tiny_patch16_224 --images FOLDER
         graticule audit my_model.py:build --images FOLDER --sizes 288
 
@@ -43,12 +44,14 @@ class Audit(NamedModels, JsonOutput, OnDevice):
 
     model: Positional[str]
     """run or published folder, file of weights, name, timm:NAME, hf:NAME, or FILE.py:NAME"""
-    images: Path
-    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known"""
+    images: Path | None = None
+    """folder of images, at any depth; FOLDER/CLASS/*, or FOLDER/val/CLASS/*, where classes are known (default: the test
+    images, or films, of the run)"""
     count: Annotated[int, Range(5)] = 64
     """largest number of images, evenly spaced; at least one for each of the five folds of the probe"""
     sizes: list[str] = dataclasses.field(default_factory=list)
-    """other sizes, sides in pixels or HEIGHTxWIDTH (default: about 1.5 times the model's)"""
+    """other sizes, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films (default: about 1.5 times the
+    model's)"""
     labels: Rare[Path | None] = None
     """file of lines path,label with paths relative to the folder of images (default: by the folders of the classes)"""
     img_size: str | None = None
@@ -63,11 +66,15 @@ def run(arguments: list[str]) -> int:
     """Audit the position information of a model."""
     options = parse(Audit, "audit", arguments)
     output = Output(options.json)
-    others = parse_sizes(options.sizes)
     check_targets([options.model], options, "audit")
-    from graticule.lab.data.pictures import find_pictures
+    if options.images is not None:
+        from graticule.lab.data.pictures import find_pictures
 
-    find_pictures(options.images)  # before the model is built
+        find_pictures(options.images)  # before the model is built
+    elif is_named(options.model):
+        raise ValueError(f"`images` must be given for {options.model!r}, which is no run with test images of its own.")
+    elif options.labels is not None:
+        raise ValueError("`labels` must be left out without `images`, as the test images of a run have theirs.")
     opened = with_images(*open_models([options.model], options, "audit"))
     import torch
 
@@ -77,7 +84,9 @@ def run(arguments: list[str]) -> int:
     from graticule.lab.terminal import bar
     from graticule.system.files import write_json
 
-    size = parse_size(options.img_size) or opened.size
+    axes = len(opened.size)
+    size = parse_size(options.img_size, axes) or opened.size
+    others = parse_sizes(options.sizes, axes=axes)
     view = view_of(opened.model).sized(size)
     if others:
         for other in others:
@@ -86,12 +95,18 @@ def run(arguments: list[str]) -> int:
         others = _other_sizes(view)
     others = [other for other in dict.fromkeys(others) if other != size]
     device, folder = choose_device(options.device), output_folder(options.output, opened.folder)
-    given = dataclasses.replace(opened, img_size=size)
-    pictures = pictures_of(given, options.images, 5, labels=options.labels, count=options.count)
-    chosen = range(pictures.num_test)
-    images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
-    known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
-    labels = None if known is None else torch.from_numpy(known)
+    if options.images is None:
+        data = test_data(opened, NamedData())
+        each = {one: data.spread_test_images(one, options.count) for one in (size, *others)}
+        images = {one: of.to(device) for one, (of, _) in each.items()}
+        labels: torch.Tensor | None = each[size][1]
+    else:
+        given = dataclasses.replace(opened, img_size=size)
+        pictures = pictures_of(given, options.images, 5, labels=options.labels, count=options.count)
+        chosen = range(pictures.num_test)
+        images = {one: pictures.test_images(one, chosen)[0].to(device) for one in (size, *others)}
+        known = pictures.groups if not opened.classes and pictures.labels is None else pictures.labels
+        labels = None if known is None else torch.from_numpy(known)
     found = audit(opened.model.to(device), images, size, labels, batch_size=options.batch_size, progress=bar)
     about = _about(opened, options, device, command_line("audit", arguments))
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,11 +121,10 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _other_sizes(view: ModelView) -> list[tuple[int, int]]:
+def _other_sizes(view: ModelView) -> list[tuple[int, ...]]:
     """Return the default of the other sizes; empty if the model refuses it."""
-    step = view.coarsest_patch
-    sides = [max(round(_OTHER * side / one), 1) * one for side, one in zip(view.img_size, step, strict=True)]
-    other = sides[0], sides[1]
+    pairs = zip(view.img_size, view.coarsest_patch, strict=True)
+    other = tuple(max(round(_OTHER * side / one), 1) * one for side, one in pairs)
     try:
         view.sized(other)
     except ValueError:
@@ -129,7 +143,7 @@ def _about(opened: Opened, options: Audit, device: str, command: str) -> dict[st
     return {
         "model": opened.title,
         "opened from": opened.target,
-        "images": str(options.images),
+        "images": "test images of the run" if options.images is None else str(options.images),
         "command": command,
         "versions": f"graticule {versions['graticule']}, torch {versions['torch']}, timm {versions['timm']}",
         "machine": f"{machine['processor']}, {machine['threads']} threads, {device}",

@@ -36,7 +36,8 @@ class Explore(NamedModels):
     images: list[str] = dataclasses.field(default_factory=list)
     """files of images, or indices of test images of runs, counted from 0 (default: 0)"""
     sizes: list[str] = dataclasses.field(default_factory=list)
-    """sizes of the images, sides in pixels or HEIGHTxWIDTH (default: that of each model)"""
+    """sizes of the images, sides in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films (default: that of each
+    model)"""
     img_size: str | None = None
     """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
     output: Path | None = None
@@ -50,8 +51,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Explore, "explore", arguments)
     if len(options.models) > 2:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
-    first = options.img_size
-    sizes = list(dict.fromkeys(parse_sizes([*([] if first is None else [first]), *options.sizes])))
+    texts = list(dict.fromkeys([*([] if options.img_size is None else [options.img_size]), *options.sizes]))
     given = _images(options.images, options.models)
     if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
         raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
@@ -63,7 +63,8 @@ def run(arguments: list[str]) -> int:
         known = with_images(one)
         assert known.info is not None
         data = one.run.data() if one.run is not None and any(isinstance(image, int) for image in given) else None
-        images = [_read(known, given, size, data) for size in sizes or [one.size]]
+        sizes = dict.fromkeys(parse_sizes(texts, axes=len(one.size)) or [one.size])
+        images = [_read(known, given, size, data) for size in sizes]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
     page = options.output or opened[0].folder / "explorer.html"
     written = write_explorer(found, page, _made(command_line("explore", arguments)))
@@ -93,7 +94,7 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
     return images
 
 
-def _read(opened: Opened, given: list[int | Path], size: tuple[int, int], data: Any) -> Tensor:
+def _read(opened: Opened, given: list[int | Path], size: tuple[int, ...], data: Any) -> Tensor:
     """Return the images as inputs of the model, (n, C, height, width); `data` has the test images."""
     import torch
 
@@ -103,6 +104,8 @@ def _read(opened: Opened, given: list[int | Path], size: tuple[int, int], data: 
     from graticule.system.files import read_bytes
 
     assert opened.info is not None
+    if len(size) > 2 and any(isinstance(one, Path) for one in given):
+        raise ValueError("`images` must be numbers of test films for a run on films, got a file.")
     transform = evaluation_transform(opened.info, size, opened.augmentation or Augmentation())
     found: list[Tensor] = []
     for one in given:

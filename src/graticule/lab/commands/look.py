@@ -20,7 +20,7 @@ from graticule.lab.commands.options import (
     choose_device,
     output_folder,
     parse,
-    parse_pair,
+    parse_numbers,
     parse_size,
 )
 from graticule.lab.commands.targets import NamedData, NamedModels
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from graticule.external.attention_map import AttentionMap
 
 #: The forms of a query and of a shift.
-_QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2"
+_QUERY, _SHIFT = "ROWxCOLUMN, such as 0x3", "DOWNxRIGHT in patches, such as 1x0 or -1x2, or FRAMESxDOWNxRIGHT"
 
 
 @dataclass
@@ -93,7 +93,8 @@ class Correlations(ScaledFigures, Look):
 
         limits = self.limits
         (opened,) = models.values()
-        stages = position_maps(opened.model, parse_size(self.img_size), self.untrained)
+        size = parse_size(self.img_size, len(opened.img_size or (1, 1)))
+        stages = position_maps(opened.model, size, self.untrained)
         title = opened.title if opened.run is not None else printable(opened.target)
         found = Found([{"stage": stage} for stage in range(len(stages))])
         for sheet in position_sheets(stages, title, limits):
@@ -128,8 +129,8 @@ class Translation(NamedData, OnDevice, Look):
 
     count: Annotated[int | None, Range(2)] = None
     """number of test images, evenly spaced (default: 128, or all if there are fewer)"""
-    shifts: list[str] = field(default_factory=lambda: ["1x0", "0x1", "1x1"])
-    """DOWNxRIGHT, in patches of the coarsest grid"""
+    shifts: list[str] = field(default_factory=list)
+    """DOWNxRIGHT, in patches of the coarsest grid (default: 1x0 0x1 1x1; for films one frame later too)"""
     border: Rare[int] = 1
     """tokens closer to an edge than this many patches are reported separately"""
 
@@ -137,8 +138,8 @@ class Translation(NamedData, OnDevice, Look):
         """Check the shifts."""
         self._shifts()
 
-    def _shifts(self) -> list[tuple[int, int]]:
-        return [parse_pair(text, "shifts", _SHIFT) for text in self.shifts]
+    def _shifts(self) -> list[tuple[int, ...]] | None:
+        return [parse_numbers(text, "shifts", _SHIFT, 3) for text in self.shifts] or None
 
     def find(self, models: Mapping[str, Opened], output: Output) -> Found:
         """Measure the error of each layer."""
@@ -148,7 +149,7 @@ class Translation(NamedData, OnDevice, Look):
 
         sized = []
         for opened in models.values():
-            size = parse_size(self.img_size) or opened.size
+            size = parse_size(self.img_size, len(opened.size)) or opened.size
             model = view_of(opened.model).sized(size).model
             whole_patches(model, size)
             sized.append((opened, test_data(opened, self), model, size))
@@ -158,7 +159,8 @@ class Translation(NamedData, OnDevice, Look):
             images = data.spread_test_images(size, self.count or min(128, data.num_test))[0].to(device)
             one = translation_error(model.to(device), images, self._shifts(), self.border)
             shown = printable(opened.target)
-            output.say(f"{shown}: {one.images} images of {size[0]}x{size[1]}, shifts {', '.join(self.shifts)}")
+            of, shifts = ("x".join(map(str, size)), ", ".join("x".join(map(str, shift)) for shift in one.shifts))
+            output.say(f"{shown}: {one.images} images of {of}, shifts {shifts}")
             columns, *rows = one.summary()
             found.tables[label] = output.table(columns, rows)
             output.say(f"{one.verdict()}\n")
@@ -196,7 +198,7 @@ class Attention(ScaledFigures, NamedData, Look):
 
     def _query(self) -> tuple[int, int] | None:
         """Return the query; None for the center or the class token."""
-        return None if self.query in (None, "cls") else parse_pair(self.query, "query", _QUERY)
+        return None if self.query in (None, "cls") else parse_numbers(self.query, "query", _QUERY)
 
     def find(self, models: Mapping[str, Opened], output: Output) -> Found:
         """Compute the attention on the test image, which is that of the first model."""
@@ -211,6 +213,11 @@ class Attention(ScaledFigures, NamedData, Look):
         for label, opened in models.items():
             data = test_data(opened, self)
             size = parse_size(self.img_size) or opened.size
+            if len(size) > 2:
+                raise ValueError(
+                    f"`models` must take images, got {opened.target!r}, which takes films: graticule explore shows "
+                    "their attention."
+                )
             view = view_of(opened.model).sized(size)
             grid = view.grids(size)[0]
             at = self._query() or divmod(grid.center, grid.width)
@@ -267,7 +274,7 @@ class Mixing(ScaledFigures, Look):
         self._query()
 
     def _query(self) -> tuple[int, int] | None:
-        return None if self.query is None else parse_pair(self.query, "query", _QUERY)
+        return None if self.query is None else parse_numbers(self.query, "query", _QUERY)
 
     def find(self, models: Mapping[str, Opened], output: Output) -> Found:
         """Compute the mixing weights of each layer."""

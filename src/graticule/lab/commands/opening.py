@@ -40,7 +40,7 @@ class Opened:
     target: its source, as given.
     title: a line about it.
     model: the model, in evaluation mode.
-    img_size: (height, width) in pixels of its images; None if unknown.
+    img_size: (height, width) in pixels of its images, or with a depth; None if unknown.
     info: facts of its images, with the names of its classes if they are known.
     augmentation: the resizing of its images.
     folder: the default folder of results.
@@ -51,7 +51,7 @@ class Opened:
     target: str
     title: str
     model: nn.Module
-    img_size: tuple[int, int] | None
+    img_size: tuple[int, ...] | None
     info: DatasetInfo | None
     augmentation: Augmentation | None
     folder: Path = field(default_factory=Path)
@@ -59,7 +59,7 @@ class Opened:
     states_info: bool = True
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, ...]:
         """The (height, width) in pixels of its images, which must be known."""
         if self.img_size is None:
             raise ValueError(f"`model` must have a known image size, got {self.target!r}, which has none.")
@@ -197,7 +197,10 @@ def pictures_of(opened: Opened, folder: Path, least: int = 1, **options: Any) ->
     from graticule.lab.data.pictures import Pictures
 
     assert opened.info is not None
-    found = Pictures(folder, opened.info, opened.size, opened.classes, augmentation=opened.augmentation, **options)
+    size: Any = opened.size
+    if len(size) > 2:
+        raise ValueError(f"`model` must take images for a folder of images, got {opened.target!r}, which takes films.")
+    found = Pictures(folder, opened.info, size, opened.classes, augmentation=opened.augmentation, **options)
     if found.num_test < least:
         raise ValueError(f"`images` must be at least {least}, got {found.num_test} in {folder}.")
     return found

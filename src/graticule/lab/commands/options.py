@@ -234,18 +234,20 @@ def parse_part(given: str | None) -> tuple[int, int] | None:
     return int(number), int(parts)
 
 
-def parse_size(given: str | None) -> tuple[int, int] | None:
-    """Parse the size of images; None if it is not given."""
-    return parse_sizes([given], "img_size")[0] if given else None
+def parse_size(given: str | None, axes: int = 2) -> Any:
+    """Parse the size of images, or of films of three `axes`; None if it is not given."""
+    return parse_sizes([given], "img_size", axes)[0] if given else None
 
 
-def parse_pair(text: str, name: str, form: str) -> tuple[int, int]:
-    """Parse two whole numbers with an x between them; `form` describes them in errors."""
+def parse_numbers(text: str, name: str, form: str, most: int = 2) -> Any:
+    """Parse two, or up to `most`, whole numbers with an x between them; `form` describes them in errors."""
     try:
-        first, second = (int(part) for part in text.lower().split("x"))
+        numbers = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise ValueError(f"`{name}` must be {form}, got {text!r}.") from None
-    return first, second
+        numbers = ()
+    if not 2 <= len(numbers) <= most:
+        raise ValueError(f"`{name}` must be {form}, got {text!r}.")
+    return numbers
 
 
 def read_picture(path: Path, read: Any) -> Any:

@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
         resampled_modules(model)  # raises if there are none
     else:
         model = ResampledTables(StructureView(model))
-    trained_at = opened.size
+    trained_at: Any = opened.size
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
     pictures = pictures_of(replace(opened, model=model), options.images, 2, count=options.count)
     every = range(pictures.num_test)

@@ -82,14 +82,15 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
 def _check_sizes(targets: Sequence[str], options: NamedModels) -> None:
     """Check sizes of images for runs and models that are given by name, before PyTorch is imported."""
     given = {name: getattr(options, name, None) for name in ("img_size", "sizes")}
-    sizes = [
-        size for name, one in given.items() if one for size in parse_sizes([one] if name == "img_size" else one, name)
-    ]
-    for target in targets if sizes else ():
+    texts = {name: [one] if name == "img_size" else one for name, one in given.items() if one}
+    for target in targets if texts else ():
         file = RunFolder(Path(target)).recipe_file
         found = read_json(file) if file.is_file() else {"recipe": {"model": target, "img_size": None}}
         recipe = found.get("recipe") if isinstance(found, dict) else None
-        if isinstance(recipe, dict) and "img_size" in recipe:  # detectors pad images of any size
+        own = recipe.get("img_size") if isinstance(recipe, dict) else None
+        axes = len(own) if isinstance(own, list) else 2
+        sizes = [size for name, each in texts.items() for size in parse_sizes(each, name, axes)]
+        if isinstance(recipe, dict) and "img_size" in recipe and axes == 2:  # detectors pad images of any size
             check_image_sizes(recipe, sizes)
 
 

@@ -26,6 +26,7 @@ from graticule.lab.figures.style import (
     draw_line,
     layer_axes,
 )
+from graticule.position.places import axis_names, by
 
 _WIDE = (7.2, 4.0)
 
@@ -108,7 +109,7 @@ def share_plot(share: PositionShare) -> Figure:
     figure, ax = layer_axes("share of the variance of the tokens (%)", figsize=_WIDE)
     names, layers = share.names, np.arange(len(share.names))
     side = _size(share.img_size) if share.others else ""
-    lines = [(f"position{side}", share.total), (f"linear in row and column{side}", share.linear)]
+    lines = [(f"position{side}", share.total), (f"linear part{side}", share.linear)]
     lines += [(f"position{_size(size)}", one.total) for size, one in share.others.items()]
     for index, (label, one) in enumerate(lines):
         draw_line(ax, index, label, layers, 100 * one.value, 100 * (one.high - one.value))
@@ -119,8 +120,8 @@ def share_plot(share: PositionShare) -> Figure:
     return add_legend(figure, ax)
 
 
-def _size(size: tuple[int, int]) -> str:
-    return f" at {size[0]} x {size[1]}"
+def _size(size: tuple[int, ...]) -> str:
+    return f" at {by(size)}"
 
 
 def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
@@ -133,10 +134,10 @@ def probe_plot(content: Probe | None, probes: Sequence[Probe]) -> Figure:
     layers = np.arange(len(whole)) - (content is not None)
     control = [float(np.nanmean(one.control_mean)) for one in whole]
     lines = {
-        "row": ([one.mean[0] for one in whole], [one.error[0] for one in whole]),
-        "column": ([one.mean[1] for one in whole], [one.error[1] for one in whole]),
-        "control: shuffled labels": (control, [float(np.nanmax(one.control_error)) for one in whole]),
+        name: ([one.mean[axis] for one in whole], [one.error[axis] for one in whole])
+        for axis, name in enumerate(axis_names(whole[0].r2.shape[1]))
     }
+    lines["control: shuffled labels"] = (control, [float(np.nanmax(one.control_error)) for one in whole])
     for index, (label, (mean, error)) in enumerate(lines.items()):
         draw_line(ax, index, label, layers, mean, error)
     ax.axhline(0, color="#555555", linewidth=1)

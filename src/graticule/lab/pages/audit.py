@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from graticule.analysis.effect import Effect
 from graticule.analysis.share import PositionShare
 from graticule.lab.figures.layers import attention_plot, effect_plot, probe_plot, share_plot, translation_plot
 from graticule.lab.pages.report import Report, add_position
+from graticule.position.places import axis_names, by
 
 
 def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) -> Report:
@@ -22,8 +23,8 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
         title: of the page, such as the name of the model.
         lines: settings of the audit, as rows of the first table.
     """
-    height, width = found.img_size
-    report = Report(title, f"Position audit: {found.images} images of {height} x {width} pixels")
+    kind = "films" if len(found.img_size) > 2 else "images"
+    report = Report(title, f"Position audit: {found.images} {kind} of {by(found.img_size)} pixels")
     for sentence in findings(found):
         report.note(sentence)
     if lines:
@@ -56,19 +57,18 @@ def audit_page(found: Audit, title: str, lines: Sequence[tuple[str, str]] = ()) 
 
 def findings(found: Audit) -> list[str]:
     """Return the main findings, one sentence each."""
-    share = found.share
+    share, names = found.share, axis_names(len(found.img_size))
     where = "the features" if share.features else "the last layer"
     most = int(np.nanargmax(share.total.value)) if not np.isnan(share.total.value).all() else -1
     said = [
         f"Position alone explains {share.total.text(-1)} % of the variance of {where}, {share.linear.text(-1)} % "
-        f"linearly in row and column; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
+        f"linearly in {_words(names)}; at most {share.total.text(most)} %, in {_entry(share.names[most])}."
     ]
-    row, column = np.nanmax([one.mean for one in found.probes], axis=0)
+    highest = map(_number, np.nanmax([one.mean for one in found.probes], axis=0))
     best = int(np.argmax([np.nanmean(one.mean) for one in found.probes]))
-    sentence = f"Row and column can be read with R² up to {_number(row)} and {_number(column)}, best in layer {best}"
+    sentence = f"{_words(names).capitalize()} can be read with R² up to {_words(highest)}, best in layer {best}"
     if found.probe_content is not None:
-        content = found.probe_content.mean
-        sentence += f"; from the patches alone with {_number(content[0])} and {_number(content[1])}"
+        sentence += f"; from the patches alone with {_words(map(_number, found.probe_content.mean))}"
     said.append(f"{sentence}.")
     for effect in found.effects:
         if effect.name in ("position zeroed", "position shuffled"):
@@ -91,6 +91,11 @@ def findings(found: Audit) -> list[str]:
     return said
 
 
+def _words(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _entry(name: str) -> str:
     return name if name == "features" else f"layer {name}"
 
@@ -101,17 +106,15 @@ def _share(report: Report, share: PositionShare) -> None:
         "The share of the variance of the tokens that is explained by the mean of each position over images. It is "
         "unbiased: 0 on average for a model without position, however few the images are. Pictures whose content "
         "depends on the place, such as streets below skies, have a share without position in the model. Linear: what "
-        "is linear in row and column; additive: a function of the row plus one of the column. SSDC: correlation of "
-        "the similarity of two patches with minus their distance."
+        "is linear in the coordinates; additive: a function of the row plus one of the column, or of each axis. SSDC: "
+        "correlation of the similarity of two patches with minus their distance."
     )
     caption = "Share of the variance that position explains; bars are intervals of 95 %, by the jackknife over images"
     report.figure(share_plot(share), caption, "Lines of the share of position by layer")
     for one in (share, *share.others.values()):
         columns, *rows = one.summary()
         norms = "outliers: percent of tokens with a norm above 3 times the median"
-        report.table(
-            columns, rows, f"Shares in percent{' at {} x {}'.format(*one.img_size)}, with intervals of 95 %; {norms}"
-        )
+        report.table(columns, rows, f"Shares in percent at {by(one.img_size)}, with intervals of 95 %; {norms}")
 
 
 def _cost(report: Report, found: Audit) -> None:
@@ -147,21 +150,22 @@ def _cost(report: Report, found: Audit) -> None:
 def _probe(report: Report, found: Audit) -> None:
     report.heading("Linear probe of position")
     report.text(
-        "A linear map of the features of a patch predicts its row and column. It is fitted by ridge regression, and "
+        "A linear map of the features of a patch predicts its coordinates. It is fitted by ridge regression, and "
         "scored on held-out images. R² is 1 if position can be read exactly, and 0 if it cannot be read at all; the "
         "content alone tells something of position, such as sky above and ground below. In the control, the labels "
         "are shuffled over the patches of each image."
     )
     figure = probe_plot(found.probe_content, found.probes)
-    report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of row and column by layer")
+    report.figure(figure, "R² by layer; bars are standard errors over folds", "Lines of R² of the coordinates by layer")
     whole = [("patches alone", found.probe_content)] if found.probe_content is not None else []
     rows = []
     for name, one in [*whole, *((str(layer), one) for layer, one in enumerate(found.probes))]:
         assert one is not None
-        cells = [_with_error(one.mean[axis], one.error[axis]) for axis in (0, 1)]
-        controls = [_with_error(one.control_mean[axis], one.control_error[axis]) for axis in (0, 1)]
-        rows.append((name, *cells, *controls))
-    report.table(("layer", "row", "column", "control: row", "control: column"), rows, "R² ± standard error over folds")
+        cells = map(_with_error, one.mean, one.error)
+        rows.append((name, *cells, *map(_with_error, one.control_mean, one.control_error)))
+    names = axis_names(len(found.img_size))
+    columns = ("layer", *names, *(f"control: {axis}" for axis in names))
+    report.table(columns, rows, "R² ± standard error over folds")
     one = found.probes[-1]
     if one.examples < 10 * one.channels:
         report.note(
@@ -195,8 +199,8 @@ def _sizes(report: Report, found: Audit) -> None:
         return
     report.heading("Other sizes")
     report.text(
-        f"Features of the same images at another size, resampled to the grid at {found.img_size[0]} x "
-        f"{found.img_size[1]}, compared with those at that size."
+        f"Features of the same images at another size, resampled to the grid at {by(found.img_size)}, compared with "
+        "those at that size."
     )
     effects = list(found.sizes.values())
     report.figure(effect_plot(effects), "Change of the features by layer", "Lines of the change of the features")

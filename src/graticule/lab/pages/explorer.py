@@ -292,8 +292,8 @@ def explored(
 
     Args:
         model: one of our backbones, or another model of images, as of timm or transformers; not changed.
-        images: for each size of the images, (B, C, height, width), normalized; the same images in each. The first size
-            is shown first.
+        images: for each size of the images, (B, C, height, width), or films with a depth, normalized; the same images
+            in each. The first size is shown first.
         mean: of each channel, as used to normalize the images.
         std: of each channel.
         label: a short name.
@@ -305,8 +305,17 @@ def explored(
     if not images or any(len(one) != len(images[0]) or not len(one) for one in images):
         counts = [len(one) for one in images]
         raise ValueError(f"`images` must have the same number at each size, at least one, got {counts or 'no sizes'}.")
-    sizes = [explorer_maps(view_of(model, (one.shape[-2], one.shape[-1])), one) for one in images]
-    return Explored(label, title, sizes, [[_png(image, mean, std) for image in one] for one in images])
+    sizes = [explorer_maps(view_of(model, tuple(one.shape[2:])), one) for one in images]
+    drawn = zip(images, sizes, strict=True)
+    return Explored(label, title, sizes, [[_png(_strip(one, size), mean, std) for one in each] for each, size in drawn])
+
+
+def _strip(image: Tensor, size: SizeMaps) -> Tensor:
+    """Return an image (C, height, width), or the first frames of the patches of a film, one below the other."""
+    if image.ndim == 3:
+        return image
+    slices = size.img_size[0] // image.shape[2]
+    return image[:, :: image.shape[1] // slices].flatten(1, 2)
 
 
 def _png(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ class Maps:
 class SizeMaps:
     """The maps of one model for images of one size.
 
-    img_size: (height, width) in pixels.
-    grids: (height, width) in patches of each layer.
+    img_size: (height, width) in pixels; of a film, that of the first frames of its patches, one below the other.
+    grids: (height, width) in patches of each layer, of a film in the same way.
     maps: in the order of `KINDS`.
     notes: reasons why maps of some kind are missing.
     """
@@ -93,9 +94,9 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
         view: of the model.
         images: (B, C, height, width), as the model takes them.
     """
-    size: Size = (images.shape[-2], images.shape[-1])
+    size = tuple(images.shape[2:])
     view = view.sized(size)
-    grids = [grid.shape for grid in view.grids(size)]
+    grids = [strip(grid.shape) for grid in view.grids(size)]
     maps, notes = list(_of_position(view, size)), []
     with suppress(ValueError):  # if the model is not a gated MLP
         maps += list(_mixing(view, size))
@@ -107,7 +108,13 @@ def explorer_maps(view: ModelView, images: Tensor) -> SizeMaps:
     if not maps:
         raise ValueError(f"`model` must have maps of position or attention, got {type(view.model).__name__}: {notes}.")
     order = list(KINDS)
-    return SizeMaps(size, grids, sorted(maps, key=lambda one: order.index(one.kind)), notes)
+    shown = strip((view.grids(size)[0].shape[0], *size[1:])) if len(size) > 2 else size
+    return SizeMaps(shown, grids, sorted(maps, key=lambda one: order.index(one.kind)), notes)
+
+
+def strip(shape: Size) -> Size:
+    """Return (height, width) of a shape; the frames of a film are one below the other."""
+    return (math.prod(shape[:-1]), shape[-1])
 
 
 def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
@@ -134,7 +141,7 @@ def _of_position(view: ModelView, size: Size) -> Iterator[Maps]:
 def _similarity(kind: str, found: Correlations, first: int) -> Iterator[Maps]:
     for layer, (values, source) in enumerate(zip(found.similarity, found.sources, strict=True)):
         if source is not None:
-            shape = found.grid.shape
+            shape = strip(found.grid.shape)
             yield Maps(kind, first + layer, values[None], shape, shape, (MEAN if kind == "rotary" else "all heads",))
 
 
@@ -150,7 +157,7 @@ def _attention(view: ModelView, images: Tensor, kind: str) -> list[Maps]:
 def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
     """Yield the attention of one layer for each image."""
     heads = _names("head", one.num_heads)
-    shape, keys = one.queries.shape, one.keys.shape
+    shape, keys = strip(one.queries.shape), strip(one.keys.shape)
     each = one.weights[..., one.keys.prefix :].reshape(images, -1, *one.weights.shape[1:3], one.keys.patches)
     for image, values in enumerate(each):  # (windows, heads, N, M)
         if one.windows is not None:
@@ -161,14 +168,17 @@ def _of_images(one: AttentionMap, images: int, kind: str) -> Iterator[Maps]:
 
 def _compact(kind: str, layer: int, values: Array, grid: Grid, heads: tuple[str, ...]) -> Maps:
     """Return the maps (heads, N, N), by displacement if they depend on it alone."""
-    height, width = grid.shape
+    shape = strip(grid.shape)
+    if len(grid.shape) > 2:  # the page finds displacements in a plane
+        return Maps(kind, layer, values, shape, shape, heads)
+    height, width = shape
     index = grid.offset_index().numpy()
     table = np.zeros((len(values), (2 * height - 1) * (2 * width - 1)))
     table[:, index] = values
     if not np.array_equal(table[:, index], values):
-        return Maps(kind, layer, values, grid.shape, grid.shape, heads)
+        return Maps(kind, layer, values, shape, shape, heads)
     cut = table.reshape(-1, 2 * height - 1, 2 * width - 1)
-    return Maps(kind, layer, cut, grid.shape, grid.shape, heads, by_displacement=True)
+    return Maps(kind, layer, cut, shape, shape, heads, by_displacement=True)
 
 
 def _names(what: str, count: int) -> tuple[str, ...]:
