@@ -290,10 +290,11 @@ def _channels(value: Tensor, table: Table) -> int:
 
 def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
     """Find the image size, the patch size and the number of channels of a model."""
+    if isinstance(model, Backbone) and len(model.img_size) > 2:
+        films = " x ".join(map(str, model.img_size))
+        raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes films of {films}.")
     image: Any = img_size or image_size(model)
     patch: Any = patch_size
-    if image is not None and len(image) > 2:
-        raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes films of {by(image)}.")
     if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool after convolutions
         grid = model.grid_at(image)
         patch = image[0] // grid.height, image[1] // grid.width
