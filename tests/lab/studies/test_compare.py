@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import graticule.lab.studies.execution as module
 from graticule.lab.figures.scores import score_plot
-from graticule.lab.studies.comparison import Comparison, compare, supported_decimals, train_part
+from graticule.lab.studies.comparison import Comparison, compare, supported_decimals
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.significance import holm, paired_p
 from graticule.lab.studies.tables import latex_table
@@ -199,14 +200,14 @@ def test_the_plan_tells_states_and_estimates_the_time_left(folder):
 def test_parts_train_every_run_once(tmp_path, monkeypatch):
     trained = []
     monkeypatch.setattr(module, "_train_here", lambda runs, _: trained.extend(one.folder for one in runs))
-    assert train_part(CHOICES, [0, 1], tmp_path, (1, 3), progress=False) == 4
+    assert compare(CHOICES, [0, 1], tmp_path, part=(1, 3), progress=False) is None
     assert len(trained) == 2
     for number in (2, 3):
-        train_part(CHOICES, [0, 1], tmp_path, (number, 3), progress=False)
+        assert compare(CHOICES, [0, 1], tmp_path, part=(number, 3), progress=False) is None
     assert sorted(trained) == sorted(one.folder for one in plan(CHOICES, [0, 1], tmp_path))
     for part in ((0, 3), (4, 3)):
         with pytest.raises(ValueError, match="`part` must be K/N"):
-            train_part(CHOICES, [0], tmp_path, part)
+            compare(CHOICES, [0], tmp_path, part=part)
 
 
 def test_two_choices_of_one_folder_are_refused(tmp_path):
@@ -218,3 +219,10 @@ def test_two_choices_of_one_folder_are_refused(tmp_path):
 def test_a_plot_of_no_scores_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         score_plot(wrong, "top-1")
+
+
+def test_the_time_of_runs_is_estimated_before_their_first_epoch_and_changes_no_result(trained, tmp_path, capsys):
+    again = compare(CHOICES, [0, 1], tmp_path)
+    assert again is not None and again.scores == trained[0].scores
+    first = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("run 1 of 4"))
+    assert re.match(r"run 1 of 4, about \d+(\.\d)? s left: ", first), first

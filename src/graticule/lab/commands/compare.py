@@ -62,14 +62,13 @@ def run(arguments: list[str]) -> int:
     base = options.changed(base.quick() if options.quick else base, f"train {options.recipe}")
     choices = parse_choices(base, options.choices, f"train {options.recipe}", sizes)  # before PyTorch is imported
 
-    from graticule.lab.studies.comparison import compare, train_part
+    from graticule.lab.studies.comparison import compare
     from graticule.lab.studies.execution import executor_of
     from graticule.lab.studies.plan import plan, planned_rows
     from graticule.lab.studies.sizes import lengths, resolutions
     from graticule.lab.tasks.language import check_lengths
     from graticule.lab.tasks.parts.image_evaluation import ImageEvaluation
-    from graticule.lab.tasks.parts.image_scores import check_crop, check_sizes
-    from graticule.lab.training.task import build_model, list_tasks, task_of
+    from graticule.lab.training.task import list_tasks, task_of
 
     evaluation = list_tasks()[base.task].evaluation
     if options.sizes and not issubclass(evaluation, ImageEvaluation):
@@ -78,10 +77,6 @@ def run(arguments: list[str]) -> int:
             f"graticule evaluate a run of any task on images, got {' '.join(options.sizes)}."
         )
     check_task_options(base.task, lengths=options.lengths, sizes=options.sizes)
-    for recipe in choices.values() if sizes else ():  # before any training
-        check_sizes(build_model(recipe, num_classes=10), sizes)
-        for size in sizes if options.mode == "crop" else ():
-            check_crop(size, recipe.img_size)
     for recipe in choices.values() if options.lengths else ():
         task = task_of(recipe)
         data = task.build_data()
@@ -93,11 +88,17 @@ def run(arguments: list[str]) -> int:
         output.give(output.table(columns, rows))
         return 0
     with executor_of(options.on, folder) as executor:
-        how: Any = {"replace": options.replace, "executor": executor}
-        if part is not None and (left := train_part(choices, options.seeds, folder, part, **how)):
-            options.report_part(left, output)
-            return 0
+        how: Any = {
+            "replace": options.replace,
+            "executor": executor,
+            "part": part,
+            "sizes": sizes,
+            "mode": options.mode,
+        }
         comparison = compare(choices, options.seeds, folder, command=command_line("compare", arguments), **how)
+    if comparison is None:
+        options.report_part(sum(not one.run.finished for one in plan(choices, options.seeds, folder)), output)
+        return 0
     output.table(comparison.columns, comparison.rows())
     output.say(*comparison.verdict())
     given = {"comparison": read_json(folder / "comparison.json")}

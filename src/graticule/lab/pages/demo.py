@@ -56,6 +56,7 @@ def demo(
     recipe = recipe.quick() if quick else dataclasses.replace(recipe, epochs=EPOCHS)
     choices = {name: dataclasses.replace(recipe, **values) for name, values in CHOICES.items()}
     comparison = compare(choices, seeds, folder, progress=progress)
+    assert comparison is not None  # no part of the runs is left to others
     scores = resolutions(comparison, SIZES, progress=progress)
     scores.write(folder)
     _write_explorer(comparison, folder)

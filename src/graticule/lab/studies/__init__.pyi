@@ -1,6 +1,5 @@
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
-from .comparison import train_part as train_part
 from .execution import executor_of as executor_of
 from .execution import slurm_script as slurm_script
 from .execution import train_runs as train_runs

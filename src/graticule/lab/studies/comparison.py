@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graticule.lab.figures.save import save_figures
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.execution import Submits, train_runs
-from graticule.lab.studies.plan import PlannedRun, check_choices, format_seconds, plan
+from graticule.lab.studies.plan import check_choices, format_seconds, plan, with_guesses
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes
 from graticule.lab.studies.study import origin
 from graticule.lab.studies.tables import csv_text, latex_table, markdown
@@ -22,6 +22,9 @@ from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run, surroundings
 from graticule.system.files import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from graticule.lab.tasks.parts.image_scores import Mode
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,10 @@ def compare(
     command: str = "",
     replace: bool = False,
     executor: Submits | None = None,
-) -> Comparison:
+    part: tuple[int, int] | None = None,
+    sizes: Sequence[tuple[int, int]] = (),
+    mode: Mode = "zoom",
+) -> Comparison | None:
     """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .tex, .png and .json there.
 
     Finished runs are not trained again, so an interrupted comparison resumes where it stopped. Several machines may
@@ -184,13 +190,23 @@ def compare(
         replace: whether a comparison in `folder` that has further choices or seeds may be replaced.
         executor: trains the runs, as any `concurrent.futures.Executor`, a Dask client or an executor of submitit; this
             process by default, one run after the other.
+        part: (k, n): train only the k-th of n parts of the runs, for several machines that share `folder`. The result
+            is None until all runs are finished.
+        sizes: (height, width) of further images that every choice must be able to take.
+        mode: how images are changed to those sizes.
 
     Raises:
         ValueError: before any work, if a choice cannot be built or has another metric than the first, an existing run
             has another recipe, or the folder has a comparison with further choices.
     """
-    runs, parameters, examples = _prepare(choices, seeds, Path(folder), replace)
-    train_runs(runs, executor, progress=progress)
+    runs = plan(choices, seeds, folder)
+    if not replace:
+        _check_replaced(Path(folder), choices, seeds)
+    parameters, examples = check_choices(runs, sizes, (mode,))
+    if progress and executor is None:
+        runs = with_guesses(runs)
+    if train_runs(runs, executor, part=part or (1, 1), progress=progress):
+        return None
     metric = next(iter(choices.values())).metric
     trained = {name: [Run(one.folder) for one in runs if one.choice == name] for name in choices}
     results = {name: [run.result() for run in members] for name, members in trained.items()}
@@ -199,37 +215,6 @@ def compare(
     comparison = Comparison(tuple(seeds), scores, parameters, trained, metric, seconds, examples)
     write_comparison(comparison, choices, Path(folder), command)
     return comparison
-
-
-def train_part(
-    choices: Mapping[str, TrainingRecipe],
-    seeds: Sequence[int],
-    folder: str | Path,
-    part: tuple[int, int],
-    *,
-    progress: bool = True,
-    replace: bool = False,
-    executor: Submits | None = None,
-) -> int:
-    """Train the k-th of n parts of the runs of a comparison, part = (k, n); returns the number of unfinished runs.
-
-    The parts can be trained by several machines that share `folder`; `compare` then writes the tables.
-
-    Raises:
-        ValueError: as in `compare`.
-    """
-    runs, *_ = _prepare(choices, seeds, Path(folder), replace)
-    return train_runs(runs, executor, part=part, progress=progress)
-
-
-def _prepare(
-    choices: Mapping[str, TrainingRecipe], seeds: Sequence[int], folder: Path, replace: bool
-) -> tuple[list[PlannedRun], dict[str, int], int | None]:
-    """Check everything before any work; returns the runs, the parameters of every choice and the test examples."""
-    runs = plan(choices, seeds, folder)
-    if not replace:
-        _check_replaced(folder, choices, seeds)
-    return runs, *check_choices(choices, runs)
 
 
 def _check_replaced(folder: Path, choices: Mapping[str, TrainingRecipe], seeds: Sequence[int]) -> None:

@@ -335,14 +335,8 @@ def run_study(
     Raises:
         ValueError: if a choice cannot be built, or the table has scores of another recipe; before any work.
     """
-    from graticule.lab.tasks.parts.image_scores import check_sizes
-    from graticule.lab.training.task import build_model
-
     missing = missing_runs(study, read_table(table), folder, quick=quick, data_root=data_root)
-    recipes = {one.choice: one.recipe for one in missing}
-    parameters, _ = check_choices(recipes, missing)
-    for recipe in recipes.values() if study.sizes else ():
-        check_sizes(build_model(recipe, num_classes=10), study.sizes)
+    parameters, _ = check_choices(missing, study.sizes, study.modes)
     if part is not None and (left := train_runs(missing, executor, part=part, progress=progress)):
         return left
     seeds = list(dict.fromkeys(one.recipe.seed for one in missing))
