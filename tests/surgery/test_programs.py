@@ -14,7 +14,7 @@ from graticule.encodings.global_filter import GlobalFilters
 from graticule.lab.studies.matrix import build
 from graticule.surgery.export import export as export_function
 from graticule.surgery.export_program import Exportable, Program, Sizes, prepared, trace
-from tiny import SIZE, draw, images, tiny
+from tiny import ENCODERS, SIZE, draw, images, tiny
 
 EVERY = ("batch", "height", "width")
 
@@ -147,6 +147,33 @@ def test_an_onnx_file_takes_images_of_any_height(tmp_path):
     assert len(heights) > 1 and {one.size[1] for one in exported.compared} == {16}
     assert [one.batch for one in exported.compared] == [1, 2, 3]
     assert exported.error < 1e-5 and "Resize" not in exported.operators
+
+
+FILM = {"img_size": (4, 16, 32), "patch_size": (2, 8, 8), "embed_dim": 24, "num_heads": 2, "in_chans": 1}
+FREE = ("batch", "depth", "height", "width")
+
+
+@pytest.mark.parametrize("encoding", ["learnable", "rope"])
+def test_a_film_is_exported_in_both_formats_with_fixed_and_with_free_sides(encoding, tmp_path):
+    model = draw(tiny(encoding, **{"depth": 2, **FILM})).eval()
+    for suffix in ("pt2", "onnx"):
+        fixed = export_function(model, tmp_path / f"fixed.{suffix}")
+        assert fixed.takes == "batch 1, depth 4, height 16, width 32" and fixed.error < 1e-5
+        free = export_function(model, tmp_path / f"free.{suffix}", dynamic=FREE)
+        assert "depth 4 to" in free.takes and free.error < 1e-5
+        assert [one.size for one in free.compared] == [(4, 16, 32), (4, 16, 24), (6, 16, 16)]
+    with pytest.raises(ValueError, match="`dynamic` must be any of batch, depth, height, width, got 'frames'"):
+        export_function(model, tmp_path / "x.pt2", dynamic=["frames"])
+    with pytest.raises(ValueError, match="`dynamic` must be any of batch, height, width, got 'depth'"):
+        export_function(tiny("none"), tmp_path / "x.pt2", dynamic=["depth"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ENCODERS)
+def test_a_film_with_every_encoding_is_exported(encoding, tmp_path):
+    model = draw(tiny(encoding, **{"depth": 2, **FILM})).eval()
+    assert export_function(model, tmp_path / "fixed.onnx").error < 1e-5
+    assert export_function(model, tmp_path / "free.pt2", dynamic=FREE).error < 1e-5
 
 
 def test_maps_of_blocks_are_outputs_too(lape, tmp_path):

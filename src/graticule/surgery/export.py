@@ -25,6 +25,8 @@ from graticule.backbones.base import Backbone
 from graticule.checkpoints.load import load_checkpoint, load_own, published_state_dict
 from graticule.checkpoints.read import save_weights
 from graticule.encodings.liere import LieRe
+from graticule.layers.tokenizers import on_axes
+from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, Position
 from graticule.registry.checks import checked, install, known_name
 from graticule.surgery.export_program import Exportable, Program, Size, Sizes, prepared, trace
@@ -229,7 +231,7 @@ def checked_error(error: float, path: Path, size: Size) -> float:
     """Check that a difference is small enough, and return it."""
     if not error <= TOLERANCE:
         raise ValueError(
-            f"{path} was not written: at {size[0]} x {size[1]} pixels the exported program differs from PyTorch by "
+            f"{path} was not written: at {by(size)} pixels the exported program differs from PyTorch by "
             f"{error:.1e} of the largest output, more than {TOLERANCE:.0e}."
         )
     return error
@@ -303,7 +305,7 @@ def export(
     path: str | Path,
     format: str | None = None,
     *,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: int | tuple[int, ...] | None = None,
     dynamic: Sequence[str] = (),
     features: Sequence[int] = (),
     int8: bool = False,
@@ -317,13 +319,14 @@ def export(
     indices. `model` is not changed; the program is in float32.
 
     Args:
-        model: a backbone of images, a segmentation model, the feature maps of a dense model (`model.features`), or a
-            module with an attached position.
+        model: a backbone of images, films or volumes, a segmentation model, the feature maps of a dense model
+            (`model.features`), or a module with an attached position.
         path: the file; nothing is written if the comparison fails.
         format: 'onnx', 'torch-export', or 'safetensors' for the weights under their published names; from the suffix of
             `path` (.onnx, .pt2, .safetensors) by default.
-        img_size: in pixels, one side or (height, width); by default the size that the model is built for.
-        dynamic: the free axes: any of 'batch', 'height' and 'width'.
+        img_size: in pixels, one side, (height, width) or (depth, height, width); by default the size that the model is
+            built for.
+        dynamic: the free axes: any of 'batch', 'height' and 'width', and 'depth' of films and volumes.
         features: indices of blocks, or of stages if there are several, whose maps are also outputs.
         int8: whether the weights of linear layers are in 8 bits; `Exported` then has the difference of the outputs.
         timed: whether to time the file, and the same model without folding.
@@ -339,7 +342,7 @@ def export(
     named = _format(path, format)
     if path.is_dir():
         raise ValueError(f"`path` must be a file, got {str(path)!r}, which is a folder.")
-    size = (img_size, img_size) if isinstance(img_size, int) else subject.size if img_size is None else img_size
+    size = subject.size if img_size is None else on_axes(img_size, len(subject.size))
     count = subject.feature_count
     if wrong := [index for index in features if not 0 <= index < count]:
         rule = f"from 0 to {count - 1}" if count else f"left out with {type(model).__name__}, which is not a backbone"
@@ -475,5 +478,5 @@ def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Siz
         rule = "left out, or not both 'batch' and sides," if "batch" in sizes.free else "left out or 'batch'"
         raise ValueError(
             f"`dynamic` must be {rule} with this model, of which a program cannot compute all of these sizes: "
-            f"images of {images.shape[-2]} x {images.shape[-1]} are refused, where {sizes} is requested ({said[:200]})."
+            f"images of {by(images.shape[2:])} are refused, where {sizes} is requested ({said[:200]})."
         ) from error

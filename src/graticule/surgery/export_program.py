@@ -16,16 +16,17 @@ from graticule.backbones.base import Backbone
 from graticule.backbones.mvit import MultiscaleVisionTransformer
 from graticule.encodings.forms.mixing import MixingPosition
 from graticule.hub.kinds import HubModel
+from graticule.position.places import by
 from graticule.position.position import Position
 from graticule.position.windows import Windows
 from graticule.surgery.attached import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize
 
-Size = tuple[int, int]
+Size = tuple[int, ...]
 
-#: Axes that can be free in a program, in the order of the axes of images (B, C, height, width).
-AXES = ("batch", "height", "width")
+#: Sides that can be free in a program, beside the batch; the first one is of films and volumes alone.
+SIDES = ("depth", "height", "width")
 #: Maximum number of patches on an axis of the first stage: a program is valid for all sizes up to it.
 _LONGEST = 2048
 #: Number of steps up to which the smallest free side is searched for.
@@ -38,7 +39,7 @@ class Exportable:
 
     model: a backbone, a model around one (a segmentation model, feature maps), or a module with an attached position.
     channels: channels of its images.
-    size: (height, width) in pixels of the images that its position is stored for.
+    size: (height, width) in pixels of the images that its position is stored for, or with a depth.
     position: the position of its layers.
     backbone: the backbone in it; None for an attached position.
     divisor: a divisor of the sides of images, in addition to the backbone's requirements.
@@ -56,8 +57,6 @@ class Exportable:
         """Describe a model."""
         if isinstance(model, HubModel) and model.no_program:
             raise ValueError(f"`model` must not be a {type(model).__name__}: {model.no_program}.")
-        if len(getattr(model, "img_size", ())) > 2:
-            raise ValueError("`model` must take images, got one of films or volumes; torch.export.export takes those.")
         inner = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
         if isinstance(inner, Backbone):
             divisor = getattr(model, "divisor", 1)
@@ -80,8 +79,7 @@ class Exportable:
             self.backbone.grid_at(size)
         if any(side % self.divisor for side in size):
             raise ValueError(
-                f"`img_size` must have sides that are multiples of {self.divisor}, as the model's maps, got "
-                f"{size[0]} x {size[1]}."
+                f"`img_size` must have sides that are multiples of {self.divisor}, as the model's maps, got {by(size)}."
             )
 
     def check_free(self) -> None:
@@ -93,10 +91,10 @@ class Exportable:
             )
         if self.backbone is not None:
             return
-        rows, columns = (side + step for side, step in zip(self.size, self.patch, strict=True))
+        larger = [side + step for side, step in zip(self.size, self.patch, strict=True)]
         try:
             with torch.no_grad():
-                self.model(torch.zeros(1, self.channels, rows, columns))
+                self.model(torch.zeros(1, self.channels, *larger))
         except (AssertionError, RuntimeError, ValueError) as error:
             said = str(error).strip().partition("\n")[0][:200]
             raise ValueError(
@@ -107,7 +105,7 @@ class Exportable:
     @property
     def least(self) -> int:
         """Return the fewest steps of a free side: an axis of length 1 would be fixed, in any of the maps."""
-        if any(window != (1, 1) for window in self._windows):
+        if any(side > 1 for window in self._windows for side in window):
             return 3  # one whole window in addition to the parts that a shift leaves
         coarsest = max(getattr(self.model, "strides", (1,)))
         return max(2, coarsest // min(self.step) + 1)
@@ -117,8 +115,7 @@ class Exportable:
         """Return (height, width) in pixels of a patch of the first stage."""
         if self.backbone is None:
             return self._attached.patch_size or (1, 1)
-        height, width = (side >> (len(self.backbone.depths) - 1) for side in self.backbone.coarsest_patch)
-        return height, width
+        return tuple(side >> (len(self.backbone.depths) - 1) for side in self.backbone.coarsest_patch)
 
     @property
     def step(self) -> Size:
@@ -127,15 +124,14 @@ class Exportable:
             return self.patch
         last = len(self.backbone.depths) - 1
         windows = self._windows
-        height, width = (
+        return tuple(
             math.lcm(self.divisor, *((side >> (last - stage)) * window[axis] for stage, window in enumerate(windows)))
             for axis, side in enumerate(self.backbone.coarsest_patch)
         )
-        return height, width
 
     @property
     def _windows(self) -> list[tuple[int, ...]]:
-        """Return (rows, columns) for each stage, which must divide its grid; (1, 1) for a stage without windows."""
+        """Return (rows, columns) for each stage, which must divide its grid; ones for a stage without windows."""
         model = self.backbone
         if model is None:
             return []
@@ -146,7 +142,7 @@ class Exportable:
             shapes: list[tuple[int, ...]] = [each.window.shape for each in seen if isinstance(each, Windows)]
             if model.grid.windows:
                 shapes.append(model.grid.windows[stage])
-            found.append((math.lcm(*(rows for rows, _ in shapes)), math.lcm(*(columns for _, columns in shapes))))
+            found.append(tuple(math.lcm(*(shape[axis] for shape in shapes)) for axis in range(len(model.img_size))))
         return found
 
     @property
@@ -166,7 +162,7 @@ class Exportable:
                 module.product = "matrix"  # a product over displacements is an operator of this library
         return Exportable.of(found)
 
-    def at(self, size: Size, folded: bool) -> Exportable:
+    def at(self, size: Any, folded: bool) -> Exportable:
         """Return a copy for images of `size`, folded or not; this subject must be a plain one."""
         ready = copy.deepcopy(self.model)
         if size != self.size:
@@ -193,11 +189,11 @@ class Exportable:
 class Sizes:
     """Sizes of images that a program accepts, in pixels.
 
-    fixed: (height, width) of the axes that are not free.
-    free: which of `AXES` are free.
-    step: (height, width); free sides are multiples of it.
+    fixed: (height, width) of the axes that are not free, or (depth, height, width) of films.
+    free: which axes are free: 'batch' and sides.
+    step: of each side; free sides are multiples of it.
     least: the smallest free side, in steps.
-    most: (height, width), the largest free sides, in steps.
+    most: the largest free sides, in steps.
     """
 
     fixed: Size
@@ -209,15 +205,16 @@ class Sizes:
     @classmethod
     def of(cls, subject: Exportable, fixed: Size, free: Sequence[str]) -> Sizes:
         """Find the sizes that a model accepts with the axes `free`."""
+        known = ("batch", *SIDES[-len(fixed) :])
         for name in free:
-            if name not in AXES:
-                raise ValueError(f"`dynamic` must be any of {', '.join(AXES)}, got {name!r}.")
+            if name not in known:
+                raise ValueError(f"`dynamic` must be any of {', '.join(known)}, got {name!r}.")
         subject.check(fixed)
         step, patch = subject.step, subject.patch
         if set(free) - {"batch"}:
             subject.check_free()
-        rows, columns = (_LONGEST * side // one for side, one in zip(patch, step, strict=True))
-        sizes = cls(fixed, frozenset(free), step, subject.least, (rows, columns))
+        most = tuple(_LONGEST * side // one for side, one in zip(patch, step, strict=True))
+        sizes = cls(fixed, frozenset(free), step, subject.least, most)
         return sizes._from_least(subject) if sizes.free - {"batch"} else sizes
 
     def _from_least(self, subject: Exportable) -> Sizes:
@@ -226,31 +223,38 @@ class Sizes:
             found = Sizes(self.fixed, self.free, self.step, least, self.most)
             try:
                 with torch.no_grad():
-                    subject.model(torch.zeros(1, subject.channels, *found.side(least, least)))
+                    subject.model(torch.zeros(1, subject.channels, *found.side(*[least] * len(self.fixed))))
             except (ValueError, AssertionError):  # timm's models raise the latter
                 continue
             return found
-        raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {self.side(_STEPS, _STEPS)}.")
+        refused = self.side(*[_STEPS] * len(self.fixed))
+        raise ValueError(f"`dynamic` must be 'batch' alone: the model refuses images of {refused}.")
 
-    def side(self, rows: int, columns: int) -> Size:
-        """Return (height, width): the given number of steps on free axes, else the fixed side."""
-        height, width = (
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the sides."""
+        return SIDES[-len(self.fixed) :]
+
+    def side(self, *counts: int) -> Size:
+        """Return the sides of images: the given number of steps on free axes, else the fixed side."""
+        return tuple(
             count * step if name in self.free else fixed
-            for name, count, step, fixed in zip(AXES[1:], (rows, columns), self.step, self.fixed, strict=True)
+            for name, count, step, fixed in zip(self.names, counts, self.step, self.fixed, strict=True)
         )
-        return height, width
 
     def example(self) -> tuple[int, Size]:
-        """Return the batch and (height, width) of the images for tracing, small and all different."""
-        return 2 if "batch" in self.free else 1, self.side(self.least + 1, self.least + 3)
+        """Return the batch and the sides of the images for tracing, small and all different."""
+        more = (2, 1, 3)[-len(self.fixed) :]
+        return 2 if "batch" in self.free else 1, self.side(*(self.least + each for each in more))
 
     def checked(self) -> list[tuple[int, Size]]:
         """Return the batches and sizes that a program is compared at: the fixed one, or three."""
-        rows, columns = (
+        own = [
             max(self.least, min(-(-side // step), most))
             for side, step, most in zip(self.fixed, self.step, self.most, strict=True)
-        )
-        all_sizes = [self.side(rows, columns), self.side(self.least, self.least + 1), self.side(rows + 1, self.least)]
+        ]
+        least = [self.least] * (len(own) - 1)
+        all_sizes = [self.side(*own), self.side(*least, self.least + 1), self.side(own[0] + 1, *least)]
         batches = (1, 2, 3) if "batch" in self.free else (1, 1, 1)
         return list(dict.fromkeys(zip(batches, all_sizes, strict=True)))
 
@@ -259,7 +263,7 @@ class Sizes:
         found: dict[int, Any] = {}
         if "batch" in self.free:
             found[0] = torch.export.Dim("batch", min=1)
-        for axis, (name, step, most) in enumerate(zip(AXES[1:], self.step, self.most, strict=True), start=2):
+        for axis, (name, step, most) in enumerate(zip(self.names, self.step, self.most, strict=True), start=2):
             if name in self.free:
                 found[axis] = step * torch.export.Dim(f"{name}_steps", min=self.least, max=most)
         return found
@@ -267,7 +271,7 @@ class Sizes:
     def __str__(self) -> str:
         sides = [
             f"{name} {self.least * step} to {most * step} in steps of {step}" if name in self.free else f"{name} {side}"
-            for name, step, most, side in zip(AXES[1:], self.step, self.most, self.fixed, strict=True)
+            for name, step, most, side in zip(self.names, self.step, self.most, self.fixed, strict=True)
         ]
         return ", ".join([f"batch {'of any size' if 'batch' in self.free else 1}", *sides])
 

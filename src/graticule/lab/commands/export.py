@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_source
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, Output, parse, parse_size
 from graticule.lab.commands.targets import NamedModels
-from graticule.registry.checks import parse_sizes, printable
+from graticule.position.places import by
+from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
     from graticule.surgery.export import Exported
@@ -42,9 +43,9 @@ class Export(NamedModels, JsonOutput):
     output: Path | None = None
     """file (default: model.onnx, .pt2 or .safetensors in the run's folder, or in this one)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
-    """dynamic dimensions of the program: batch, height, width, separated by spaces or commas"""
+    """dynamic dimensions of the program: batch, height, width, and depth of films, separated by spaces or commas"""
     img_size: str | None = None
-    """side in pixels, or HEIGHTxWIDTH, if fixed (default: that of the model)"""
+    """side in pixels, HEIGHTxWIDTH, or DEPTHxHEIGHTxWIDTH of films, if fixed (default: that of the model)"""
     features: list[int] = dataclasses.field(default_factory=list)
     """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
     maps: bool = False
@@ -63,7 +64,6 @@ def run(arguments: list[str]) -> int:
     if options.consolidate:
         return _consolidate(options)
     shown = Output(options.json)
-    size = None if options.img_size is None else parse_sizes([options.img_size], "img_size")[0]
     free = [name for text in options.dynamic for name in text.split(",") if name]
     chosen = options.format or ("onnx" if options.output is None else None)
     source = open_source(options.model, "export", options)
@@ -74,7 +74,9 @@ def run(arguments: list[str]) -> int:
     from graticule.surgery.export import export
     from graticule.surgery.export_program import Exportable
 
-    batches = _batches(options, model, source.run, size or Exportable.of(model).size)
+    own = Exportable.of(model).size
+    size = parse_size(options.img_size, len(own))
+    batches = _batches(options, model, source.run, size or own)
     exported = export(
         model,
         output,
@@ -120,8 +122,9 @@ def report(exported: Exported) -> list[str]:
         rest = sum(exported.operators.values()) - sum(count for _, count in top)
         lines.append("operators  " + ", ".join(f"{count} {name}" for name, count in top) + f", {rest} others")
     for one in exported.compared:
-        sides = f"{one.size[0]} x {one.size[1]}"
-        lines.append(f"compared   batch {one.batch}, {sides}: differs from PyTorch by {one.error:.1e} of the largest")
+        lines.append(
+            f"compared   batch {one.batch}, {by(one.size)}: differs from PyTorch by {one.error:.1e} of the largest"
+        )
     if exported.milliseconds is not None:
         other = exported.unfolded_milliseconds
         beside = "" if other is None else f"; without folding {other:.2f} ms"
@@ -143,7 +146,7 @@ def _maps(model: Any) -> Any:
     return features
 
 
-def _batches(options: Export, model: Any, run: Any, size: tuple[int, int]) -> Any:
+def _batches(options: Export, model: Any, run: Any, size: tuple[int, ...]) -> Any:
     """Return batches of test images and labels to score the file on; None without data or need."""
     if options.images is None and (run is None or not options.int8):
         return None
