@@ -35,30 +35,39 @@ def test_the_same_seed_draws_the_same_model(name):
 
 
 def shuffled(x, order):
-    """Put the 8 x 8 patches of images (B, 3, 32, 32) into another order."""
-    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, 3, 16, 8, 8)
-    return patches.unflatten(2, (4, 4)).permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)
+    """Put the patches of 8 pixels of images (B, C, height, width) in another order."""
+    batch, channels, height, width = x.shape
+    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, C, N, 8, 8)
+    rows = patches.unflatten(2, (height // 8, width // 8)).permute(0, 1, 2, 4, 3, 5)
+    return rows.reshape(batch, channels, height, width)
 
 
 def test_shuffling_moves_patches_and_nothing_else():
-    x = images()
-    assert torch.equal(shuffled(x, torch.arange(16)), x)
-    order = torch.randperm(16)
-    assert torch.equal(shuffled(shuffled(x, order), order.argsort()), x)
+    model, x, order = tiny("none").double(), images(24, 40, dtype=torch.float64), torch.randperm(15)
+    assert torch.equal(shuffled(x, torch.arange(15)), x)
+    moved, tokens = (model.embed(each)[:, 1:] for each in (shuffled(x, order), x))
+    torch.testing.assert_close(moved, tokens[:, order], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pool", ["avg", "token", "max"])
-def test_without_position_the_logits_do_not_see_the_order_of_the_patches(pool):
-    model = draw(tiny("none", global_pool=pool)).double().eval()
-    x = images(dtype=torch.float64)
-    torch.testing.assert_close(model(shuffled(x, torch.randperm(16))), model(x), rtol=0, atol=1e-11)
+@in_turn("pool", ["avg", "token", "max"])
+@in_turn("encoding", ["none", "peg(kernel=1, places=(-1, 0, 1, 2))"])
+def test_without_position_the_logits_do_not_see_the_order_of_the_patches(encoding, pool):
+    model = draw(tiny(encoding, global_pool=pool)).double().eval()
+    x = images(24, 40, dtype=torch.float64)
+    torch.testing.assert_close(model(shuffled(x, torch.randperm(15))), model(x), rtol=0, atol=1e-11)
 
 
-@in_turn(("encoding", "joining"), [pair for pair in PAIRS if pair[0] not in ("none", "log_n")])
+PEGS = ("peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)")
+
+
+@in_turn(
+    ("encoding", "joining"),
+    [*(pair for pair in PAIRS if pair[0] not in ("none", "log_n")), *((peg, "default") for peg in PEGS)],
+)
 def test_with_position_the_logits_see_the_order_of_the_patches(encoding, joining):
     model = draw(tiny(encoding, joining, global_pool="avg")).double().eval()
-    x = images(dtype=torch.float64)
-    assert (model(shuffled(x, torch.randperm(16))) - model(x)).abs().max() > 1e-6
+    x = images(24, 40, dtype=torch.float64)
+    assert (model(shuffled(x, torch.randperm(15))) - model(x)).abs().max() > 1e-6
 
 
 def test_an_even_relative_bias_does_not_see_two_patches_swap_but_an_absolute_table_does():

@@ -157,6 +157,7 @@ def test_nothing_that_says_where_tokens_are_decays(name, encoding, joining):
 def test_the_names_that_do_not_decay_hold_fixed_tables_lapes_norms_and_published_names():
     excluded = tiny("sinusoidal_2d", "lape").no_weight_decay()
     assert {"position.encodings.0.pos_embed", "pos_embed", "cls_token"} <= excluded
+    assert {"pos_block.0.proj.0.weight", "pos_block.1.proj.0.bias"} <= tiny("peg(places=(0, 2))").no_weight_decay()
     for layer in range(DEPTH):
         assert f"position.joining.norms.{layer}.weight" in excluded
         assert f"position.joining.norms.{layer}.bias" in excluded

@@ -1,5 +1,6 @@
 """Encodings of texts, films and volumes: laws that connect grids of different numbers of axes."""
 
+import copy
 import itertools
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from graticule import Grid, LayerPosition, Points, build_position
 from graticule.encodings import ENCODINGS
+from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from in_turn import in_turn
@@ -84,7 +86,7 @@ ISOTROPIC = [
 
 
 def mixes(encoding):
-    return encoding.startswith(("lrpe", "sgu", "global", "ggqpe", "token_mlp"))
+    return any(issubclass(ENCODINGS[spec.name], TokenMixing) for spec in ENCODINGS.specs(encoding))
 
 
 def built(grid, encoding):
@@ -114,7 +116,7 @@ def values(position: LayerPosition, tokens):
         found["bias"] = Bias.of(position.bias).table(q)
     if position.token_bias is not None:
         found["bias"] = Bias.of(position.token_bias(x)).table(q)
-    for name, at in (("key_bias", q), ("value_bias", w)):
+    for name, at in (("key_bias", q), ("value_bias", w), ("before", x), ("after", x), ("inputs", x)):
         if getattr(position, name) is not None:
             found[name] = getattr(position, name)(at)
     if position.rotary is not None:
@@ -131,7 +133,7 @@ def values(position: LayerPosition, tokens):
 
 
 def assert_same(one, two, tokens):
-    assert len(one) == len(two) == DEPTH and values(one[0], tokens)
+    assert len(one) == len(two) == DEPTH and any(values(each, tokens) for each in one)
     for first, second in zip(one, two, strict=True):
         first, second = values(first, tokens), values(second, tokens)
         assert first.keys() == second.keys()
@@ -259,6 +261,33 @@ def test_permuting_the_axes_of_the_parameters_and_of_the_grid_permutes_the_resul
         if one.rotary is not None:
             (a, k), (b, j) = one.rotary(q, q), two.rotary(q[:, :, index], q[:, :, index])
             torch.testing.assert_close(b @ j.mT, (a @ k.mT)[..., index, :][..., index], rtol=0, atol=1e-12)
+
+
+@in_turn("encoding", [one for one in (*ENCODINGS, *COMPUTED, *SAME) if one not in ("none", "log_n")])
+@torch.no_grad()
+def test_a_position_that_was_moved_to_a_grid_is_one_that_is_built_for_it_with_its_parameters(encoding):
+    first, other = (Grid(*shape, prefix=0 if mixes(encoding) else 1) for shape in ((3, 4), (5, 2)))
+    moved = built(first, encoding)
+    passing = moved(other)
+    moved.set_grid(other)
+    assert_same(moved(other), passing, other.tokens)
+    again = built(other, encoding)
+    again.load_state_dict(moved.state_dict())
+    assert_same(again(other), moved(other), other.tokens)
+
+
+@in_turn("encoding", ENCODINGS)
+@torch.no_grad()
+def test_in_bfloat16_a_position_is_the_exact_one_up_to_its_digits(encoding):
+    grid = Grid(3, 4, prefix=0 if mixes(encoding) else 1)
+    exact = built(grid, encoding).float()
+    rounded = copy.deepcopy(exact).bfloat16()
+    for one, two in zip(exact(grid), rounded(grid), strict=True):
+        for name in ("pre", "inner", "bias", "mixing", "spatial_bias"):
+            value, other = getattr(one, name), getattr(two, name)
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == torch.float32 and other.dtype == torch.bfloat16, name
+                torch.testing.assert_close(other.float(), value, rtol=2**-6, atol=2**-4)
 
 
 @in_turn("encoding", COMPUTED)

@@ -164,23 +164,6 @@ def test_parameters_are_those_that_the_paper_counts_or_should():
     assert count(LearnableMixing(grid, 8)) == 8 * (2 * 14 - 1) ** 2 == 4 * 8 * 196 - 4 * 8 * 14 + 8
 
 
-@in_turn("form", FORMS)
-def test_a_quadratic_encoding_is_computed_anew_at_another_grid(form):
-    encoding = drawn(QuadraticMixing(Grid(3, 4), 2, form))
-    other = QuadraticMixing(Grid(6, 5), 2, form).double()
-    other.load_state_dict(encoding.state_dict())
-    assert torch.equal(encoding(Grid(6, 5)), other(Grid(6, 5)))
-
-
-@every
-def test_making_another_grid_ones_own_gives_what_was_made_for_it(name):
-    encoding, grid = drawn(BUILDERS[name](Grid(3, 4))), Grid(5, 6)
-    there = encoding(grid)
-    encoding.set_grid(grid)
-    torch.testing.assert_close(encoding(grid), there, rtol=0, atol=1e-12)
-    assert encoding.grid == grid
-
-
 def test_a_row_far_from_its_centre_is_still_a_distribution():
     encoding = QuadraticMixing(Grid(4, 4), 1).requires_grad_(False)
     encoding.center.fill_(1000.0)

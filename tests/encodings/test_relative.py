@@ -40,16 +40,6 @@ def test_the_rows_of_the_table_run_through_dy_then_dx():
     assert torch.equal(encoding(grid)[0].detach(), ((dy + 1) * 5 + dx + 2).float())
 
 
-@pytest.mark.parametrize("kind", ["plain", "normalized"])
-@pytest.mark.parametrize("grid", [GRID, OTHER])
-def test_prefix_tokens_get_no_bias(kind, grid):
-    encoding = RelativeBias(GRID, 3)
-    bias = (encoding if kind == "plain" else NormalizedBias(encoding))(grid)
-    assert not bias[:, :1].any()
-    assert not bias[:, :, :1].any()
-    assert bias[:, 1:, 1:].any()
-
-
 def test_heads_have_biases_of_their_own():
     bias = RelativeBias(GRID, 3)(GRID)
     assert not torch.equal(bias[0], bias[1])

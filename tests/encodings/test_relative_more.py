@@ -1,6 +1,5 @@
 """Laws of the continuous bias, of iRPE with default options, and of norms of a bias over keys and over heads."""
 
-import copy
 import math
 
 import pytest
@@ -204,24 +203,6 @@ def test_prefix_tokens_get_no_continuous_bias(at):
     assert_no_bias_on_prefix_tokens(bias, at)
 
 
-def test_a_copy_of_a_continuous_bias_is_its_own():
-    first = continuous()
-    second, before = copy.deepcopy(first), first(BUILT).detach().clone()
-    assert torch.equal(second(BUILT), before)
-    second.set_grid(OTHER)
-    torch.nn.init.zeros_(second.cpb_mlp[2].weight)
-    assert torch.equal(first(BUILT), before) and first.grid == BUILT
-    torch.testing.assert_close(second.patch_bias(OTHER), torch.full((HEADS, 24, 24), 8.0).double())
-
-
-def test_the_state_of_a_continuous_bias_is_the_whole_function_whatever_grid_it_is_built_for():
-    first, second = continuous(), ContinuousBias(OTHER, HEADS, hidden=16).double()
-    second.load_state_dict(first.state_dict())
-    assert second.state_dict().keys() == {"reference", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"}
-    for grid in (first.grid, OTHER, Grid(1, 1)):
-        assert torch.equal(first(grid), second(grid))
-
-
 # The contextual product
 
 
@@ -288,14 +269,6 @@ def test_the_contextual_bias_is_a_product_of_the_query_and_its_buckets_vector(at
             torch.testing.assert_close(found[:, head, i], by_hand, rtol=0, atol=1e-12)
 
 
-def test_the_contextual_bias_is_linear_in_the_queries():
-    encoding = contextual()
-    a, b = queries_on(BUILT), queries_on(BUILT)
-    bias = encoding(BUILT).bias
-    torch.testing.assert_close(bias(2 * a - b), 2 * bias(a) - bias(b), rtol=0, atol=1e-12)
-    assert not torch.equal(bias(a), bias(b))
-
-
 def test_heads_that_share_vectors_differ_by_their_queries_alone():
     queries = queries_on(BUILT)
     queries[:, 1] = queries[:, 0]
@@ -317,18 +290,6 @@ def test_a_gradient_reaches_every_bucket_that_occurs_and_no_other(at):
     reached = (encoding.rpe_k[0].grad != 0).all(1)[0]
     assert reached.nonzero()[:, 0].tolist() == naive_buckets(at).unique().tolist()
     assert not encoding.rpe_k[0].grad[0, :, ~reached].any()
-
-
-def test_setting_a_grid_of_the_irpe_is_asking_for_it():
-    encoding = contextual()
-    queries = queries_on(OTHER)
-    asked = encoding(OTHER).bias(queries)
-    encoding.set_grid(OTHER)
-    assert encoding.grid == OTHER and encoding.index.shape == (1, 25, 25)
-    assert torch.equal(encoding(OTHER).bias(queries), asked)
-    built = contextual(OTHER)
-    built.load_state_dict(encoding.state_dict())
-    assert torch.equal(built(OTHER).bias(queries), asked)
 
 
 def test_a_ratio_that_is_not_positive_is_refused():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from graticule import Grid, LayerPosition, build_position, published_state_dict
+from graticule import Grid, LayerPosition, build_position
 from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition
@@ -21,7 +21,7 @@ from graticule.position.folded import FoldedPosition
 from graticule.position.joining import Default
 from graticule.position.position import CombinedPosition, NoPosition
 from in_turn import in_turn
-from tiny import DEPTH, draw, having, images, spec, tiny
+from tiny import DEPTH, draw, images, spec, tiny
 
 GRID = Grid(3, 5, prefix=1)
 DIM, HEADS = 6, 3
@@ -483,41 +483,6 @@ def test_what_the_border_changes_gets_less_from_ring_to_ring():
     assert all(abs(ring) < 1e-12 for ring in rings[5:])
 
 
-def permuted(x, order):
-    """Put the patches of 8 pixels of images (B, C, height, width) in another order."""
-    batch, channels, height, width = x.shape
-    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, C, N, 8, 8)
-    rows = patches.unflatten(2, (height // 8, width // 8)).permute(0, 1, 2, 4, 3, 5)
-    return rows.reshape(batch, channels, height, width)
-
-
-def test_permuting_patches_moves_the_tokens_and_nothing_else():
-    model, x = pooled("none"), images(24, 40, dtype=torch.float64)
-    order = torch.randperm(15)
-    assert torch.equal(permuted(x, torch.arange(15)), x)
-    assert_near(model.embed(permuted(x, order)), model.embed(x)[:, order])
-
-
-@in_turn(
-    "encoding",
-    [
-        *("peg", "peg(places=-1)", "peg(padding='circular')", "peg(acts_on='queries_keys')", "peg(kernel=27)"),
-        *("convolutional_projection", "shaw"),
-    ],
-)
-def test_the_order_of_the_patches_is_seen_with_an_encoding_of_content_and_not_without(encoding):
-    x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
-    plain, model = pooled("none"), pooled(encoding)
-    assert_near(plain(permuted(x, order)), plain(x))
-    assert (model(permuted(x, order)) - model(x)).abs().max() > 1e-6
-
-
-def test_a_kernel_of_one_patch_knows_no_order():
-    x, order = images(24, 40, dtype=torch.float64), torch.randperm(15)
-    model = pooled(encoding="peg(kernel=1, places=(-1, 0, 1, 2))")
-    assert_near(model(permuted(x, order)), model(x))
-
-
 def test_a_peg_of_queries_and_keys_does_not_reach_the_values():
     """If queries are zero, all keys have equal weight, and such a PEG has no other effect."""
     changes = {}
@@ -549,22 +514,6 @@ def test_a_layer_with_a_peg_of_queries_and_keys_is_attention_with_three_inputs(p
     layers = model.position(grid)
     assert_near(attention(x, layers[place + 1]), expected)
     assert [given(layer) for layer in layers] == [["inputs"] * (at == place + 1) for at in range(DEPTH)]
-
-
-@pytest.mark.parametrize("places", [(-1,), (0,), (1, 2), (-1, 0, 1, 2)], ids=str)
-def test_a_model_with_pegs_is_its_blocks_with_pegs_between(places):
-    model = draw(tiny(having("learnable+peg", peg={"places": places}))).double().eval()
-    x = images(24, 40, dtype=torch.float64)
-    grid = model.grid_of(x)
-    table, pegs = model.position.parts[0].encodings[0], model.position.parts[1].pegs
-    tokens = model.embed(x) + table(grid)
-    if -1 in places:
-        tokens = pegs["first"](tokens, grid)
-    for layer, block in enumerate(model.blocks):
-        tokens = block(tokens)
-        if layer in places:
-            tokens = pegs[str(layer)](tokens, grid)
-    assert_near(model(x), model.forward_head(model.norm(tokens)))
 
 
 FROZEN = [
@@ -612,19 +561,6 @@ def test_no_parameter_of_a_conditional_encoding_decays(encoding, names):
     assert {name for name, _ in model.named_parameters() if name.startswith("position.")} == own
     assert own <= model.no_weight_decay()
     assert not any(name.startswith("blocks.") for name in model.no_weight_decay())
-
-
-def test_published_names_of_a_peg_do_not_decay_and_load():
-    model, other = (draw(tiny("peg(places=(0, 2))")).double().eval() for _ in range(2))
-    published = published_state_dict(model)
-    names = {f"pos_block.{i}.proj.0.{leaf}" for i in (0, 1) for leaf in ("weight", "bias")}
-    assert names <= published.keys()
-    assert not any(name.startswith("position.") for name in published)
-    assert names <= model.no_weight_decay()
-    x = images(dtype=torch.float64)
-    assert not torch.equal(other(x), model(x))
-    other.load_state_dict(published, strict=True)
-    assert torch.equal(other(x), model(x))
 
 
 def test_no_position_says_nothing_on_any_grid():

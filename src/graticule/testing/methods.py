@@ -19,7 +19,7 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
-from graticule.position.layer import KINDS
+from graticule.position.layer import KINDS, LayerPosition
 from graticule.position.places import Points
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
@@ -176,7 +176,7 @@ def _check_model(build: _Build, compiled: bool) -> None:
         assert logits.shape == (2, _CLASSES), f"logits must be (2, {_CLASSES}), got {tuple(logits.shape)}"
         assert logits.isfinite().all(), "logits must be finite"
         _check_copies(build, model, images, logits)
-        _check_other_grids(model, images)
+        _check_other_grids(build, model, images)
         _check_folding(model, images, logits)
         _check_dtypes(model, images, logits)
         if compiled:
@@ -190,9 +190,17 @@ def _check_model(build: _Build, compiled: bool) -> None:
 
 @torch.no_grad()
 def _check_layers(model: Any) -> None:
-    """Check that the fields of each layer have the shapes documented in `LayerPosition`."""
-    grid, batch = model.grid, 2
-    n, positions = grid.tokens, model.position(grid)
+    """Check that the fields of each layer have the shapes documented in `LayerPosition`, on some grids."""
+    for shape in (model.grid.shape, _GRIDS[1], (1, 7)):
+        try:
+            grid = Grid(*shape, prefix=model.grid.prefix)
+            _check_shapes(model.position(grid), grid.tokens)
+        except ValueError:
+            continue  # a clear error is allowed
+
+
+def _check_shapes(positions: list[LayerPosition], n: int) -> None:
+    batch = 2
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
     sides = {"B": batch, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
     for position in positions:
@@ -382,8 +390,11 @@ def _check_gradients(model: Any, images: Tensor) -> None:
     model.zero_grad()
 
 
-def _check_other_grids(model: Any, first: Tensor) -> None:
-    """Check that another image size works, that `set_input_size` gives the same there, and restores the first size."""
+def _check_other_grids(build: _Build, model: Any, first: Tensor) -> None:
+    """Check that another image size works, that `set_input_size` gives the same there, and restores the first size.
+
+    Its parameters are those of a model that is built for that size, and as many are trained as before.
+    """
     patch = [side // n for side, n in zip(model.img_size, model.grid.shape, strict=True)]
     for grid in _GRIDS[1:]:
         size = tuple(side * n for side, n in zip(patch, grid, strict=True))
@@ -395,9 +406,18 @@ def _check_other_grids(model: Any, first: Tensor) -> None:
         assert logits.isfinite().all(), f"logits must be finite at a grid of {grid}"
         folded = fold(copy.deepcopy(model), size)
         check_same(run(folded, images), logits, f"a model folded for a grid of {grid} must compute the same")
-        moved = copy.deepcopy(model)
+        moved, frozen = copy.deepcopy(model), [name for name, _ in model.named_parameters()][::2]
+        for name in frozen:
+            moved.get_parameter(name).requires_grad_(False)
+        before = {name: p.requires_grad for name, p in moved.named_parameters()}
         moved.set_input_size(size)
         found = run(moved, images)
+        after = {name: p.requires_grad for name, p in moved.named_parameters()}
+        assert after == before, "set_input_size must keep which parameters are trained"
+        shapes, built = (
+            {name: p.shape for name, p in each.named_parameters()} for each in (moved, build(img_size=size))
+        )
+        assert shapes == built, f"set_input_size must give the parameters of a model that is built for a grid of {grid}"
         assert found.isfinite().all(), f"logits must be finite after set_input_size, at a grid of {grid}"
         if _seen_by_blocks(moved, size) == _seen_by_blocks(model, size):
             check_same(found, logits, f"set_input_size must compute the same at a grid of {grid}")
