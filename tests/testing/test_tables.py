@@ -154,7 +154,7 @@ def test_a_sweep_of_timm_continues_from_the_results_in_its_folder(tmp_path, monk
     first, second, third = json.loads(written)["classes"]
     assert status == 1 and first["at"] == "depth 2, img_size (64, 96)"
     assert first["reproducer"] == "graticule check cait_xxs24_224 --skip export" and len(first["findings"]) == 2
-    assert second["findings"] == [] and "no attention" in second["reason"]
+    assert second["findings"] == [] and second["reason"] == "no position is seen: as seen"
     assert third["name"] == "xcit_nano_12_p8_224" and third["reason"] == "stopped after 0.01 seconds"
     assert json.loads((tmp_path / "xcit.json").read_text())["error"] == third["reason"]
 

@@ -48,7 +48,7 @@ class Check(JsonOutput):
     sweep: Literal["transformers", "timm"] | None = None
     """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
     output: Path | None = None
-    """with --sweep timm (98 families, about an hour on one core), a folder in which the results of each family are
+    """with --sweep timm (98 families, about half an hour on one core), a folder in which the results of each family are
     kept; a family whose results are there is not checked again"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
@@ -132,15 +132,18 @@ def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
         for family in bar(families, desc="families of timm", unit="family"):
             file = place / f"{family}.json"
             if not file.is_file():
-                write_text(file, _checked(_small_model(family)))
+                model, attends = _small_model(family)
+                none = json.dumps({"target": model, "error": "it has no attention"})
+                write_text(file, _checked(model) if attends else none)
             said = json.loads(file.read_text(encoding="utf-8"))
             name = said["target"]
             if "error" in said:
                 yield Swept(name, "", reason=said["error"])
                 continue
             found = tuple(Finding(**one) for one in said["findings"])
-            applied = any(one.outcome != "not applicable" for one in found if one.check in ("axes", "pair layout"))
-            reason = "" if applied else "no attention that position can be seen in"
+            seen = [one for one in found if one.check not in ("batch", "sizes", "caches")]
+            applied = any(one.outcome != "not applicable" for one in seen)
+            reason = "" if applied else f"no position is seen: {seen[0].detail}"
             failed = any(one.outcome == "failed" for one in found)
             lines = f"graticule check {name} --skip export" if failed else ""
             yield Swept(name, said["title"].partition(", random weights, ")[2], found if applied else (), reason, lines)
@@ -163,8 +166,8 @@ def _checked(name: str) -> str:
     return json.dumps({"target": name, "error": f"cannot be checked: {last}"})
 
 
-def _small_model(family: str) -> str:
-    """Return the name of a small model of a family of timm, judged without memory for its parameters.
+def _small_model(family: str) -> tuple[str, bool]:
+    """Return the name of a small model of a family of timm, and whether it has attention, by the names of its modules.
 
     It is the first of those named small with few parameters and small images, or else the smallest one.
     """
@@ -173,15 +176,18 @@ def _small_model(family: str) -> str:
 
     names = [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
     words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
-    sizes: dict[str, tuple[bool, int]] = {}
+    found: dict[str, tuple[bool, int, bool]] = {}
     for name in dict.fromkeys(name for word in words for name in names if word in name):
         with torch.device("meta"):
             model: Any = timm.create_model(name)
+        kinds = " ".join(type(module).__name__ for module in model.modules())
         count = sum(parameter.numel() for parameter in model.parameters())
-        sizes[name] = model.default_cfg["input_size"][-1] > 256, count
-        if sizes[name] < (False, 60_000_000):
-            return name
-    return min(sizes, key=lambda name: sizes[name])
+        large = model.default_cfg["input_size"][-1] > 256
+        found[name] = large, count, any(word in kinds for word in ("Attn", "Attention", "GPSA"))
+        if not large and count < 60_000_000:
+            return name, found[name][2]
+    smallest = min(found, key=lambda name: found[name])
+    return smallest, found[smallest][2]
 
 
 def _plugin(file: str) -> Iterator[Finding]:
@@ -242,7 +248,7 @@ def _plugin(file: str) -> Iterator[Finding]:
 
 
 def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Module]:
-    """Return a title and the model that `target` names."""
+    """Return a title and the model that `target` names; `sizes` gets the size of images that it is built for."""
     file, colon, name = target.rpartition(":")
     if colon and file.endswith(".py"):
         from graticule.lab.training.opening import module_of_file
@@ -253,6 +259,7 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
 
         return target, from_pretrained(target)
     import timm
+    import torch
 
     from graticule.backbones.registry import create_model, list_models
 
@@ -264,22 +271,23 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     image = sizes.get("img_size")
     # whole patches of 16 or of 14, and windows of 2 x 3 in four stages of patches of 4
     small, odd = {"img_size": (64, 96)}, {"img_size": (56, 84)}
-    frames: tuple[dict[str, Any], ...] = (small | {"window_size": (2, 3)}, small, odd, {})
+    frames: tuple[dict[str, Any], ...] = (small | {"window_size": (2, 3)}, small, odd, {"img_size": (64, 64)}, {})
     if image:
         frames = ({"img_size": image},)
-    for shape in (one | frame for one in layers for frame in frames):
+    for shape in (one | frame for frame in frames for one in layers):
+        size = shape.get("img_size")
         try:
-            model = timm.create_model(target, **shape)
+            model: Any = timm.create_model(target, **shape).eval()
+            if size is not None:
+                with torch.no_grad():
+                    model(torch.zeros(1, model.default_cfg["input_size"][0], *size))
         except (TypeError, ValueError, AssertionError, RuntimeError, IndexError):
             continue
-        stem = getattr(model, "patch_embed", getattr(model, "stem", None))
-        patch = getattr(stem, "patch_size", None)
-        if (
-            "img_size" in shape
-            and patch
-            and any(side % step for side, step in zip(shape["img_size"], patch, strict=True))
-        ):
-            continue
+        patch = getattr(getattr(model, "patch_embed", getattr(model, "stem", None)), "patch_size", None)
+        if size is not None:
+            if patch and any(side % step for side, step in zip(size, patch, strict=True)):
+                continue
+            sizes["img_size"] = size
         shown = ", ".join(f"{key} {value}" for key, value in shape.items())
         return f"{target}, random weights{', ' * bool(shown)}{shown}", model
     raise ValueError(f"`target` must be a model that can be built without arguments, got {target!r}.")
