@@ -1,6 +1,6 @@
-"""Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json`.
+"""Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json timm.json`.
 
-The file is the output of `graticule check --sweep transformers --json`.
+The files are the outputs of `graticule check --sweep transformers --json` and `graticule check --sweep timm --json`.
 """
 
 from __future__ import annotations
@@ -46,17 +46,33 @@ def reproducers(classes: list[dict[str, Any]]) -> str:
     return "\n\n".join(f"`{name}`:\n\n    {text.replace(chr(10), chr(10) + '    ')}" for name, text in lines.items())
 
 
-def main(file: str) -> None:
+def table_of_models(models: list[dict[str, Any]]) -> str:
+    """Return a row for each model that was checked, and the reasons of the others."""
+    shown, left = [], []
+    for one in models:
+        counts = [sum(each["outcome"] == kind for each in one["findings"]) for kind in ("passed", "not applicable")]
+        if one["findings"]:
+            shown.append([f"`{one['name']}`", one["at"], str(counts[0]), ", ".join(failed(one)) or "-", str(counts[1])])
+        else:
+            left.append([f"`{one['name']}`", one["reason"].removeprefix("cannot be checked: ").replace("|", "/")[:160]])
+    text = markdown([["model", "built with", "passed", "failed", "not applicable"], *shown])
+    none = [name for name, why in left if why == "it has no attention"]
+    others = markdown([["not checked", "why"], *(row for row in left if row[0] not in none)])
+    return f"{text}\n\n{others}\n\nWithout attention: {', '.join(none)}."
+
+
+def main(*files: str) -> None:
     """Write the page."""
-    transformers = json.loads(Path(file).read_text(encoding="utf-8"))["classes"]
+    transformers, timm = (json.loads(Path(file).read_text(encoding="utf-8"))["classes"] for file in files)
     text = PAGE.read_text(encoding="utf-8")
-    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "timm", "torch"))
     text = between(text, "versions", f"Measured on {date.today()} with {versions}.")
     text = between(text, "transformers", table(transformers))
-    text = between(text, "reproducers", reproducers(transformers))
+    text = between(text, "timm", table_of_models(timm))
+    text = between(text, "reproducers", reproducers([*transformers, *timm]))
     write_text(PAGE, text)
     print("wrote", PAGE)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

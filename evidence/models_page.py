@@ -296,12 +296,17 @@ def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], di
         found = audit(copy.deepcopy(model), {size: x}, size, timed=False)
         return "in part" if found.unavailable else None
 
-    def resize() -> None:
+    def resize() -> str | None:
         film, wide = film_of(model), (2 * size[0], 2 * size[1])
         frames = () if film is None else (film.depth * film.slices,)
         side = wide if film is None else (2 * film.size[0], 2 * film.size[1])
-        larger = graticule.resize(copy.deepcopy(model), (*frames, *side))
-        call(larger, torch.randn(1, 3, *wide))
+        images = torch.randn(1, 3, *wide)
+        try:
+            call(graticule.resize(copy.deepcopy(model), (*frames, *side)), images)
+        except ValueError:
+            call(model, images)
+            return "itself"
+        return None
 
     def attach() -> None:
         example = x[:2]

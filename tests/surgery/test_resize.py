@@ -410,3 +410,51 @@ def test_wrong_sizes_are_refused_and_change_nothing():
     swin = graticule.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 2), num_heads=(3, 6))
     with pytest.raises(ValueError, match="`patch_size` must be left out with SwinTransformer, got 8 x 8"):
         resize(swin, patch_size=8)
+
+
+def normal_tables(model):
+    for name, parameter in model.named_parameters():
+        if "pos" in name:
+            nn.init.normal_(parameter)
+    return model.eval()
+
+
+@pytest.mark.parametrize("size", [(128, 128), (96, 64)])
+def test_the_encoder_of_sam_of_timm_is_resized_in_place_and_computes_the_same(size):
+    torch.manual_seed(0)
+    options = {"depth": 2, "img_size": 64, "embed_dim": 32, "num_heads": 2, "global_attn_indexes": [1]}
+    model = normal_tables(timm.create_model("samvit_base_patch16", window_size=2, **options))
+    image = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        before = model(image)  # by timm's own resampling in each pass
+        assert graticule.resize(model, size) is model
+        torch.testing.assert_close(model(image), before, rtol=0, atol=1e-5)
+    height, width = (side // 16 for side in size)
+    assert model.pos_embed.shape == (1, height, width, 32)
+    assert model.blocks[1].attn.rel_pos_w.shape == (2 * width - 1, 16)
+    assert len(model.blocks[0].attn.rel_pos_w) == 3  # of a window
+    assert graticule.convert(model).img_size == size
+
+
+@pytest.mark.parametrize("name", ["hiera_tiny_224", "hiera_small_abswin_256"])
+def test_hiera_of_timm_is_resized_in_place_as_built_for_the_size(name):
+    torch.manual_seed(0)
+    model = normal_tables(timm.create_model(name, img_size=(64, 96)))
+    window = model.pos_embed_win
+    table = model.pos_embed.detach().clone()
+    assert graticule.resize(model, (128, 96)) is model
+    built = timm.create_model(name, img_size=(128, 96)).eval()
+    built.load_state_dict(model.state_dict())
+    image = torch.randn(1, 3, 128, 96)
+    with torch.no_grad():
+        assert torch.equal(model(image), built(image))
+    if window is None:
+        expected = build_resampler("bicubic")(table.mT.unflatten(2, (16, 24)), (32, 24)).flatten(2).mT
+        torch.testing.assert_close(model.pos_embed.detach(), expected)
+    for given, message in (
+        ({"img_size": 80}, "`img_size` must be a multiple of the mask units, 32 x 32 pixels, got 80 x 80."),
+        ({"img_size": 96, "patch_size": 8}, "of Hiera, only `img_size` can be changed"),
+    ):
+        with pytest.raises(ValueError) as refusal:
+            graticule.resize(model, **given)
+        assert message in str(refusal.value)

@@ -211,7 +211,8 @@ def resize(
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     attached = [module for module in model.modules() if isinstance(module, AttachedPosition)]
     library = type(model).__module__.partition(".")[0]
-    if not backbones and not attached and library in LIBRARIES and frames is None:
+    own = hasattr(model, "set_input_size") or img_size is None  # channels alone are those of the first convolution
+    if not backbones and not attached and frames is None and library in LIBRARIES and not (library == "timm" and own):
         LIBRARIES[library](
             model, img_size=img_size, resampler=resampler, patch_size=patch_size, channels=channels, windows=windows
         )

@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from timm.layers import RelPosMlp
 from timm.layers.helpers import to_2tuple
+from timm.models.hiera import Hiera, Reroll, Unroll
+from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
 
 from graticule.backbones.base import Backbone
@@ -20,6 +22,7 @@ from graticule.external.images import call, error_line, evaluating
 from graticule.external.structure import find_structure
 from graticule.position.grid import Grid
 from graticule.position.places import by
+from graticule.position.resampling import BICUBIC
 from graticule.registry.checks import checked
 from graticule.surgery.resize import LIBRARIES, resize
 
@@ -72,17 +75,32 @@ def _resize(there: Any, model: Backbone) -> None:
     windows = getattr(model, "windows", None)
     other_windows = windows is not None and windows != tuple(stage.blocks[0].window_size for stage in there.layers)
     if size is not None and (tuple(size) != model.img_size or other_windows):
-        if not hasattr(there, "set_input_size"):
+        if isinstance(there, VisionTransformerSAM):
+            _resize_sam(there, model)
+        elif not hasattr(there, "set_input_size"):
             raise ValueError(
                 f"`model` must have the image size of timm's, {size[0]} x {size[1]}, which {type(there).__name__} "
                 f"cannot change, got {model.img_size[0]} x {model.img_size[1]}."
             )
-        if windows is None:
+        elif windows is None:
             there.set_input_size(img_size=model.img_size)
         else:
             _resize_windows(there, model, windows)
     if there.num_classes != model.num_classes or there.global_pool != model.global_pool:
         there.reset_classifier(model.num_classes, model.global_pool)
+
+
+def _resize_sam(there: Any, model: Backbone) -> None:
+    """Give timm's encoder of Segment Anything tables of the sizes of ours, without values."""
+    there.patch_embed.set_input_size(img_size=model.img_size)
+    old = there.pos_embed
+    if old is not None:
+        there.pos_embed = nn.Parameter(old.new_empty(1, *model.grid.shape, old.shape[-1]), old.requires_grad)
+    for block in there.blocks:
+        if block.window_size == 0 and block.attn.use_rel_pos:
+            for name, side in zip(("rel_pos_h", "rel_pos_w"), model.grid.shape, strict=True):
+                value = getattr(block.attn, name)
+                setattr(block.attn, name, nn.Parameter(value.new_empty(2 * side - 1, value.shape[1])))
 
 
 def _resize_windows(there: Any, model: Backbone, windows: Sequence[tuple[int, int]]) -> None:
@@ -116,6 +134,35 @@ def to_transformers(model: Backbone) -> nn.Module:
     source = source_of(model, "transformers")
     device = next(model.parameters()).device
     return fill(_sized(source, model, device), source, model).to(device)
+
+
+@LIBRARIES.register("timm")
+def resize_timm(model: Any, img_size: Any, **others: Any) -> None:
+    """Resize a model of timm in place, whose class has no `set_input_size`: as its conversion, or Hiera."""
+    if can_convert(model):
+        resized = to_timm(resize(convert(model), img_size, **others))
+        vars(model).clear()
+        vars(model).update(vars(resized))
+        return
+    if not isinstance(model, Hiera) or img_size is None or any(value is not None for value in others.values()):
+        raise ValueError(
+            f"`model` must be of this library, have timm's `set_input_size`, or be converted first, got "
+            f"{type(model).__name__}. A model that accepts images of any size needs no resizing; of Hiera, only "
+            "`img_size` can be changed."
+        )
+    size = to_2tuple(img_size)
+    unit = [step * side for step, side in zip(model.patch_stride, model.mask_unit_size, strict=True)]
+    if any(side % step for side, step in zip(size, unit, strict=True)):
+        raise ValueError(f"`img_size` must be a multiple of the mask units, {by(unit)} pixels, got {by(size)}.")
+    old, shape = model.tokens_spatial_shape, [side // step for side, step in zip(size, model.patch_stride, strict=True)]
+    if model.pos_embed is not None and model.pos_embed_win is None:
+        table = BICUBIC(model.pos_embed.detach().mT.unflatten(-1, old), tuple(shape)).flatten(2).mT
+        model.pos_embed = nn.Parameter(table.contiguous(), model.pos_embed.requires_grad)
+    strides = [model.q_stride] * (len(model.stage_ends) - 1)
+    model.tokens_spatial_shape = shape
+    model.mask_spatial_shape = [side // step for side, step in zip(shape, model.mask_unit_size, strict=True)]
+    model.unroll = Unroll(size, model.patch_stride, strides)
+    model.reroll = Reroll(size, model.patch_stride, strides, model.stage_ends, model.q_pool)
 
 
 @LIBRARIES.register("transformers")
