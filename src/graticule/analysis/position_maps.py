@@ -336,9 +336,6 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
         model: one of our backbones, a language model, or a model of timm.
         img_size: (height, width) in pixels; by default the size that the model is built for.
         untrained: number of untrained models that correlations are compared with.
-
-    Raises:
-        ValueError: if there is no map of any kind, the position is attached, or the size is refused.
     """
     if isinstance(model, Debiased):
         model = model.backbone

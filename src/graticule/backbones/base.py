@@ -212,11 +212,7 @@ class Backbone(TokenModel, HubModel):
         return [(grid,)] * self.depths[stage]
 
     def check_pool(self, global_pool: str) -> None:
-        """Check a value of `global_pool`.
-
-        Raises:
-            ValueError: if the backbone cannot pool in that way.
-        """
+        """Check a value of `global_pool`."""
         if global_pool not in self.pools:
             raise ValueError(f"`global_pool` must be one of {', '.join(map(repr, self.pools))}, got {global_pool!r}.")
         if global_pool == "token" and not self._prefix_tokens():
@@ -239,11 +235,7 @@ class Backbone(TokenModel, HubModel):
         return patch_grid(image, self.coarsest_patch, prefix, 1 << (len(self.depths) - 1))
 
     def grid_of(self, images: Tensor) -> Grid:
-        """Return the first stage's grid of images (B, C, height, width).
-
-        Raises:
-            ValueError: if they have another shape or number of channels, or a side is not a multiple of the patch.
-        """
+        """Return the first stage's grid of images (B, C, height, width)."""
         axes = len(self.img_size)
         size = image_size(images, self.in_chans, axes)
         return self.grid_at(cast("Any", tuple(size[axis] for axis in range(axes))))
@@ -332,11 +324,7 @@ class Backbone(TokenModel, HubModel):
                 x = at.to_map(x)
 
     def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:
-        """Return the tokens of the patches `keep`, with all prefix tokens; None for all tokens.
-
-        Raises:
-            ValueError: if the blocks need the whole grid, or an index is out of range or given twice.
-        """
+        """Return the tokens of the patches `keep`, with all prefix tokens; None for all tokens."""
         if keep is None or isinstance(keep, torch.fx.Proxy):  # torch.fx, which records the pass of all patches
             return None
         if self.whole_grid:
@@ -546,11 +534,7 @@ class Stage(nn.Module):
 
 
 def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
-    """Return the indices of chosen outputs among `count`, and the largest, as timm does.
-
-    Raises:
-        ValueError: if there is no such output.
-    """
+    """Return the indices of chosen outputs among `count`, and the largest, as timm does."""
     try:
         found: tuple[list[int], int] = feature_take_indices(count, indices)
     except (AssertionError, TypeError, ValueError):
@@ -560,11 +544,7 @@ def taken(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:
 
 
 def image_size(images: Tensor, channels: int, axes: int = 2) -> Sequence[int]:
-    """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`.
-
-    Raises:
-        ValueError: if they have another shape, or whole numbers, as pixels that are not normalized.
-    """
+    """Return the (height, width) of images (B, channels, height, width), or (depth, height, width) on three `axes`."""
     if not images.is_floating_point():
         raise ValueError(f"`x` must be normalized images of real numbers, got {images.dtype}.")
     if images.ndim != axes + 2 or images.shape[1] != channels:

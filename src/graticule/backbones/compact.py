@@ -188,11 +188,7 @@ class ConvolutionalTokenizer(Tokenizer):
         return out
 
     def grid(self, image: tuple[int, ...], prefix: int = 0) -> Grid:
-        """Return the grid of an image of (height, width) pixels.
-
-        Raises:
-            ValueError: if the image is too small for the convolutions.
-        """
+        """Return the grid of an image of (height, width) pixels."""
         return convolved_grid(image, len(self.conv_layers), (self.kernel, self.stride, self.padding), prefix)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -202,11 +198,7 @@ class ConvolutionalTokenizer(Tokenizer):
 
 
 def convolved_grid(image: tuple[int, ...], layers: int, convolution: tuple[int, int, int], prefix: int = 0) -> Grid:
-    """Return the grid of an image after convolutions of (kernel, stride, padding), each with a max pooling.
-
-    Raises:
-        ValueError: if no token is left.
-    """
+    """Return the grid of an image after convolutions of (kernel, stride, padding), each with a max pooling."""
     sides = list(image)
     for kernel, stride, padding in [convolution, (3, 2, 1)] * layers:
         sides = [(side + 2 * padding - kernel) // stride + 1 for side in sides]

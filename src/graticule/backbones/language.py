@@ -165,11 +165,7 @@ class LanguageModel(TokenModel):
         self.grid = grid
 
     def positions(self, length: int) -> list[LayerPosition]:
-        """Return the position of each layer for a text of `length` tokens.
-
-        Raises:
-            ValueError: if the text is longer than a table allows.
-        """
+        """Return the position of each layer for a text of `length` tokens."""
         self.check_length(length)
         grid = self.grid if length <= self.context else Grid(length)
         return [given.part(0, length) for given in self.position(grid)]
@@ -197,11 +193,7 @@ class LanguageModel(TokenModel):
             )
 
     def new_cache(self, length: int) -> TextCache:
-        """Create an empty cache for a text of up to `length` tokens, and compute its positions, once.
-
-        Raises:
-            ValueError: if the text is longer than a table allows.
-        """
+        """Create an empty cache for a text of up to `length` tokens, and compute its positions, once."""
         positions = self.positions(length)
         return TextCache(positions, [KeyValueCache(length) for _ in positions])
 

@@ -281,11 +281,7 @@ class TwinsSvt(PyramidVisionTransformer):
 
 
 def check_class_token(global_pool: str, class_token: bool | None) -> bool:
-    """Return True if there is a class token: as given, or, if not given, if `global_pool` reads it.
-
-    Raises:
-        ValueError: if the two contradict each other.
-    """
+    """Return True if there is a class token: as given, or, if not given, if `global_pool` reads it."""
     wanted = global_pool == "token"
     if class_token is not None and class_token != wanted:
         raise ValueError(

@@ -62,11 +62,7 @@ class Pyramid(Backbone):
         )
 
     def grid_at(self, image: tuple[int, ...]) -> Grid:
-        """Return the first stage's grid of an image of `image` = (height, width), in pixels.
-
-        Raises:
-            ValueError: if a side is not a multiple of the coarsest patch, or, if odd sides are padded, is empty.
-        """
+        """Return the first stage's grid of an image of `image` = (height, width), in pixels."""
         return padded_grid(image, self.patch_size) if self.pads else super().grid_at(image)
 
     def position_grids(self, grid: Grid) -> list[Grid]:
@@ -121,11 +117,7 @@ class Pyramid(Backbone):
 
 
 def padded_grid(image: tuple[int, ...], patch: tuple[int, int], prefix: int = 0) -> Grid:
-    """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels.
-
-    Raises:
-        ValueError: if the image is empty.
-    """
+    """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels."""
     if min(image) < 1:
         raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
     return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix=prefix)

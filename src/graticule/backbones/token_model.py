@@ -56,11 +56,7 @@ class TokenModel(Checked, PublishedNames, ABC):
 
     @torch.no_grad()
     def check_position(self) -> None:
-        """Check that the layers can use all fields that the position gives, and get all that they need.
-
-        Raises:
-            ValueError: naming the first layer and field for which this fails.
-        """
+        """Check that the layers can use all fields that the position gives, and get all that they need."""
         check_fields(self.position(self.grid), self.takes, self.needs, type(self).__name__, self.takes_why)
 
     @torch.no_grad()
@@ -185,9 +181,6 @@ def forward_each(
         images: of any sizes.
         crop: the part of a larger image that they show, or one for each image.
         compute: computes the output of each batch.
-
-    Raises:
-        ValueError: if the lists cannot be combined, or the outputs of several sizes cannot.
     """
     crops = list(crop) if isinstance(crop, (list, tuple)) else [crop] * len(images)
     if not images or len(crops) != len(images):

@@ -288,11 +288,7 @@ class VisionTransformer(Backbone):
         return cast("tuple[int, int]", self.patch_embed.reduction)
 
     def grid_at(self, image: tuple[int, ...]) -> Grid:
-        """Return the grid of an image of `image` = (height, width), in pixels.
-
-        Raises:
-            ValueError: if a side is not a multiple of the patch, or breaks another rule of the tokenizer.
-        """
+        """Return the grid of an image of `image` = (height, width), in pixels."""
         return self.patch_embed.grid(image, self.num_prefix_tokens)
 
     def kept(self, images: Tensor, grid: Grid, keep: Tensor | None) -> Subset | None:

@@ -197,11 +197,7 @@ class DenseModel(Checked, HubModel):
         return backbone
 
     def hub_config(self, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config.json of the model (see `HubModel`).
-
-        Raises:
-            ValueError: if it or its backbone was not built by `create_detector` or `create_segmenter`.
-        """
+        """Return the config.json of the model (see `HubModel`)."""
         if self.created is None:
             raise ValueError(
                 f"`model` must be built by create_detector or create_segmenter, whose names a file can store, got a "

@@ -151,11 +151,7 @@ def tuples(value: object) -> Any:
 
 
 def backbone_config(model: Any, preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of a backbone's config.json.
-
-    Raises:
-        ValueError: if the model was not built by `create_model` or `convert`, or an argument cannot be in a file.
-    """
+    """Return the contents of a backbone's config.json."""
     if model.created is None or model.created.get("pruned"):
         how = "of which blocks were removed" if model.created else "that was built in another way"
         raise ValueError(

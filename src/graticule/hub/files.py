@@ -28,11 +28,7 @@ _SECONDS = 3.0
 
 @contextmanager
 def quick_hub() -> Iterator[None]:
-    """Let downloads use the cache of the hub, or fail, immediately if the hub cannot be reached.
-
-    Raises:
-        ConnectionError: if the hub cannot be reached, and a file is not in the cache.
-    """
+    """Let downloads use the cache of the hub, or fail, immediately if the hub cannot be reached."""
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -137,9 +133,6 @@ def find_files(source: str | Path, hub: Mapping[str, Any]) -> tuple[Path, Path]:
     Args:
         source: a folder, or OWNER/NAME on the hub.
         hub: options of a download: `revision`, `token`, `cache_dir` and `local_files_only`.
-
-    Raises:
-        FileNotFoundError: if there is no such folder, or a file is missing in it.
     """
     folder = Path(source)
     find = partial(_within, folder) if folder.is_dir() else partial(_downloaded, str(source), hub=hub)

@@ -28,11 +28,7 @@ MLPS: dict[str, Callable[..., nn.Module]] = {
 
 
 def norm_layer_of(given: str | Norm | None) -> Norm:
-    """Return the builder of a norm from its channels, for a callable or a name with options; eps is 1e-6 by default.
-
-    Raises:
-        ValueError: if there is no such norm, or it has no such option.
-    """
+    """Return the builder of a norm from its channels, for a callable or a name with options; eps is 1e-6 by default."""
     if callable(given):
         return given
     spec = Spec.parse("layernorm" if given is None else given, "norm_layer")
@@ -68,9 +64,6 @@ def build_mlp(
         norm_layer: builds a norm of the hidden channels; None for no norm.
         bias: whether the linear layers have a bias.
         drop: dropout rate.
-
-    Raises:
-        ValueError: if there is no MLP of that name.
     """
     more = {} if act_layer is None else {"act_layer": act_layer}
     if isinstance(given, str):

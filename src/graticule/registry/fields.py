@@ -53,9 +53,6 @@ def check_fields(instance: object, prefix: str = "") -> None:
     Args:
         instance: the dataclass, in its `__post_init__`.
         prefix: precedes the names of fields in messages, such as `peg.`.
-
-    Raises:
-        ValueError: naming the first field that has another type or is out of its range, the rule and the value.
     """
     kind: Any = type(instance)
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(kind)}

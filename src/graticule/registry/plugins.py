@@ -141,11 +141,7 @@ def named_plugins() -> list[str]:
 
 
 def check_new_name(kind: str, name: object) -> None:
-    """Check the name that is passed to a decorator, before the decorator is applied.
-
-    Raises:
-        ValueError: if it is not an identifier, such as the class itself, if the decorator lacks parentheses.
-    """
+    """Check the name that is passed to a decorator, before the decorator is applied."""
     if isinstance(name, str) and name.isidentifier():
         return
     article = "an" if kind[0] in "aeiou" else "a"
@@ -161,9 +157,6 @@ def register_once(kind: str, name: str, given: Definition, known: Definition | N
         name: the new name.
         given: the class or function.
         known: the existing definition of that name; the same definition of the same file may replace it.
-
-    Raises:
-        ValueError: if another definition has that name.
     """
     if known is not None and not _replaces(given, known):
         place = source_of(known) or known.__module__ or "executed code"

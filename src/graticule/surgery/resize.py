@@ -33,11 +33,7 @@ Placement = Literal["mean", "middle"]
 
 
 def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
-    """Check that a model of images can become one of films of (depth, height, width); return their grid.
-
-    Raises:
-        ValueError: if its outputs for a film of one repeated image would differ from those for the image.
-    """
+    """Check that a model of images can become one of films of (depth, height, width); return their grid."""
     kind = type(model).__name__
     reason = model.one_image if 3 in model.axes else "its blocks have no third axis"
     if reason:

@@ -87,9 +87,6 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     The file gets the mode that the process gives to new files, whichever mode `write` gave it.
 
     A device or a pipe is written to and not replaced, and so is everything in /dev, where a shell may have put a file.
-
-    Raises:
-        OSError: if it cannot be written, such as on a full disk; a file at `path` is then unchanged.
     """
     above = next(folder for folder in path.parents if folder.exists())
     if not above.is_dir() or path.is_dir():
@@ -194,24 +191,14 @@ def check_plain(path: Path) -> int:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """Read a plain file of at most `limit` bytes.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, or is larger; then nothing is read.
-    """
+    """Read a plain file of at most `limit` bytes."""
     if (size := check_plain(path)) > limit:
         raise ValueError(f"{path} must have at most {limit:,} bytes, got {size:,}.")
     return path.read_bytes()
 
 
 def read_utf8(path: Path, limit: int) -> str:
-    """Read a UTF-8 text file of at most `limit` bytes, without its byte order mark.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, larger, or in another encoding, naming the byte and the likely one.
-    """
+    """Read a UTF-8 text file of at most `limit` bytes, without its byte order mark."""
     content = read_bytes(path, limit)
     # among decodable bytes, a zero byte means UTF-16 or UTF-32 without a byte order mark, or no text
     try:
@@ -234,12 +221,7 @@ def _likely_encoding(content: bytes) -> str:
 
 
 def read_json(path: Path, limit: int = 1 << 26) -> Any:
-    """Read the JSON in a plain file of at most `limit` bytes.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        ValueError: if it is not a regular file, larger, or not JSON.
-    """
+    """Read the JSON in a plain file of at most `limit` bytes."""
     content = read_bytes(path, limit)
     try:
         return json.loads(content)

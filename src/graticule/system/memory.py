@@ -70,9 +70,6 @@ def build_within_memory(build: Callable[[], Model], argument: str = "model") -> 
     """Build a model, if it fits into the machine's memory; `argument` names it in messages.
 
     A large model is first built on the meta device, without memory, to measure its size.
-
-    Raises:
-        ValueError: if it does not fit.
     """
     if torch.get_default_device().type != "cpu":
         return build()

@@ -87,11 +87,7 @@ class Relative:
 
 
 def every_relative(subject: Subject) -> list[Relative]:
-    """Return all attentions between patches that differ only in their relative position, in order.
-
-    Raises:
-        NotApplicable: if there is none, with the reason of the first.
-    """
+    """Return all attentions between patches that differ only in their relative position, in order."""
     reasons: list[NotApplicable] = []
     found = []
     earlier = 0
