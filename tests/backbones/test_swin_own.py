@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from graticule import Grid, published_state_dict
 from graticule.analysis.attention import attention_maps
 from graticule.backbones.swin import SwinTransformer
-from graticule.backbones.window_attention import WindowAttention, _strangers
+from graticule.backbones.window_attention import WindowAttention
 from graticule.encodings.build import build_position
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
@@ -230,12 +230,8 @@ def test_masks_are_not_repeated_for_each_sample():
 @torch.no_grad()
 def test_the_mask_of_shifted_windows_is_computed_once_per_stage(monkeypatch):
     stages = []
-
-    def compute(windows, device):
-        stages.append(windows.grid.shape)
-        return _strangers(windows, device)
-
-    monkeypatch.setattr("graticule.backbones.window_attention._strangers", compute)
+    compute = Windows.strangers
+    monkeypatch.setattr(Windows, "strangers", lambda self, *at: stages.append(self.grid.shape) or compute(self, *at))
     with torch.no_grad():
         swin(depths=(4, 6), num_heads=(1, 2), window_size=2)(images(64, 96, 1).double())
     assert stages == [(16, 24), (8, 12)]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from graticule.layers.attention import Attention
-from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.windows import Windows
-from graticule.system.symbolic import ceiling, holds
+from graticule.system.symbolic import holds
 
 
 class WindowAttention(Attention):
@@ -36,7 +35,7 @@ class WindowAttention(Attention):
         windows: Windows
         (windows,) = where
         y = self._attend(*self._project_windows(x, position, windows), position)
-        y = _join(y.transpose(1, 2).flatten(2), windows, x.shape[0])
+        y = windows.join(y.transpose(1, 2).flatten(2), x.shape[0])
         out: Tensor = self.proj_drop(self.proj(self.norm(y)))
         return out
 
@@ -59,7 +58,7 @@ class WindowAttention(Attention):
 
         The first axis of a bias with a mask is for the windows of a sample, unless it is one per sample.
         """
-        q, k, v, bias = self._project(_cut(windows.rolled_map(x), windows.window), position)
+        q, k, v, bias = self._project(windows.cut(x), position)
         if not any(windows.shift):
             return q, k, v, bias
         mask = self._mask(windows, q.dtype, x.device)
@@ -71,7 +70,7 @@ class WindowAttention(Attention):
         """Return `masking` for tokens that are not neighbors, (windows, 1, M, M), computed once for all blocks."""
         kind = self.masking(dtype), dtype, device
         if kind not in windows.masks:
-            windows.masks[kind] = kind[0] * _strangers(windows, device)[:, None].to(dtype)
+            windows.masks[kind] = kind[0] * windows.strangers(device)[:, None].to(dtype)
         return windows.masks[kind]
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool = False) -> Tensor:
@@ -88,38 +87,3 @@ class WindowAttention(Attention):
         if bias is not None and not holds(bias.shape[0] == 1):
             bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         return super()._weights(q, k, bias, position)
-
-
-def _cut(y: Tensor, window: Grid) -> Tensor:
-    """Cut a map of whole windows, (B, H, W, D), into the tokens of each window, (B * windows, M, D)."""
-    rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
-    y = y.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
-    # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
-    return y.contiguous().flatten(3, 4).flatten(0, 2)
-
-
-def _join(y: Tensor, windows: Windows, samples: int) -> Tensor:
-    """Join the tokens of windows of the rolled map, (B * windows, M, D), to those of the grid, (B, N, D)."""
-    grid, window = windows.grid, windows.window
-    rows, columns = (ceiling(side, step) for side, step in zip(grid.shape, window.shape, strict=True))
-    y = y.unflatten(1, window.shape).unflatten(0, (samples, rows, columns)).transpose(2, 3).contiguous()
-    y = y.flatten(3, 4).flatten(1, 2)[:, : grid.height, : grid.width]
-    if any(windows.shift):
-        y = y.roll(windows.shift, (1, 2))
-    return y.flatten(1, 2)
-
-
-def _strangers(windows: Windows, device: torch.device) -> Tensor:
-    """Return the pairs of tokens of each window that were not neighbors before the map was rolled, (windows, M, M)."""
-    padded = [ceiling(side, step) * step for side, step in zip(windows.grid.shape, windows.window.shape, strict=True)]
-    rows, columns = (
-        torch.arange(side, device=device) >= side - shift for side, shift in zip(padded, windows.shift, strict=True)
-    )
-    kind = _cut((2 * rows[:, None] + columns)[None, ..., None], windows.window)  # (windows, M, 1)
-    return kind != kind.mT
-
-
-def window_tokens(windows: Windows) -> Tensor:
-    """Return the tokens of each window in the order of `WindowAttention.weights`, (windows, M); -1 for padding."""
-    numbers = torch.arange(1, windows.grid.patches + 1)[None, :, None]
-    return _cut(windows.rolled_map(numbers), windows.window)[..., 0] - 1

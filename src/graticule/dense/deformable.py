@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.windows import Windows
 
 
 def deformable_sample(value: Tensor, shapes: Sequence[tuple[int, int]], locations: Tensor, weights: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ class WindowedAttention(Attention):
         logits = self._cut(q, grid) * self.scale @ self._cut(k, grid).mT
         if bias is not None:
             logits = logits + self._cut_bias(bias, grid, len(x))
-        index = self._index(grid, x.device)  # (L, n), -1 beyond the grid
+        index = self._windows(grid).tokens(x.device)  # (L, n), -1 beyond the grid
         inner = logits.softmax(-1).unflatten(0, (len(x), -1)).permute(0, 2, 1, 3, 4)  # (B, h, L, n, n)
         rows, columns = (
             index[:, :, None].expand(-1, -1, index.shape[1]),
@@ -200,34 +201,25 @@ class WindowedAttention(Attention):
         out[..., rows[kept], columns[kept]] = inner[..., kept]
         return out
 
-    def _padding(self, grid: Grid) -> tuple[int, int]:
-        return -grid.height % self.window, -grid.width % self.window
+    def _windows(self, grid: Grid) -> Windows:
+        return Windows(grid, Grid(self.window, self.window))
 
     def _cut(self, x: Tensor, grid: Grid) -> Tensor:
         """Split (B, h, N, d) into windows, (B * L, h, n, d), zero beyond the grid."""
-        down, right = self._padding(grid)
-        padded = F.pad(x.unflatten(2, grid.shape), (0, 0, 0, right, 0, down))
-        cut = padded.unflatten(3, (-1, self.window)).unflatten(2, (-1, self.window))  # (B, h, rows, w, columns, w, d)
-        windows: Tensor = cut.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
+        cut = self._windows(grid).cut(x.flatten(0, 1)).unflatten(0, (*x.shape[:2], -1))  # (B, h, L, n, d)
+        windows: Tensor = cut.transpose(1, 2).flatten(0, 1)
         return windows
 
     def _join(self, x: Tensor, grid: Grid, batch: int) -> Tensor:
         """Join windows (B * L, h, n, d) to (B, h, N, d)."""
-        down, right = self._padding(grid)
-        rows, columns = (grid.height + down) // self.window, (grid.width + right) // self.window
-        windows = x.unflatten(2, (self.window, self.window)).unflatten(0, (batch, rows, columns))
-        joined = windows.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)  # (B, h, H', W', d)
-        tokens: Tensor = joined[:, :, : grid.height, : grid.width].flatten(2, 3)
-        return tokens
-
-    def _index(self, grid: Grid, device: torch.device) -> Tensor:
-        """Return the tokens of each window, (L, n), -1 beyond the grid."""
-        order = torch.arange(1, grid.patches + 1, device=device, dtype=torch.float64)[None, None, :, None]
-        return self._cut(order, grid)[:, 0, :, 0].long() - 1
+        windows = x.unflatten(0, (batch, -1)).transpose(1, 2)  # (B, h, L, n, d)
+        tokens = self._windows(grid).join(windows.flatten(0, 2), batch * self.num_heads)
+        joined: Tensor = tokens.unflatten(0, (batch, -1))
+        return joined
 
     def _cut_bias(self, bias: Tensor, grid: Grid, batch: int) -> Tensor:
         """Return the bias of the pairs of each window, (B * L, h, n, n), from (B, h, N, N) or (h, N, N)."""
-        index = self._index(grid, bias.device)
+        index = self._windows(grid).tokens(bias.device)
         within = (index >= 0).to(bias.dtype)
         each = bias[..., index.clamp(0)[:, :, None], index.clamp(0)[:, None]]  # (..., h, L, n, n)
         each = each * within[:, :, None] * within[:, None]

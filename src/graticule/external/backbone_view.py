@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from graticule.backbones.base import Backbone
-from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.images import Size, evaluating
 from graticule.external.view import (
@@ -355,5 +354,5 @@ def _map(
     layer: int, weights: Tensor, seen: tuple[Grid, Grid] | None, windows: Windows | None, grid: Grid
 ) -> AttentionMap:
     """Build the map of a layer: the grids of queries and keys are `seen`, or the grid of the layer."""
-    tokens = None if windows is None else window_tokens(windows).numpy()
+    tokens = None if windows is None else windows.tokens().numpy()
     return AttentionMap(layer, weights.double().cpu().numpy(), *(seen or (grid, grid)), tokens)

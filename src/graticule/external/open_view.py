@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone
 from graticule.backbones.token_model import TokenModel
-from graticule.backbones.window_attention import window_tokens
 from graticule.external.attention_map import AttentionMap
 from graticule.external.backbone_view import BackboneView
 from graticule.external.debiased import Debiased, DebiasedView
@@ -434,7 +433,7 @@ def _map(layer: int, weights: Tensor, grid: Grid, block: nn.Module) -> Attention
 def _window_tokens(grid: Grid, window: Grid, shift: Sequence[int]) -> NDArray[np.int64]:
     """Return the tokens of each window, (L, M), -1 for padding; the map is rolled by `shift` and then cut."""
     rolled = np.roll(np.arange(grid.patches).reshape(grid.shape), (-shift[0], -shift[1]), (0, 1)).ravel()
-    tokens = window_tokens(Windows(Grid(*grid.shape), window)).numpy()
+    tokens = Windows(Grid(*grid.shape), window).tokens().numpy()
     return np.where(tokens < 0, -1, rolled[tokens])
 
 

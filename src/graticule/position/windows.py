@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graticule.position.grid import Grid
-from graticule.system.symbolic import holds
+from graticule.system.symbolic import ceiling, holds
 
 
 class Tile(NamedTuple):
@@ -77,6 +77,31 @@ class Windows:
         below, beside = (-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True))
         return F.pad(y, (0, 0, 0, beside, 0, below)) if below or beside else y
 
+    def cut(self, x: Tensor) -> Tensor:
+        """Cut tokens x: (B, N, D) into those of each window of the rolled map, (B * windows, M, D), row by row."""
+        return _cut(self.rolled_map(x), self.window)
+
+    def join(self, y: Tensor, samples: int) -> Tensor:
+        """Join the tokens of windows of the rolled map, (B * windows, M, D), to those of the grid, (B, N, D)."""
+        rows, columns = (ceiling(side, step) for side, step in zip(self.grid.shape, self.window.shape, strict=True))
+        y = y.unflatten(1, self.window.shape).unflatten(0, (samples, rows, columns)).transpose(2, 3).contiguous()
+        y = y.flatten(3, 4).flatten(1, 2)[:, : self.grid.height, : self.grid.width]
+        return (y.roll(self.shift, (1, 2)) if any(self.shift) else y).flatten(1, 2)
+
+    def tokens(self, device: torch.device | None = None) -> Tensor:
+        """Return the tokens of each window of the rolled map, (windows, M); -1 for padding."""
+        numbers = torch.arange(1, self.grid.patches + 1, device=device)[None, :, None]
+        return self.cut(numbers)[..., 0] - 1
+
+    def strangers(self, device: torch.device) -> Tensor:
+        """Return the pairs of tokens of each window that were not neighbors in the map, (windows, M, M)."""
+        padded = [ceiling(side, step) * step for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
+        rows, columns = (
+            torch.arange(side, device=device) >= side - shift for side, shift in zip(padded, self.shift, strict=True)
+        )
+        kind = _cut((2 * rows[:, None] + columns)[None, ..., None], self.window)  # (windows, M, 1)
+        return kind != kind.mT
+
     def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
         """Cut the rolled map of tokens x: (B, N, D) into rectangles (B, H, W, D) of one kind of window each.
 
@@ -97,6 +122,14 @@ class Windows:
             for top, end, down in lower
             if end
         ]
+
+
+def _cut(y: Tensor, window: Grid) -> Tensor:
+    """Cut a map of whole windows, (B, H, W, D), into the tokens of each window, (B * windows, M, D)."""
+    rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
+    y = y.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
+    # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
+    return y.contiguous().flatten(3, 4).flatten(0, 2)
 
 
 def _near(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:

@@ -18,7 +18,6 @@ from graticule.analysis.attention import attention_maps
 from graticule.analysis.correlation import position_correlations
 from graticule.analysis.mixing import mixing_maps
 from graticule.analysis.position_maps import bias_maps
-from graticule.backbones.window_attention import window_tokens
 from graticule.external.open_view import view_of
 from graticule.lab.data.module import DataModule
 from graticule.lab.pages.explorer import NOTHING, STEPS, explored, explorer_page, page_data, quantized
@@ -138,7 +137,7 @@ def test_a_rotation_and_mixing_weights_are_shown():
 
 @pytest.mark.parametrize(("shift", "shape"), [((0, 0), (8, 8)), ((2, 2), (8, 8)), ((2, 2), (6, 10)), ((0, 2), (4, 9))])
 def test_every_token_is_in_one_window(shift, shape):
-    tokens = window_tokens(Windows(Grid(*shape), Grid(4, 4), shift))
+    tokens = Windows(Grid(*shape), Grid(4, 4), shift).tokens()
     assert sorted(tokens[tokens >= 0].tolist()) == list(range(shape[0] * shape[1]))
     assert tokens.shape == (-(-shape[0] // 4) * -(-shape[1] // 4), 16)
 
