@@ -85,10 +85,6 @@ class GMlp(SingleStage):
         """Return a state dict of PosMLP's released code in our layout, any other one unchanged."""
         return released_posmlp.to_own(self, state)
 
-    def released_names(self) -> dict[str, str]:
-        """Return the names of our parameters in the released code of PosMLP."""
-        return released_posmlp.released_names(self)
-
 
 _FOR_28 = {
     **{"img_size": 28, "patch_size": 4, "in_chans": 1, "num_classes": 10},

@@ -213,10 +213,6 @@ class PosMlp(Pyramid):
         """Return a state dict of the released code under our names and in our layout, any other one unchanged."""
         return released_posmlp.to_own(self, state)
 
-    def released_names(self) -> dict[str, str]:
-        """Return the names of our parameters in the released code of PosMLP."""
-        return released_posmlp.released_names(self)
-
     def released_layout(self) -> dict[str, Tensor]:
         """Return the state dict under the names and in the layout of the released code."""
         return released_posmlp.to_released(self)

@@ -44,10 +44,6 @@ class PublishedNames(nn.Module):
         """Return the state dict in the layout of the family's public code."""
         return renamed_state_dict(self)
 
-    def released_names(self) -> dict[str, str]:
-        """Return the names in the released code of PosMLP of those parameters whose names can differ."""
-        return {}
-
 
 @checked
 def load_checkpoint(model: nn.Module, path: str | Path) -> nn.Module:

@@ -54,19 +54,14 @@ def to_own(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` under our names and in our layout if it is of the released code, else unchanged."""
     if not is_released(state):
         return state
-    left, found = dict(state), {}
-    for parameter in _parameters(model, lambda unit: _groups(state, unit)):
-        value = left.get(parameter.theirs)
-        if value is not None:
-            del left[parameter.theirs]
+    known = {parameter.theirs: parameter for parameter in _parameters(model, lambda unit: _groups(state, unit))}
+    found = {}
+    for name, value in state.items():
+        if parameter := known.get(name):
             fits = parameter.ndim in (None, value.ndim)  # others are refused later, with name and shape
-            found[parameter.own] = parameter.to_own(value) if fits else value
-    return with_grids({**left, **found}, read_grids(state))
-
-
-def released_names(model: nn.Module) -> dict[str, str]:
-    """Return the names in the released code of those parameters and buffers whose names can differ."""
-    return {parameter.own: parameter.theirs for parameter in _parameters(model, lambda unit: None)}
+            name, value = parameter.own, parameter.to_own(value) if fits else value
+        found[name] = value
+    return with_grids(found, read_grids(state))
 
 
 def to_released(model: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from graticule.checkpoints.load import position_of
 from graticule.checkpoints.read import dtype_name, kind, read_grids, read_state, unusable
-from graticule.checkpoints.released_posmlp import is_released
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.encodings.forms.pyramid import PyramidPosition
 from graticule.position.folded import Folded
@@ -211,8 +210,6 @@ def transfer(model: Any, source: str | Path | Mapping[str, Tensor], *, classifie
 def _in_own_layout(model: Any, there: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a checkpoint in our layout, and its previous names, if the authors' code has another layout."""
     converted = model.own_layout(there)
-    if is_released(there):
-        return converted, model.released_names()
     if len(converted) != len(there):  # computed tensors were added
         return there, {}
     return converted, dict(zip(converted, there, strict=True))
