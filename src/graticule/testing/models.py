@@ -17,6 +17,7 @@ from graticule.external.images import check_pictures, set_input_size
 from graticule.external.recorder import record
 from graticule.position.grid import Grid
 from graticule.position.layer import LayerPosition
+from graticule.position.places import by
 from graticule.position.rotation import PairRotation, Rotation
 from graticule.registry.checks import known_name
 from graticule.testing import order
@@ -28,7 +29,6 @@ from graticule.testing.subject import (
     NotApplicable,
     Size,
     Subject,
-    by,
     check_same,
     from_rows,
     other_grid,
@@ -427,6 +427,21 @@ class Finding:
     outcome: Literal["passed", "failed", "not applicable"]
     detail: str
 
+    @classmethod
+    def of(cls, name: str, check: Callable[..., str], *given: object) -> Finding:
+        """Run a check of what is given."""
+        try:
+            return cls(name, "passed", check(*given))
+        except Failed as error:
+            return cls(name, "failed", str(error))
+        except NotApplicable as error:
+            return cls(name, "not applicable", str(error))
+        except Exception as error:  # the model raises an error that the check does not expect
+            if isinstance(error, MemoryError) or re.search("out of memory|allocate", str(error)):
+                raise
+            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return cls(name, "failed", f"the check could not be run, got {said}")
+
 
 def inspect_model(
     model: nn.Module,
@@ -465,15 +480,5 @@ def inspect_model(
         for name, check in CHECKS.items():
             if name in skip:
                 continue
-            try:
-                found.append(Finding(name, "passed", check(subject, original)))
-            except Failed as error:
-                found.append(Finding(name, "failed", str(error)))
-            except NotApplicable as error:
-                found.append(Finding(name, "not applicable", str(error)))
-            except Exception as error:  # the model raises an error that the check does not expect
-                if isinstance(error, MemoryError) or re.search("out of memory|allocate", str(error)):
-                    raise
-                said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                found.append(Finding(name, "failed", f"the check could not be run, got {said}"))
+            found.append(Finding.of(name, check, subject, original))
     return found

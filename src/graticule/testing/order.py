@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from graticule.encodings.liere import LieRe
 from graticule.external.recorder import record
-from graticule.testing.subject import SAME, Failed, NotApplicable, Size, Subject, any_of, by, other_grid
+from graticule.position.places import by
+from graticule.testing.subject import SAME, Failed, NotApplicable, Size, Subject, any_of, other_grid
 
 #: Tolerance of logits, relative to their range.
 _TOLERANCE = 1e-3

@@ -272,20 +272,13 @@ class Subject:
 def to_rows(value: Tensor, table: Table) -> Tensor:
     """Return a table as (rows, D)."""
     moved = value.movedim(table.axes, tuple(range(len(table.axes))))
-    return moved.reshape(value.numel() // _channels(value, table), -1).clone()
+    return moved.reshape(math.prod(moved.shape[: len(table.axes)]), -1).clone()
 
 
 def from_rows(like: Tensor, table: Table, rows: Tensor) -> Tensor:
     """Return (rows, D) in the shape of a table."""
     moved = like.movedim(table.axes, tuple(range(len(table.axes))))
     return rows.reshape(moved.shape).movedim(tuple(range(len(table.axes))), table.axes)
-
-
-def _channels(value: Tensor, table: Table) -> int:
-    rows = 1
-    for axis in table.axes:
-        rows *= value.shape[axis]
-    return value.numel() // rows
 
 
 def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
@@ -355,8 +348,3 @@ def other_grid(subject: Subject) -> Size:
     height, width = subject.grid
     step = math.gcd(height, width)
     return height + 4 * step, width + step
-
-
-def by(shape: Size) -> str:
-    """Format a grid as 3 x 5."""
-    return f"{shape[0]} x {shape[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graticule.position.places import by
 from graticule.testing.models import Finding
-from graticule.testing.subject import Failed, NotApplicable, by
+from graticule.testing.subject import Failed, NotApplicable
 
 #: (height, width) of a grid.
 Shape = tuple[int, int]
@@ -144,15 +146,7 @@ def inspect_table(code: TableCode) -> list[Finding]:
 
     A resampling that smooths the table at its own grid fails `native` alone, which may be meant.
     """
-    found = []
-    for name, law in LAWS.items():
-        try:
-            found.append(Finding(name, "passed", law(code)))
-        except Failed as error:
-            found.append(Finding(name, "failed", str(error)))
-        except NotApplicable as error:
-            found.append(Finding(name, "not applicable", str(error)))
-    return found
+    return [Finding.of(name, law, code) for name, law in LAWS.items()]
 
 
 @dataclass(frozen=True)
@@ -260,17 +254,15 @@ def _others(code: TableCode) -> tuple[Shape, ...]:
     return (height + 1, 2 * width + 1), (2 * height, 2 * width), (max(height // 2, 2), width)
 
 
-class _changed:
-    """Gives the table other rows within a `with` statement."""
-
-    def __init__(self, code: TableCode, rows: Tensor) -> None:
-        self.table, self.before, self.rows = code.table, code.table.detach().clone(), rows
-
-    def __enter__(self) -> None:
-        self.table.detach().copy_(self.rows.reshape(self.table.shape))
-
-    def __exit__(self, *_: object) -> None:
-        self.table.detach().copy_(self.before)
+@contextmanager
+def _changed(code: TableCode, rows: Tensor) -> Iterator[None]:
+    """Give the table other rows within a `with` statement."""
+    before = code.table.detach().clone()
+    code.table.detach().copy_(rows.reshape(code.table.shape))
+    try:
+        yield
+    finally:
+        code.table.detach().copy_(before)
 
 
 def _same(found: Tensor, expected: Tensor, law: str) -> None:
