@@ -56,13 +56,7 @@ class Cait(LateTokenTransformer):
         depth_token_only: number of blocks of class attention.
         mlp_ratio_token_only: hidden channels of their MLPs, as a multiple of D.
         init_values: initial weights of LayerScale.
-        embed_dim: D.
-        num_heads: h.
-        qkv_bias: whether queries, keys and values have a bias.
-        attn_drop_rate: dropout on attention weights.
-        norm_layer: builds a norm from D, or its name.
-        act_layer: the MLPs' activation, or its name.
-        kwargs: as `VisionTransformer`, with one class token and no register tokens.
+        others: as `VisionTransformer`, with one class token and no register tokens.
     """
 
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
@@ -209,18 +203,7 @@ def _mixed_heads(projection: nn.Module, x: Tensor) -> Tensor:
 class ClassAttentionBlock(nn.Module):
     """Class attention, then an MLP of the class token, each after a norm, with LayerScale and a residual connection.
 
-    Reference: CaiT (Touvron et al., 2021), Figure 2.
-
-    Args:
-        dim: D.
-        num_heads: h.
-        mlp_ratio: hidden channels of the MLP, as a multiple of D.
-        qkv_bias: whether queries, keys and values have a bias.
-        proj_drop: dropout rate on the outputs of attention and MLP.
-        attn_drop: dropout rate on the attention weights.
-        norm_layer: builds a norm from D.
-        act_layer: the MLP's activation.
-        init_values: initial weights of LayerScale.
+    The arguments are those of `Block`. Reference: CaiT (Touvron et al., 2021), Figure 2.
     """
 
     def __init__(

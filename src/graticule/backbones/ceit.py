@@ -31,9 +31,8 @@ class CeitTransformer(VisionTransformer):
     Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021).
 
     Args:
-        position: builds the position.
         patch_size: on the map of the stem, whose height and width are a quarter of the image's.
-        kwargs: as `VisionTransformer`.
+        others: as `VisionTransformer`.
     """
 
     pools = ("token",)  # its head reads the class tokens of all layers

@@ -41,12 +41,11 @@ class CompactTransformer(VisionTransformer):
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021).
 
     Args:
-        position: builds the position.
         tokenizer: 'patches' or 'convolutions'.
         conv_layers: number of convolutions.
         conv_stride: their stride; max(1, kernel // 2 - 1) by default, where the kernel is `patch_size`.
         conv_padding: their padding; max(1, kernel // 2) by default.
-        kwargs: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
+        others: as `VisionTransformer`; the dropout of attention weights is 0.1 by default.
     """
 
     encoding_options: ClassVar = {"learnable": {"std": 0.2}}  # as in the authors' code

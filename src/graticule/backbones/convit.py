@@ -32,9 +32,8 @@ class ConVit(LateTokenTransformer):
 
     Args:
         position: builds the position of the patches.
-        qkv_bias: whether queries, keys and values have a bias.
         global_pool: 'token' (class token), 'avg' or ''.
-        kwargs: as `VisionTransformer`.
+        others: as `VisionTransformer`.
     """
 
     takes = LateTokenTransformer.takes - {"token_bias", "key_bias", "value_bias"}

@@ -22,11 +22,10 @@ class ConditionalVisionTransformer(VisionTransformer):
     Reference: Conditional Positional Encodings for Vision Transformers (CPVT, Chu et al., 2023).
 
     Args:
-        position: builds the position.
         global_pool: 'token' (class token) or 'avg' (GAP).
         class_token: whether there is one; by default, if `global_pool` is 'token'.
         fc_norm: norm after pooling instead of before.
-        kwargs: as `VisionTransformer`.
+        others: as `VisionTransformer`.
     """
 
     default_encoding = "peg"

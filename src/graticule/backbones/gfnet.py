@@ -46,11 +46,8 @@ class GfNet(Mixer):
     Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021).
 
     Args:
-        position: builds the position, as `Mixer`.
-        embed_dim: D.
-        num_blocks: number of blocks.
         groups: groups of channels that share a filter; one per channel by default.
-        kwargs: as `Mixer`, except `layer_scale`.
+        others: as `Mixer`, except `layer_scale`.
     """
 
     default_encoding = "learnable + global_filter"

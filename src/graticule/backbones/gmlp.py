@@ -26,18 +26,11 @@ class GMlp(SingleStage):
     Reference: Pay Attention to MLPs (gMLP, Liu et al., 2021); PosMLP (Wang et al., 2022), Tables 1 and 3.
 
     Args:
-        position: builds the position; its `num_heads` are the groups of channels.
-        patch_size: in pixels, one side or (height, width), or (depth, height, width).
-        embed_dim: D.
-        num_blocks: number of blocks.
         mlp_ratio: gamma, channels of the gating units as a multiple of D.
-        groups: s, groups of channels if the encoding has several.
         stem_norm: whether a LayerNorm follows the patches, as in PosMLP's code; timm's gMLP has none.
         gate_norm: whether the gating unit has its LayerNorm; by default, unless the mixing weights are a softmax.
         combine: how the halves are combined (`GatingUnit`).
-        norm_layer: builds a norm from its channels, or its name.
-        act_layer: the activation.
-        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
+        others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset({"pre", "before", "after", "mixing", "spatial_bias"})

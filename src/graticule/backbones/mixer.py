@@ -94,13 +94,9 @@ class MixerBlock(nn.Module):
     Reference: MLP-Mixer (Tolstikhin et al., 2021), Eq. 1; ResMLP (Touvron et al., 2021), Eq. 2-3.
 
     Args:
-        dim: D.
-        mlp_ratio: hidden channels of the MLP, as a multiple of D.
         proj_drop: dropout rate after the mixing and in the MLP.
-        drop_path: stochastic depth rate.
         layer_scale: initial value of lambda_1 and lambda_2; no scales if None.
-        norm_layer: builds a norm from D.
-        act_layer: the activation.
+        others: as `Block`.
     """
 
     pre_norm = True
@@ -146,17 +142,8 @@ class Mixer(SingleStage):
     Reference: MLP-Mixer: An all-MLP Architecture for Vision (Tolstikhin et al., 2021).
 
     Args:
-        position: builds the position; its `num_heads` are the groups of channels.
-        patch_size: in pixels, one side or (height, width), or (depth, height, width).
-        embed_dim: D.
-        num_blocks: number of blocks.
-        mlp_ratio: hidden channels of the MLPs over channels, as a multiple of D.
-        groups: s, groups of channels if the encoding has several.
         layer_scale: initial value of the scales per channel after both parts of a block; no scales if None.
-        norm_layer: builds a norm from its channels, or its name.
-        act_layer: the activation.
-        block_layer: builds a block.
-        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
+        others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset({"pre", "before", "inner", "after", "mixing", "spatial_bias"})
@@ -208,10 +195,9 @@ class ResMlp(Mixer):
     2021).
 
     Args:
-        position: builds the position, as `Mixer`.
         layer_scale: initial value of the scales per channel after both parts of a block.
         norm_layer: builds the module that replaces a norm, from its channels; `Affine` by default.
-        kwargs: as `Mixer`.
+        others: as `Mixer`.
     """
 
     default_encoding = "sgu"

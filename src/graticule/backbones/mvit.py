@@ -55,20 +55,14 @@ class MultiscaleVisionTransformer(Pyramid):
     Reference: MViTv2: Improved Multiscale Vision Transformers for Classification and Detection (Li et al., 2022).
 
     Args:
-        position: builds the position of a stage.
         global_pool: 'token', 'avg' or ''; by default 'token' if there is a class token, else 'avg'.
         class_token: whether there is one, in all stages.
-        embed_dim: D of the first stage; it doubles from stage to stage.
         depths: number of blocks of each stage; at least two in the last.
         num_heads: h of the first stage; it doubles from stage to stage.
         key_stride: stride of the keys of the first stage, relative to its tokens; a power of 2.
-        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether pooled queries are added to the output of attention.
         expand_attn: whether attention in the first block of a stage doubles the channels; if not, the MLP before it.
-        attn_drop_rate: dropout on attention weights.
-        norm_layer: builds a norm from D, or its name.
-        kwargs: as `Backbone`.
+        others: as `Backbone`.
     """
 
     takes = Pyramid.takes | {"inner", "inputs", "queries_keys", "bias", "rotary", "query_scale"}
@@ -299,16 +293,10 @@ class PoolingBlock(nn.Module):
     Args:
         dim: D of the input tokens.
         dim_out: D of the output tokens.
-        num_heads: h.
         pooling: the strides of queries and of keys.
-        mlp_ratio: hidden channels of the MLP, as a multiple of its input channels.
-        qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether pooled queries are added to the output of attention.
-        proj_drop: dropout rate on the outputs of attention and MLP.
-        attn_drop: dropout rate on the attention weights.
-        drop_path: stochastic depth rate.
-        norm_layer: builds a norm from D.
         expand_attn: if True, attention changes the channels to `dim_out`; otherwise, the MLP does.
+        others: as `Block`.
     """
 
     pre_norm = True
@@ -376,13 +364,10 @@ class PoolingAttention(Attention):
     Args:
         dim: D of the input tokens.
         dim_out: D of the output tokens, a multiple of `num_heads`.
-        num_heads: h.
         pooling: the strides of queries and of keys.
-        qkv_bias: whether queries, keys and values have a bias.
         residual_pooling: whether the pooled queries are added to the output.
-        attn_drop: dropout rate on the attention weights.
-        proj_drop: dropout rate on the output.
         norm_layer: builds a norm from the channels of a head.
+        others: as `Attention`.
     """
 
     def __init__(

@@ -45,11 +45,8 @@ class PosMlp(Pyramid):
     Reference: PosMLP (Wang et al., 2022), section 4.2 and Table 11.
 
     Args:
-        position: builds the position of a stage; its `num_heads` are the groups of channels.
         embed_dim: C, channels of the first stage, which double from stage to stage, or those of each stage.
-        depths: blocks of each stage.
         windows: side of each stage's windows, in patches.
-        groups: s of each stage.
         mlp_ratios: gamma of each stage.
         patch_embedding: 'conv' (ConvPE) or 'linear'.
         stem_norm: 'batch' or 'layer', the norm after the convolutions of the patch embedding 'conv'.
@@ -61,9 +58,7 @@ class PosMlp(Pyramid):
         shift: which blocks shift their windows by half, for dense prediction (section 5.5): none if None; with 'swin',
             every second block of each stage, but not along an axis that one window covers, as in Swin; with
             'released', every second block of the network, always, with the mask of the authors' code.
-        norm_layer: builds a norm from its channels, or its name.
-        act_layer: the activation.
-        kwargs: as `Backbone`; the sides of images are multiples of 32, `global_pool` is 'avg' or '' (none), and
+        others: as `Backbone`; the sides of images are multiples of 32, `global_pool` is 'avg' or '' (none), and
             `proj_drop_rate` is after the last linear layer of each block, as in the released code.
     """
 

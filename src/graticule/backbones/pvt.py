@@ -36,12 +36,8 @@ class SpatialReductionAttention(nn.Module):
     Reference: Pyramid Vision Transformer (PVT, Wang et al., 2021), Eq. 2-4.
 
     Args:
-        dim: D, a multiple of `num_heads`.
-        num_heads: h.
-        qkv_bias: whether the projections have a bias.
-        attn_drop: dropout rate on the attention weights.
-        proj_drop: dropout rate on the output.
         reduction: R.
+        others: as `Attention`.
     """
 
     @checked
@@ -119,20 +115,13 @@ class PyramidVisionTransformer(Pyramid):
     weights.
 
     Args:
-        position: builds the position of a stage.
-        patch_size: side of a patch of the first stage, in pixels.
         global_pool: 'token' (class token) or 'avg' (GAP).
         embed_dims: D of each stage.
-        depths: blocks of each stage.
-        num_heads: h of each stage.
         mlp_ratios: hidden channels of each stage's MLPs, as a multiple of D.
         sr_ratios: R of each stage, the stride of the grid of keys.
-        qkv_bias: whether the projections have a bias.
         class_token: whether the last stage has one; by default, if `global_pool` is 'token'.
-        attn_drop_rate: dropout on attention weights.
         norm_layer: builds a norm from D; patch embeddings and reduced keys have PyTorch's LayerNorm, as published.
-        act_layer: the MLPs' activation.
-        kwargs: as `Backbone`; the sides of images are multiples of 8 patches.
+        others: as `Backbone`; the sides of images are multiples of 8 patches.
     """
 
     takes = Pyramid.takes | {"inner"}
@@ -233,14 +222,10 @@ class TwinsSvt(PyramidVisionTransformer):
     Twins-PCPVT is PVT with PEGs and global average pooling (`pvt_small_peg_gap`).
 
     Args:
-        position: builds the position of a stage.
         global_pool: 'avg' or '' (none); there is no class token, as it would be in no window.
         embed_dims: D of each stage.
-        depths: blocks of each stage.
-        num_heads: h of each stage.
         mlp_ratios: hidden channels of each stage's MLPs, as a multiple of D.
-        window_size: side of a window, in patches.
-        kwargs: as `PyramidVisionTransformer`.
+        others: as `PyramidVisionTransformer`.
     """
 
     pools = ("", "avg")

@@ -63,12 +63,10 @@ class SamVisionTransformer(VisionTransformer):
     Reference: Segment Anything (Kirillov et al., 2023), section A; ViTDet (Li et al., 2022), section 3.
 
     Args:
-        position: builds the position.
-        window_size: side of a window, in patches.
         global_layers: indices of the layers that attend to the whole grid.
         neck_dim: channels of the neck; None replaces it by a norm.
         global_pool: 'avg', 'max', 'avgmax' or '' (none).
-        kwargs: as `VisionTransformer`.
+        others: as `VisionTransformer`.
     """
 
     takes = SwinTransformer.takes

@@ -47,24 +47,14 @@ class SwinTransformer(MergingPyramid):
     Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
 
     Args:
-        position: builds the position of a stage.
-        patch_size: side of a patch of the first stage, in pixels.
-        embed_dim: D of the first stage; it doubles from stage to stage.
-        depths: blocks of each stage.
-        num_heads: h of each stage.
         window_size: in patches, one side, or (rows, columns) for every stage.
         shift: 'timm', every second block shifts its windows along each axis of more than one window; 'microsoft', along
             both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
             square windows of the grid's shorter side.
-        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        qkv_bias: whether the projections have a bias.
-        attn_drop_rate: dropout on attention weights.
         patch_norm: whether the patch embedding ends with a norm.
-        norm_layer: builds a norm from D, or its name.
-        block_layer: builds a block.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
-        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
+        others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     takes = frozenset(

@@ -31,16 +31,7 @@ class SwinMlp(MergingPyramid):
     Reference: Swin Transformer (Liu et al., 2021), appendix A3.3, Swin-Mixer, and its code.
 
     Args:
-        position: builds the position of a stage; its `num_heads` are the groups of channels.
-        img_size: in pixels, one side or (height, width).
-        patch_size: side of a patch of the first stage, in pixels.
-        embed_dim: D of the first stage; it doubles from stage to stage.
-        depths: blocks of each stage.
-        groups: s of each stage, groups of channels if the encoding has several.
-        window_size: side of a window, in patches.
-        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        norm_layer: builds a norm from D, or its name.
-        kwargs: as `Backbone`; `global_pool` is 'avg' or '' (none).
+        others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
     published_parts = (  # in the authors' code; for the matrices, our name is that of timm's gMLP

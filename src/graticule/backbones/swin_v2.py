@@ -40,13 +40,11 @@ class SwinTransformerV2(SwinTransformer):
     Reference: Swin Transformer V2: Scaling Up Capacity and Resolution (Liu et al., 2022).
 
     Args:
-        position: builds the position of a stage.
-        img_size: in pixels, one side or (height, width).
         window_size: in patches, one side, or (rows, columns) for every stage.
         mask: number that is added to the logits of tokens that are not neighbors; None excludes them.
         pretrained_window_sizes: the windows of each stage that the coordinates of 'continuous_bias' are relative to, a
             side or (rows, columns) each; by default those that the model is built for.
-        kwargs: as `SwinTransformer`.
+        others: as `SwinTransformer`.
     """
 
     published_parts = (  # in timm
@@ -127,12 +125,8 @@ class CosineWindowAttention(WindowAttention):
     Reference: Swin Transformer V2 (Liu et al., 2022), Eq. 2.
 
     Args:
-        dim: D.
-        num_heads: h.
-        qkv_bias: whether queries and values have a bias.
-        attn_drop: dropout rate on the attention weights.
-        proj_drop: dropout rate on the output.
         mask: number that is added to the logits of tokens of a window that are not neighbors; None excludes them.
+        others: as `Attention`.
     """
 
     def __init__(

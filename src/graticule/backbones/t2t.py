@@ -29,10 +29,9 @@ class T2tVisionTransformer(VisionTransformer):
     Reference: Tokens-to-Token ViT (Yuan et al., 2021).
 
     Args:
-        position: builds the position.
         token_dim: channels of the tokens between the splits.
         tokens_type: 'performer' or 'transformer'.
-        kwargs: as `VisionTransformer`; queries, keys and values have no bias by default.
+        others: as `VisionTransformer`; queries, keys and values have no bias by default.
     """
 
     first_conv = ()  # its soft splits are not convolutions

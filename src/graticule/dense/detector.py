@@ -33,7 +33,8 @@ class Detector(DenseModel, ABC):
     zeros to a common size; they are never resized.
 
     A subclass takes `features` and `num_classes` and builds `model`, a detector of torchvision. Its further arguments
-    are options.
+    are options. All have these: detections below `score` are left out, of two boxes of a class that overlap more than
+    `nms` (IoU) the one with the lower score is left out, and `most` detections per image are kept.
 
     Args:
         features: images to feature maps with the same number of channels.
@@ -215,15 +216,10 @@ class RetinaNet(Detector):
     Reference: Focal Loss for Dense Object Detection (Lin et al., 2017).
 
     Args:
-        features: images to feature maps.
-        num_classes: number of classes of objects.
         convs: convolutions before the classifier, and before the regression.
         scale: side of the smallest square anchors, in strides of their map (mmdetection's octave_base_scale).
         octave: anchors per octave of sides (scales_per_octave).
         ratios: height / width of the anchors of a cell.
-        score: detections with a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
-        most: number of detections per image that are kept.
     """
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
@@ -267,12 +263,7 @@ class Fcos(Detector):
     Reference: FCOS (Tian et al., 2019).
 
     Args:
-        features: images to feature maps.
-        num_classes: number of classes of objects.
         convs: convolutions before the classifier, and before the regression.
-        score: detections with a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
-        most: number of detections per image that are kept.
     """
 
     neck_options: ClassVar = {"first": 1, "extra": "convolutions"}

@@ -62,8 +62,6 @@ class FeaturePyramid(Neck):
     Reference: Feature Pyramid Networks for Object Detection (Lin et al., 2017).
 
     Args:
-        inputs: channels of the maps.
-        strides: pixels per cell of the maps.
         channels: channels of the pyramid.
         first: index of the first map that is used.
         extra: the added levels, see `ExtraLevels`.
@@ -113,8 +111,6 @@ class SimplePyramid(Neck):
     Reference: Exploring Plain Vision Transformer Backbones for Object Detection (ViTDet, Li et al., 2022), Figure 2c.
 
     Args:
-        inputs: channels of the map.
-        strides: its pixels per cell, p.
         channels: channels of the pyramid.
         first: index of the first of the four maps that is used.
         extra: the added levels, see `ExtraLevels`.

@@ -213,16 +213,11 @@ class FasterRcnn(RegionDetector):
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
 
     Args:
-        features: images to feature maps.
-        num_classes: number of classes of objects.
         regions: proposals per image that the second stage learns from.
         proposals: proposals per image that are kept, of which it learns and which it classifies.
         hidden: channels of its two linear layers.
         scale: side of the square anchors, in strides of their map.
         ratios: height / width of the anchors of a cell.
-        score: detections with a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
-        most: number of detections per image that are kept.
     """
 
     def __init__(
@@ -253,18 +248,9 @@ class MaskRcnn(RegionDetector):
     Reference: Mask R-CNN (He et al., 2017).
 
     Args:
-        features: images to feature maps.
-        num_classes: number of classes of objects.
-        regions: proposals per image that the second stage learns from; at most a quarter are objects, with masks.
-        proposals: proposals per image that are kept, of which it learns and which it classifies.
-        hidden: channels of its two linear layers.
         channels: channels of the convolutions of masks.
         convs: number of these, on 14 x 14 samples of a region, before the one that doubles them.
-        scale: side of the square anchors, in strides of their map.
-        ratios: height / width of the anchors of a cell.
-        score: detections with a lower score are left out.
-        nms: of two boxes of a class that overlap more (IoU), the one with the lower score is left out.
-        most: number of detections per image that are kept.
+        others: as `FasterRcnn`; at most a quarter of the regions are objects, with masks.
     """
 
     masks = True

@@ -24,7 +24,7 @@ class Decoder(Checked, nn.Module, ABC):
     """Computes the logits of each class from feature maps.
 
     A subclass takes `inputs`, the channels of the maps, their `strides`, and `num_classes`; its further arguments are
-    options.
+    options; `drop` is the dropout of whole channels before the classifier.
     """
 
     #: The default necks after a pyramid and after a plain ViT.
@@ -108,9 +108,6 @@ class MaskTransformer(Decoder):
     Reference: Segmenter (Strudel et al., 2021), section 3.2.
 
     Args:
-        inputs: channels of the maps, of which the last is decoded.
-        strides: their pixels per cell.
-        num_classes: number of classes.
         depth: number of blocks.
         dim: channels of the blocks; those of the map by default.
         num_heads: h; one per 64 channels by default.
@@ -179,12 +176,8 @@ class UperHead(Decoder):
     Reference: Unified Perceptual Parsing for Scene Understanding (Xiao et al., 2018).
 
     Args:
-        inputs: channels of the maps.
-        strides: their pixels per cell.
-        num_classes: number of classes.
         channels: channels of all inner maps.
         pools: sides to which the coarsest map is pooled.
-        drop: dropout of whole channels before the classifier.
     """
 
     def __init__(
@@ -236,11 +229,7 @@ class SemanticFpn(Decoder):
     Reference: Panoptic Feature Pyramid Networks (Kirillov et al., 2019), section 3.1.
 
     Args:
-        inputs: channels of the maps.
-        strides: their pixels per cell.
-        num_classes: number of classes.
         channels: channels of all inner maps.
-        drop: dropout of whole channels before the classifier.
     """
 
     neck = "fpn"
@@ -284,12 +273,8 @@ class FcnHead(Decoder):
     Reference: Fully Convolutional Networks for Semantic Segmentation (Long et al., 2015).
 
     Args:
-        inputs: channels of the maps.
-        strides: their pixels per cell.
-        num_classes: number of classes.
         channels: channels of the convolution.
         level: index of the map.
-        drop: dropout of whole channels before the classifier.
     """
 
     def __init__(

@@ -222,9 +222,7 @@ class GatedBlock(nn.Module):
         gate_norm: builds the norm of the gating unit; None for no norm.
         combine: as in `GatingUnit`.
         proj_drop: dropout rate after both linear layers, or one rate for each.
-        drop_path: stochastic depth rate.
-        norm_layer: builds the block's norm from D.
-        act_layer: the activation.
+        others: as `Block`.
     """
 
     def __init__(
