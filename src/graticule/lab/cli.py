@@ -176,7 +176,7 @@ def _beyond_memory(error: Exception) -> str | None:
     found = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate|not enough memory", reason)
     if not isinstance(error, MemoryError) and not found:
         return None
-    return f"out of memory ({reason or 'MemoryError'}); use smaller images, batches or models."
+    return f"out of memory ({reason or 'MemoryError'}); use smaller images, batches or models, or shorter texts."
 
 
 def _named_mistakes() -> tuple[type[Exception], ...]:

@@ -41,7 +41,7 @@ def test_a_registered_text_is_listed_loaded_and_makes_windows():
     assert "counting" in list_texts() and "counting" not in list_datasets()
     assert load_text("counting") == counting(None)
     data = TextModule("counting", context=8, batch_size=4)
-    data.setup("fit")
+    data.setup()
     inputs, targets = next(iter(data.train_dataloader()))
     assert inputs.shape == targets.shape == (4, 8)
     assert data.num_bytes("test") == sum(len(document.text) + 1 for document in counting(None)["test"])

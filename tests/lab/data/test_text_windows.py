@@ -110,7 +110,7 @@ def test_a_length_or_a_text_of_nothing_is_an_error():
 
 def module(**options):
     data = TextModule(**{"batch_size": 16, "seed": 3} | options)
-    data.setup("fit")
+    data.setup()
     return data
 
 

@@ -167,6 +167,6 @@ def test_an_invalid_vocabulary_is_refused():
 
 def test_without_the_library_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r"graticule\[text\]"):
+    with pytest.raises(ImportError, match=r'-e "\.\[text\]"'):
         BytePairTokenizer.train(TEXTS, 300)
     assert ByteTokenizer().vocab_size == 257

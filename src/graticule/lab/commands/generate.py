@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import math
-import re
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,28 +68,27 @@ def run(arguments: list[str]) -> int:
     tokenizer = tokenizer_of(trained)
     model = trained.model(checkpoint=options.checkpoint)
     assert isinstance(model, LanguageModel)  # it has a tokenizer
-    with _within_memory():
-        if options.context is not None:
-            _resample(model, options.context)
-        begin = torch.as_tensor(tokenizer.encode(prompt) if prompt else [tokenizer.end])
-        count = _count(model, len(begin), options.tokens)
-        model.to(device)
-        generator = torch.Generator(device).manual_seed(options.seed)
-        tokens = graticule.generate(
-            model,
-            begin[None].to(device),
-            count,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            generator=generator,
+    if options.context is not None:
+        _resample(model, options.context)
+    begin = torch.as_tensor(tokenizer.encode(prompt) if prompt else [tokenizer.end])
+    count = _count(model, len(begin), options.tokens)
+    model.to(device)
+    generator = torch.Generator(device).manual_seed(options.seed)
+    tokens = graticule.generate(
+        model,
+        begin[None].to(device),
+        count,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        generator=generator,
+    )
+    if options.tokens is None and count < _TOKENS:
+        print(
+            f"new tokens: {count} instead of {_TOKENS}, as the table of {_held(model)} ends there; "
+            f"--context {len(begin) + _TOKENS - 1} would resample it",
+            file=sys.stderr,
         )
-        if options.tokens is None and count < _TOKENS:
-            print(
-                f"new tokens: {count} instead of {_TOKENS}, as the table of {_held(model)} ends there; "
-                f"--context {len(begin) + _TOKENS - 1} would resample it",
-                file=sys.stderr,
-            )
-        return _write(prompt, tokens, tokenizer, options.output)
+    return _write(prompt, tokens, tokenizer, options.output)
 
 
 def _check(options: Generate) -> None:
@@ -177,20 +173,6 @@ def _count(model: LanguageModel, begin: int, wanted: int | None) -> int:
         f"{wrong}, or --context {begin + count - 1}, which resamples the table, or a run trained with an encoding "
         "without a table, such as sinusoidal_1d or none."
     )
-
-
-@contextlib.contextmanager
-def _within_memory() -> Iterator[None]:
-    """Turn PyTorch's RuntimeError for a text that is too long for the memory into an error with advice."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search("out of memory|allocate", str(error)):
-            raise
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"`tokens` and `context` must be fewer, since they do not fit into memory ({reason})."
-        ) from None
 
 
 def _write(prompt: str, tokens: Any, tokenizer: Any, output: Path | None) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -198,11 +196,12 @@ def _shown(value: float, judge: Metric | None) -> str:
 
 def _table(lines: Mapping[str, Sequence[Point]], groups: Mapping[str, Sequence[str]], metric: str) -> str:
     """Return the points as CSV, one row each; a cell without a number is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", "runs", "epoch", "seconds", metric, "deviation"))
+    from graticule.lab.studies.tables import csv_text
+
+    columns = ("run", "runs", "epoch", "seconds", metric, "deviation")
+    rows = []
     for label, points in lines.items():
         for epoch, *values in points:
             cells = ["" if value is None or not math.isfinite(value) else f"{value:.10g}" for value in values]
-            writer.writerow((label, len(groups[label]), epoch, *cells))
-    return text.getvalue()
+            rows.append(dict(zip(columns, (label, len(groups[label]), epoch, *cells), strict=True)))
+    return csv_text(rows, columns)

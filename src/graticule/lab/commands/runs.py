@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import time
 from collections import Counter
@@ -146,16 +144,14 @@ def _show(
 
 def _csv(found: Sequence[tuple[str, Summary]], values: dict[str, list[str]]) -> str:
     """Return the runs as CSV, one row each; a cell without a value is empty."""
+    from graticule.lab.studies.tables import csv_text
+
     records = []
     for at, (name, summary) in enumerate(found):
         record = _record(name, summary)
         del record["recipe"]
         records.append(record | {key: column[at] for key, column in values.items()})
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(key for record in records for key in record), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return csv_text(records, dict.fromkeys(key for record in records for key in record))
 
 
 def _rank(summary: Summary) -> tuple[str, float, int]:

@@ -86,8 +86,7 @@ class DenseModule(Loading):
         for split, limit in limits.items():
             images, self.info = load_dense(dataset, split, root, self.truth)
             self.images[split] = images
-            count = len(images) if limit is None else min(limit, len(images))
-            self.indices[split] = np.arange(count) * len(images) // count
+            self.indices[split] = np.array(spread(len(images), limit or len(images)))
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -326,6 +326,6 @@ def fingerprint(count: int, parts: Iterable[bytes | np.ndarray]) -> dict[str, An
     return {"examples": count, "sha256": digest.hexdigest()}
 
 
-def spread(count: int) -> list[int]:
-    """Return the indices of the examples whose contents are part of a fingerprint, evenly spaced."""
-    return [index * count // min(count, 32) for index in range(min(count, 32))]
+def spread(count: int, most: int = 32) -> list[int]:
+    """Return at most `most` of `count` indices, evenly spaced; by default those whose contents a fingerprint has."""
+    return [index * count // min(count, most) for index in range(min(count, most))]

@@ -278,16 +278,14 @@ class DataModule(Loading, L.LightningDataModule):
 
     def spread_images(self, split: Split, size: tuple[int, ...], most: int) -> torch.Tensor:
         """Return at most `most` images of a split, evenly spaced, without augmentation: (n, C, height, width)."""
-        total = len(self._images[split])
-        count = min(most, total)
-        return self._prepared(split, size, [index * total // count for index in range(count)])[0]
+        return self._prepared(split, size, spread(len(self._images[split]), most))[0]
 
     def spread_test_images(self, size: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `count` test images as `test_images` does, evenly spaced, since many data sets are sorted by class."""
         total = self.num_test
         if not 1 <= count <= total:
             raise ValueError(f"`images` must be from 1 to the number of test images, {total}, got {count}.")
-        return self.test_images(size, [index * total // count for index in range(count)])
+        return self.test_images(size, spread(total, count))
 
     def _fits_in_memory(self, images: Any, *sizes: tuple[int, ...]) -> bool:
         source = images

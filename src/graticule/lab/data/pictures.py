@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.data.images import DatasetInfo, class_labels
+from graticule.lab.data.images import DatasetInfo, class_labels, spread
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.sets.folder import SPLITS, FolderImages, files_below, is_image
 from graticule.system.files import read_bytes
@@ -55,8 +55,7 @@ class Pictures(DataModule):
         super().__init__("image_folder", root=folder, size=size, eval_batch_size=batch_size, augmentation=augmentation)
         root, found = find_pictures(folder)
         self.folders: tuple[str, ...] = ()  # the classes, if every image is in the folder of one
-        total = len(found)
-        kept = [found[index * total // count] for index in range(count)] if count and total > count else found
+        kept = [found[index] for index in spread(len(found), count or len(found))]
         places = [path.relative_to(root) for path in kept]
         if labels is not None:
             table = _read_labels(labels, info.class_names, num_classes)

@@ -10,6 +10,7 @@ import torch
 from graticule.analysis.position_maps import position_maps
 from graticule.analysis.similarity import Correlations
 from graticule.lab.data.dense_transforms import plain
+from graticule.lab.data.images import spread
 from graticule.lab.figures.layers import reach_plot
 from graticule.lab.figures.pictures import confusion_figure, picture
 from graticule.lab.figures.scores import MOST_LINES, axis_label, convergence_plot, score_plot
@@ -221,9 +222,8 @@ def dense_report(
     report.heading("Score")
     report.table(*_summary(score))
     report.heading("Truth and prediction")
-    total = data.num_test
-    for place in range(min(count, total)):
-        image, target = data.images["test"][int(data.indices["test"][place * total // min(count, total)])]
+    for place in spread(data.num_test, count):
+        image, target = data.images["test"][int(data.indices["test"][place])]
         target = {name: plain(value) for name, value in target.items()}
         with torch.inference_mode():
             found = task.predict(model, plain(image), 1, described)

@@ -17,83 +17,80 @@ from typing import Any
 
 import graticule
 
-#: A ViT on scenes of 96 x 96 in patches of 8, a grid of 12 x 12.
-_SCENES: dict[str, Any] = {
-    "model": "vit_nano_patch4_28",
-    "patch_size": 8,
-    "img_size": (96, 96),
-    "fit": (96, 96),
-    "batch_size": 16,
-    "eval_batch_size": 25,
-    "lr": 2e-3,
-    "min_lr": 2e-5,
-    "warmup_steps": 100,
-    "weight_decay": 0.05,
-    "clip_grad": 1.0,
-}
-
-
-@graticule.register_recipe("scenes_detection", "A small ViT with FCOS finds digits in composed scenes, in minutes.")
-def scenes_detection() -> graticule.DetectionRecipe:
-    """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
-    return graticule.DetectionRecipe(
-        neck="simple_pyramid(channels=64, first=2, extra='none')",
-        head="fcos",
-        dataset="scenes",
-        epochs=8,
-        **_SCENES,
-    )
-
 
 @graticule.register_recipe(
+    "scenes_detection",
+    "A small ViT with FCOS finds digits in composed scenes, in minutes.",
+    kind=graticule.DetectionRecipe,
+    neck="simple_pyramid(channels=64, first=2, extra='none')",
+    head="fcos",
+    epochs=8,
+)
+@graticule.register_recipe(
+    # an eighth of the regions, a tenth of the proposals and an eighth of the channels of Mask R-CNN; the anchors of the
+    # four levels have sides of 16, 32, 64 and 128 pixels
     "scenes_mask_rcnn",
     "A small ViT with a small Mask R-CNN finds digits and their pixels in composed scenes, in minutes.",
+    kind=graticule.DetectionRecipe,
+    neck="simple_pyramid(channels=32, first=1)",
+    head="mask_rcnn(regions=64, proposals=100, hidden=128, channels=32, convs=2, "
+    "scale=4.0, ratios=(1.0, 2.0), most=30)",
+    epochs=4,
 )
-def scenes_mask_rcnn() -> graticule.DetectionRecipe:
-    """Train with an eighth of the regions, a tenth of the proposals and an eighth of the channels of Mask R-CNN.
-
-    The anchors of the four levels have sides of 16, 32, 64 and 128 pixels.
-    """
-    return graticule.DetectionRecipe(
-        neck="simple_pyramid(channels=32, first=1)",
-        head="mask_rcnn(regions=64, proposals=100, hidden=128, channels=32, convs=2, "
-        "scale=4.0, ratios=(1.0, 2.0), most=30)",
-        dataset="scenes",
-        epochs=4,
-        **_SCENES,
+@graticule.register_recipe(
+    "scenes_segmentation",
+    "A small ViT with a feature pyramid classifies the pixels of composed scenes, in minutes.",
+    neck="simple_pyramid(channels=32, first=1)",
+    decoder="fpn(channels=32)",
+    hardest=0.2,
+    epochs=10,
+)
+@graticule.register_recipe(
+    "scenes_sides",  # Segmenter's linear decoder sees one patch at a time, without position from padding
+    "A small ViT classifies digits by their half of a scene, which it cannot without position.",
+    dataset="scenes_sides",
+    decoder="segmenter_linear",
+    epochs=4,
+)
+def scenes(kind: Any = graticule.SegmentationRecipe, dataset: str = "scenes", **values: Any) -> Any:
+    """Train a ViT on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
+    return kind(
+        model="vit_nano_patch4_28",
+        dataset=dataset,
+        patch_size=8,
+        img_size=(96, 96),
+        fit=(96, 96),
+        batch_size=16,
+        eval_batch_size=25,
+        lr=2e-3,
+        min_lr=2e-5,
+        warmup_steps=100,
+        weight_decay=0.05,
+        clip_grad=1.0,
+        **values,
     )
 
 
 @graticule.register_recipe(
-    "scenes_segmentation", "A small ViT with a feature pyramid classifies the pixels of composed scenes, in minutes."
+    "camvid",  # patches of 12: a grid of 15 x 20
+    "A small ViT with Segmenter's mask transformer on CamVid at 180 x 240.",
+    model="vit_micro_patch4_28",
+    patch_size=12,
+    img_size=(180, 240),
+    decoder="segmenter_mask(depth=1)",
 )
-def scenes_segmentation() -> graticule.SegmentationRecipe:
-    """Train on 2,000 scenes of 96 x 96 in patches of 8: a grid of 12 x 12."""
-    return graticule.SegmentationRecipe(
-        neck="simple_pyramid(channels=32, first=1)",
-        decoder="fpn(channels=32)",
-        hardest=0.2,
-        dataset="scenes",
-        epochs=10,
-        **_SCENES,
-    )
-
-
 @graticule.register_recipe(
-    "scenes_sides", "A small ViT classifies digits by their half of a scene, which it cannot without position."
+    # five blocks in four stages and half of PVT-tiny's channels or fewer; images are padded to 192 x 256
+    "camvid_pvt",
+    "A small PVT with Semantic FPN on CamVid at 180 x 240.",
+    model="pvt_tiny",
+    model_kwargs=("embed_dims=[32,64,96,128]", "num_heads=[1,2,3,4]", "depths=[1,1,2,1]"),
+    img_size=(192, 256),
+    neck="fpn(channels=64)",
+    decoder="fpn(channels=64)",
 )
-def scenes_sides() -> graticule.SegmentationRecipe:
-    """Train with Segmenter's linear decoder, which sees one patch at a time, without position from padding."""
-    return graticule.SegmentationRecipe(
-        decoder="segmenter_linear",
-        dataset="scenes_sides",
-        epochs=4,
-        **_SCENES,
-    )
-
-
-def _camvid(**others: Any) -> graticule.SegmentationRecipe:
-    """Return a run on the 367 training images of CamVid at half their size, 180 x 240."""
+def camvid(**values: Any) -> graticule.SegmentationRecipe:
+    """Train on the 367 training images of CamVid at half their size, 180 x 240."""
     return graticule.SegmentationRecipe(
         dataset="camvid",
         data_root=Path("data/camvid"),
@@ -107,25 +104,7 @@ def _camvid(**others: Any) -> graticule.SegmentationRecipe:
         warmup_steps=100,
         weight_decay=0.05,
         clip_grad=1.0,
-        **others,
-    )
-
-
-@graticule.register_recipe("camvid", "A small ViT with Segmenter's mask transformer on CamVid at 180 x 240.")
-def camvid() -> graticule.SegmentationRecipe:
-    """Train in patches of 12: a grid of 15 x 20."""
-    return _camvid(model="vit_micro_patch4_28", patch_size=12, img_size=(180, 240), decoder="segmenter_mask(depth=1)")
-
-
-@graticule.register_recipe("camvid_pvt", "A small PVT with Semantic FPN on CamVid at 180 x 240.")
-def camvid_pvt() -> graticule.SegmentationRecipe:
-    """Train with five blocks in four stages and half of PVT-tiny's channels or fewer; padded to 192 x 256."""
-    return _camvid(
-        model="pvt_tiny",
-        model_kwargs=("embed_dims=[32,64,96,128]", "num_heads=[1,2,3,4]", "depths=[1,1,2,1]"),
-        img_size=(192, 256),
-        neck="fpn(channels=64)",
-        decoder="fpn(channels=64)",
+        **values,
     )
 
 

@@ -155,7 +155,7 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
             augmentation=recipe.augmentation,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes"),
         )
-        data.setup("fit")
+        data.setup()
         if data.info.channels != original.in_chans:
             raise ValueError(
                 f"`model` must take images of {data.info.channels} channels, as in {recipe.dataset}, got one of "

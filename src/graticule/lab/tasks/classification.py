@@ -196,7 +196,7 @@ class Classification(Task[Recipe, "DataModule"]):
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
             group_by_aspect=recipe.group_by_aspect,
         )
-        data.setup("fit")
+        data.setup()
         augmentation, small = recipe.augmentation, data.info.size is not None
         recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
         by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)

@@ -187,7 +187,7 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
             limit_train=recipe.limit_train,
             limit_test=recipe.limit_test,
         )
-        data.setup("fit")
+        data.setup()
         return data
 
     def loader(self) -> Definition | None:

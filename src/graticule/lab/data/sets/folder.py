@@ -70,8 +70,7 @@ def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo
     Raises:
         ValueError, FileNotFoundError: for a folder that is missing, or has fewer than two images.
     """
-    if root is None or not root.is_dir():
-        raise FileNotFoundError(f"`data_root` must be a folder of pictures, got {str(root)!r}, which does not exist.")
+    root = existing(root, "of pictures")
     files = files_below(root, is_image)
     if len(files) < 2:
         raise ValueError(f"`data_root` must have two pictures or more, got {len(files)} in {root}.")
@@ -79,13 +78,16 @@ def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo
     return FolderImages([(path, 0) for path in found], skip_broken=split == "train"), DatasetInfo("pictures", ("any",))
 
 
+def existing(root: Path | None, what: str) -> Path:
+    """Return the folder of a data set, which must exist; `what` describes it in the error."""
+    if root is None or not root.is_dir():
+        raise FileNotFoundError(f"`data_root` must be a folder {what}, got {str(root)!r}, which does not exist.")
+    return root
+
+
 def folder_files(root: Path | None) -> tuple[tuple[str, ...], dict[Split, list[tuple[Path, int]]]]:
     """Find the names of the classes, and (file, label) of every image of both splits."""
-    if root is None or not root.is_dir():
-        raise FileNotFoundError(
-            f"`data_root` must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got {str(root)!r}, which does "
-            "not exist."
-        )
+    root = existing(root, "with train/CLASS/*.JPEG and val/CLASS/*.JPEG")
     found = {split: _classes(root, split) for split in SPLITS}
     check_same_classes(root, *found.values())
     names = tuple(sorted(found["train"]))

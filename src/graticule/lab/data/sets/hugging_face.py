@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from graticule.lab.data.images import LARGEST, MOST_CLASSES, DatasetInfo, EncodedImages, Split
 from graticule.lab.data.registry import register_dataset
-from graticule.lab.data.sets.folder import SPLITS, files_below
+from graticule.lab.data.sets.folder import SPLITS, existing, files_below
 from graticule.registry.fields import check_value
 from graticule.system.files import check_plain, read_json
 
@@ -120,10 +120,7 @@ def hugging_face(split: Split, root: Path | None) -> tuple[ArrowImages, DatasetI
             does not exist, labels without a class, images that are paths, classes that differ between the splits, or a
             name that leads out of the folder.
     """
-    if root is None or not root.is_dir():
-        raise FileNotFoundError(
-            f"`data_root` must be a folder of DatasetDict.save_to_disk, got {str(root)!r}, which does not exist."
-        )
+    root = existing(root, "of DatasetDict.save_to_disk")
     files_below(root, lambda name: True)  # checks that all files are regular before one is opened
     listed = _listed_splits(root)
     folders = {part: _folder(root, part, listed) for part in SPLITS}

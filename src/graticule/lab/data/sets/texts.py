@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from graticule.lab.data.registry import Corpus, Document, register_text
-from graticule.lab.data.sets.folder import SPLITS, files_below, split_folder
+from graticule.lab.data.sets.folder import SPLITS, existing, files_below, split_folder
 from graticule.system.files import read_utf8
 
 #: Extensions of text files.
@@ -77,11 +77,7 @@ def text_folder(root: Path | None) -> Corpus:
         ValueError, FileNotFoundError: for a folder that is missing or has too few text files, a file that is not
             UTF-8, or a link that leads nowhere or back.
     """
-    if root is None or not root.is_dir():
-        raise FileNotFoundError(
-            f"`data_root` must be a folder of text files ({', '.join(TEXT_EXTENSIONS)}), got {str(root)!r}, which does "
-            "not exist."
-        )
+    root = existing(root, f"of text files ({', '.join(TEXT_EXTENSIONS)})")
     if (root / "train").is_dir():
         places = {split: split_folder(root, split) for split in SPLITS}
         return {split: _documents(place, root) for split, place in places.items()}
