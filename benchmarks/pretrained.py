@@ -19,7 +19,7 @@ import copy
 import dataclasses
 import json
 import platform
-import tempfile
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -57,15 +57,19 @@ INSID3 = 500 / 1024
 POSITIONS = (
     *(("learnable", "unshared"), ("factorized", "default"), ("fourier", "default"), ("learnable", "lape")),
     *(("coordinates", "default"), ("relative_bias", "default"), ("rope_mixed", "default")),
-    *(("rope", "default"), ("none", "default")),
+    *(("rope", "default"), ("sinusoidal_2d", "default"), ("none", "default")),
 )
 #: Positions that are adapted.
-ADAPTED = (
-    *(("rope_mixed", "default"), ("peg", "default"), ("none", "default"), ("learnable", "lape")),
-    *(("relative_bias", "default"), ("rope", "default")),
-)
-#: Steps per epoch of an adaptation, and its epochs.
-STEPS, EPOCHS = 100, 3
+ADAPTED = {
+    **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
+    **{"learnable, lape": ("learnable", "lape"), "none": ("none", "default"), "rope": ("rope", "default")},
+}
+#: Steps per epoch of an adaptation, its epochs, and the epochs after which it is judged.
+STEPS, EPOCHS, JUDGED = 100, 10, (1, 3, 10)
+#: Pictures of CIFAR-10 in the gallery, and queries; pictures of CamVid for its classifier, and queries.
+GALLERY, QUERIES, STREETS = 1000, 1000, 100
+#: Height and width of pictures of CamVid for judging: 8 x 11 patches.
+STREET = (112, 154)
 RESAMPLERS = ("bicubic", "bicubic(antialias=False)", "bilinear", "bicubic(antialias=False, offset=0.1)", "area")
 
 
@@ -154,38 +158,119 @@ def tokens(model: Any, images: Tensor) -> Tensor:
     return torch.cat([model.forward_features(batch)[:, 0] for batch in images.split(32)])
 
 
+def ridge(inputs: Tensor, targets: Tensor) -> Callable[[Tensor], Tensor]:
+    """Fit a ridge classifier of standardized inputs, (n, D) to (n, classes)."""
+    mean, scale = inputs.mean(0), inputs.std(0)
+
+    def design(values: Tensor) -> Tensor:
+        return F.pad((values - mean) / scale, (0, 1), value=1).double()
+
+    known = design(inputs)
+    penalty = 100 * torch.eye(known.shape[1])
+    weights = torch.linalg.solve(known.T @ known + penalty, known.T @ targets.double())
+    return lambda values: design(values) @ weights
+
+
+def nearest(gallery: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
+    """Return the votes of weighted neighbors (20, temperature 0.07), (n, 10)."""
+    near, index = (F.normalize(queries, dim=-1) @ F.normalize(gallery, dim=-1).T).topk(20)
+    return torch.zeros(len(queries), 10).scatter_add_(1, labels[index], (near / 0.07).exp())
+
+
 def accuracies(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Return the accuracies in percent of weighted neighbors (20, temperature 0.07) and of a ridge classifier."""
-    similarity = F.normalize(queries, dim=-1) @ F.normalize(gallery, dim=-1).T
-    near, index = similarity.topk(20)
-    votes = torch.zeros(len(queries), 10).scatter_add_(1, labels[index], (near / 0.07).exp())
-    mean, scale = gallery.mean(0), gallery.std(0)
-    design = F.pad((gallery - mean) / scale, (0, 1), value=1).double()
-    target = F.one_hot(labels, 10).double()
-    ridge = torch.linalg.solve(design.T @ design + 100 * torch.eye(design.shape[1]), design.T @ target)
-    logits = F.pad((queries - mean) / scale, (0, 1), value=1).double() @ ridge
+    """Return the accuracies in percent of weighted neighbors and of a ridge classifier."""
+    logits = ridge(gallery, F.one_hot(labels, 10))(queries)
+    votes = nearest(gallery, labels, queries)
     return tuple(100 * float((one.argmax(1) == truth).double().mean()) for one in (votes, logits))
 
 
 @torch.no_grad()
 def all_tokens(model: Any, images: Tensor) -> Tensor:
-    """Return the tokens after the final norm, (n, N, D)."""
-    return torch.cat([model.forward_features(batch) for batch in images.split(32)])
+    """Return the tokens after the final norm, (n, N, D), computed in mixed precision."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.cat([model.forward_features(batch).float() for batch in images.split(32)])
+
+
+def streets(folder: str, split: str) -> tuple[Tensor, Tensor]:
+    """Return pictures of CamVid of a split, and their masks, with 11 for void."""
+    files = spread(sorted((Path(folder) / "images" / split).glob("*.jpg")), STREETS)
+    masks = [np.array(Image.open(Path(folder) / "annotations" / split / f"{file.stem}.png")) for file in files]
+    return pictures(files, STREET, crop=False), torch.from_numpy(np.stack(masks)).long().clamp(max=11)
+
+
+class Judge:
+    """Neighbors and frozen classifiers of the original's features, which judge those of a changed encoder.
+
+    Of the class token on CIFAR-10 at 112 pixels, and of the patches on CamVid, of which every pixel gets the class of
+    the logits interpolated to it.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        original = build(options.weights)
+        images, self.labels = cifar(options, True, GALLERY, 112)
+        self.queries, self.truth = cifar(options, False, QUERIES, 112)
+        self.gallery = all_tokens(original, images)[:, 0]
+        self.classify = ridge(self.gallery, F.one_hot(self.labels, 10))
+        roads, masks = streets(options.camvid, "train")
+        share = F.one_hot(masks, 12).movedim(-1, 1).float()
+        share = F.adaptive_avg_pool2d(share, tuple(side // 14 for side in STREET)).flatten(2).mT.flatten(0, 1)
+        known = share[:, 11] < 0.5
+        features = all_tokens(original, roads)[:, 1:].flatten(0, 1)
+        self.segment = ridge(features[known], share[known, :11] / share[known, :11].sum(1, keepdim=True))
+        self.roads, self.masks = streets(options.camvid, "test")
+        self.expected = all_tokens(original, self.queries)
+        self.right, self.confusion = self._judge(self.expected, original)
+
+    def _judge(self, seen: Tensor, model: Any) -> tuple[Tensor, Tensor]:
+        """Return which pictures are classified rightly by neighbors and ridge, and confusions per street scene."""
+        votes = nearest(self.gallery, self.labels, seen[:, 0])
+        right = torch.stack([one.argmax(1) == self.truth for one in (votes, self.classify(seen[:, 0]))]).double()
+        logits = self.segment(all_tokens(model, self.roads)[:, 1:]).mT.unflatten(2, [side // 14 for side in STREET])
+        confusions = []
+        for one, mask in zip(logits, self.masks, strict=True):
+            found = F.interpolate(one[None], mask.shape, mode="bilinear").argmax(1)[0]
+            pairs = (11 * mask + found)[mask < 11]
+            confusions.append(pairs.bincount(minlength=121)[:121].reshape(11, 11))
+        return right, torch.stack(confusions).double()
+
+    def __call__(self, model: Any | None = None) -> dict[str, Any]:
+        """Return scores in percent, each with its difference from the original's and the standard error of that.
+
+        Standard errors are over pictures: of paired differences, and of 200 bootstrap samples for the mean IoU.
+        """
+        if model is None:
+            (right, confusion), seen = (self.right, self.confusion), self.expected
+        else:
+            seen = all_tokens(model, self.queries)
+            right, confusion = self._judge(seen, model)
+        found: dict[str, Any] = {"cosine": float(F.cosine_similarity(seen, self.expected, dim=-1).mean())}
+        for name, own, theirs in zip(("neighbors", "ridge"), right, self.right, strict=True):
+            gap = own - theirs
+            found[name] = [100 * float(one) for one in (own.mean(), gap.mean(), gap.std() / len(gap) ** 0.5)]
+        draws = torch.randint(len(confusion), (200, len(confusion)), generator=torch.Generator().manual_seed(0))
+        gaps = torch.tensor([miou(confusion[index]) - miou(self.confusion[index]) for index in draws])
+        own = miou(confusion)
+        found["miou"] = [own, own - miou(self.confusion), float(gaps.std())]
+        return found
+
+
+def miou(confusion: Tensor) -> float:
+    """Return the mean IoU in percent over the classes that occur, from confusions (n, classes, classes)."""
+    whole = confusion.sum(0)
+    union = whole.sum(0) + whole.sum(1) - whole.diagonal()
+    return 100 * float((whole.diagonal() / union)[whole.sum(1) > 0].mean())
 
 
 def replace(options: argparse.Namespace) -> dict[str, Any]:
-    """Replace the table without training; the original's gallery and classifier judge the features."""
-    (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
-    gallery = tokens(build(options.weights), images)
-    found = {}
-    for encoding, joining in (None, None), *POSITIONS:
+    """Replace the table without training; the original's gallery and classifiers judge the features."""
+    judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
+    found = {"original": {**judge(), "kept": "-"}}
+    for encoding, joining in POSITIONS:
         model = graticule.resize(graticule.convert(build(options.weights)), 112)
-        kept = "-"
-        if encoding is not None:
-            changed = graticule.surgery.change_position(model, encoding, joining, images=images[:16])
-            kept = changed.certificate.summary()
-        name = "original" if encoding is None else encoding if joining == "default" else f"{encoding}, {joining}"
-        found[name] = {"accuracy": accuracies(gallery, labels, tokens(model, queries), truth), "kept": kept}
+        changed = graticule.surgery.change_position(model, encoding, joining, images=images)
+        name = encoding if joining == "default" else f"{encoding}, {joining}"
+        found[name] = {**judge(model), "kept": changed.certificate.summary()}
+        print(name, found[name], flush=True)
     return found
 
 
@@ -234,48 +319,51 @@ def features_of(model: Any, files: list[Path], side: int) -> Tensor:
 
 
 def adapt(options: argparse.Namespace) -> dict[str, Any]:
-    """Adapt the encoder at 112 pixels to each position, on pictures of CIFAR-10 without labels; judge it in between."""
-    (images, labels), (queries, truth) = (cifar(options, *given, 112) for given in ((True, 400), (False, 200)))
-    original = build(options.weights)
-    gallery, expected, found = tokens(original, images), all_tokens(original, queries), {}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        source = graticule.convert(original).save_pretrained(folder / "original")
-        (folder / "pictures").mkdir()
-        data, _ = cifar10("train", Path(options.cifar))
-        for index in range(1000, 1000 + options.batch * STEPS * 10 // 9):  # every tenth is held out
-            data[index][0].save(folder / "pictures" / f"{index}.png")
-        for encoding, joining in ADAPTED[: options.positions]:
-            name = encoding if joining == "default" else f"{encoding}, {joining}"
-            recipe = dataclasses.replace(
-                load_recipe("adapt"),
-                model=str(source),
-                encoding=encoding,
-                joining=joining,
-                data_root=folder / "pictures",
-                img_size=(112, 112),
-                batch_size=options.batch,
-                limit_train=options.batch * STEPS,
-                limit_test=32,
-                epochs=EPOCHS,
-                keep=EPOCHS,
-                anyway=True,
-                accelerator="cpu",
-            )
-            run = graticule.train(recipe, folder / encoding)
-            start = graticule.surgery.change_position(
-                graticule.resize(graticule.load(source), 112), encoding, joining, images=images[:16]
-            )
-            saved = {
-                STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt" for epoch in range(1, EPOCHS + 1)
-            }
-            accuracy, cosine = {}, {}
-            for step in (0, *saved):
-                seen = all_tokens(graticule.load(saved[step]) if step else start, queries)
-                accuracy[step] = accuracies(gallery, labels, seen[:, 0], truth)
-                cosine[step] = float(F.cosine_similarity(seen, expected, dim=-1).mean())
-            found[name] = {"accuracy": accuracy, "cosine": cosine, "seconds": run.result()["seconds"]}
-            print(name, found[name], flush=True)
+    """Adapt the encoder at 112 pixels to each position, on pictures without labels; judge it in between."""
+    judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
+    data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}
+    found = {"original": judge(), **data.get("adapt", {})}
+    folder = Path(options.output)
+    source, scenes = folder / "original", sorted((Path(options.camvid) / "images" / "train").glob("*.jpg"))
+    if not source.exists():
+        shutil.copytree(scenes[0].parent, folder / "pictures" / "camvid")
+        (folder / "pictures" / "cifar").mkdir()
+        training, _ = cifar10("train", Path(options.cifar))
+        for index in range(GALLERY, GALLERY + 600):
+            training[index][0].save(folder / "pictures" / "cifar" / f"{index}.png")
+        graticule.convert(build(options.weights)).save_pretrained(source)
+    for name in options.positions:
+        encoding, joining = ADAPTED[name]
+        recipe = dataclasses.replace(
+            load_recipe("adapt"),
+            model=str(source),
+            encoding=encoding,
+            joining=joining,
+            data_root=folder / "pictures",
+            img_size=(112, 112),
+            train_sizes=("112", "x".join(map(str, STREET))),
+            stages=("attention", "all"),
+            batch_size=options.batch,
+            limit_train=options.batch * STEPS,
+            limit_test=32,
+            epochs=EPOCHS,
+            keep=EPOCHS,
+            seed=options.seed,
+            precision="bf16-mixed",
+            anyway=True,
+            accelerator="cpu",
+        )
+        place = folder / f"{encoding}-{joining}-{options.seed}"
+        run = graticule.train(recipe, place, resume=(place / "recipe.json").exists())
+        start = graticule.surgery.change_position(
+            graticule.resize(graticule.load(source), 112), encoding, joining, images=images
+        )
+        steps = {STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt" for epoch in JUDGED}
+        scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in steps.items()}
+        one = {"scores": scores, "seconds": run.result()["seconds"]}
+        found.setdefault(name, {})[str(options.seed)] = one
+        print(name, options.seed, one, flush=True)
+        write_json(DATA, data | {"adapt": found})
     return found
 
 
@@ -422,7 +510,9 @@ def main() -> None:
     for name in ("coco", "camvid", "cifar"):
         parser.add_argument(f"--{name}", help=f"folder of {name}")
     parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
-    parser.add_argument("--positions", type=int, default=len(ADAPTED), help="adapt to the first of the positions")
+    parser.add_argument("--positions", nargs="+", choices=ADAPTED, default=list(ADAPTED), help="positions to adapt to")
+    parser.add_argument("--seed", type=int, default=0, help="seed of an adaptation")
+    parser.add_argument("--output", default="adapted", help="folder of the runs of adaptation, which are resumed")
     parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report", action="store_true", help="write docs/pretrained.md")

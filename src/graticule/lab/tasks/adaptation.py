@@ -274,9 +274,12 @@ class Adaptation(Task[AdaptRecipe, "DataModule"]):
 
     def _tokens(self, model: Any, images: Tensor) -> list[tuple[Tensor, int]]:
         """Return the tokens of the chosen layers, and the features, with their numbers of prefix tokens."""
-        layers = list(model.each_layer(images))
-        count = len(layers)
+        count = sum(model.depths)
         chosen = self.recipe.layers or sorted({(part * count + count - 1) // 4 for part in range(1, 4)} - {count - 1})
+        layers = []
+        for layer, (tokens, grid) in enumerate(model.each_layer(images)):
+            whole = layer in chosen or layer == count - 1  # of other layers, features read the prefix tokens at most
+            layers.append((tokens if whole else tokens[:, : grid.prefix].clone(), grid))
         found = [(layers[layer][0], layers[layer][1].prefix) for layer in chosen]
         return [*found, (model.features_of(layers), layers[-1][1].prefix)]
 

@@ -22,8 +22,8 @@ from graticule.position.rotation import Rotation
 _BATCH = 8
 #: Maximum number of images, as their tokens are stored for each layer, and of tokens for the fit of rotations.
 _IMAGES, _TOKENS = 8, 128
-#: Gauss-Newton steps, steps of conjugate gradients within each, and halvings of a step that is too long.
-_STEPS, _PRODUCTS, _HALVINGS = 60, 200, 12
+#: Steps of L-BFGS.
+_STEPS = 300
 #: Maximum norm of a fitted table, as a multiple of the norm of the tokens: 1 % of the variance of x + w is then that of
 #: x. Without a limit the best table can be infinite, as on one image.
 _LARGEST = 10.0
@@ -248,7 +248,7 @@ class Stream:
     @property
     def scale(self) -> Tensor | float:
         """Return the scale of the norm, (D,)."""
-        return self.norm.weight.double() if self.norm.elementwise_affine else 1.0
+        return self.norm.weight.detach().double() if self.norm.elementwise_affine else 1.0
 
     def residual(self, table: Tensor | float) -> Tensor:
         """Return LN(x + w) - LN(x) - c, (B, N, D)."""
@@ -284,7 +284,7 @@ class Streams:
             return None
         table = fit_stream(known)
         whole = sum(float(one.inner.square().sum()) for one in known)
-        if float(_loss(known, table).sum()) <= _EXACT * max(whole, 1e-300):
+        if float(_loss(known, table)) <= _EXACT * max(whole, 1e-300):
             return table
         return fit_stream([*known, *self.others], _LARGEST)
 
@@ -336,14 +336,13 @@ def _record_stream(
         streams.others.append(stream)
 
 
-def fit_stream(streams: Sequence[Stream], largest: float = float("inf")) -> Tensor:
+def fit_stream(streams: Sequence[Stream], largest: float = 1e9) -> Tensor:
     r"""Fit the table w, (N, D), in the residual stream that replaces the tables after the norms, by least squares.
 
     .. math:: \min_w \sum_l \sum_x |LN_l(x + w) - LN_l(x) - c_l|^2
 
-    over layers and images, separately for each token: Gauss-Newton steps, halved until they help, whose normal
-    equations are solved by conjugate gradients. A norm is invariant to the mean of w and to the scale of x + w; so the
-    mean is set to zero, and the layers together determine the scale, up to `largest` times the norm of the tokens.
+    over layers and images, by L-BFGS. A norm is invariant to the mean of w and to the scale of x + w; so the mean is
+    set to zero, and the layers together determine the scale, up to `largest` times the norm of the tokens.
     """
     sizes = torch.stack([one.normalized()[1].square().mean(0) for one in streams]).mean(0)
     limit = largest * (sizes * streams[0].inner.shape[-1]).sqrt()
@@ -351,76 +350,29 @@ def fit_stream(streams: Sequence[Stream], largest: float = float("inf")) -> Tens
     for one in streams:  # as if the roots of the variances did not change
         slope = one.scale / one.normalized()[1]
         top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
-    table = top / bottom.clamp(min=1e-30)
-    table = _within(_centered(table), limit)
-    loss = _loss(streams, table)
-    for _ in range(_STEPS):
-        step = _step(streams, table)
-        share = torch.ones_like(loss)
-        for _ in range(_HALVINGS):
-            tried = _loss(streams, _within(table + share * step, limit))
-            worse = tried > loss
-            if not worse.any():
-                break
-            share = torch.where(worse, share / 2, share)
-        stepped = _within(table + share * step, limit)
-        better = _loss(streams, stepped) < loss
-        table = torch.where(better, stepped, table)
-        before, loss = loss, _loss(streams, table)
-        if float((before - loss).max()) <= 1e-15 * float(before.max()) or not better.any():
-            break
-    return table
+    guess = _within(top / bottom.clamp(min=1e-30), limit).detach().requires_grad_()
+    whole = max(sum(float(one.inner.square().sum()) for one in streams), 1e-300)
+    search = torch.optim.LBFGS(
+        [guess], max_iter=_STEPS, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        found: Tensor = _loss(streams, _within(guess, limit)) / whole
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        search.step(loss)
+    return _within(guess.detach(), limit)
 
 
 def _loss(streams: Sequence[Stream], table: Tensor) -> Tensor:
-    """Return the sum of squares of each token, (N, 1)."""
-    return torch.stack([one.residual(table).square().sum((0, -1)) for one in streams]).sum(0)[:, None]
-
-
-def _step(streams: Sequence[Stream], table: Tensor) -> Tensor:
-    """Return the Gauss-Newton step of each token, (N, D)."""
-    parts = [(one.scale, *one.normalized(table)) for one in streams]
-    gradient = torch.zeros_like(table)
-    for one, (scale, z, root) in zip(streams, parts, strict=True):
-        gradient -= (_tangent(scale * one.residual(table), z) / root).sum(0)
-
-    def product(v: Tensor) -> Tensor:
-        found = torch.zeros_like(v)
-        for scale, z, root in parts:
-            found += (_tangent(scale * scale * _tangent(v[None], z), z) / root.square()).sum(0)
-        return _centered(found)
-
-    return _centered(_conjugate_gradients(product, _centered(gradient)))
-
-
-def _centered(v: Tensor) -> Tensor:
-    """Return v without its mean over the channels, to which norms are invariant; rounding would let it grow."""
-    return v - v.mean(-1, keepdim=True)
+    return torch.stack([one.residual(table).square().sum() for one in streams]).sum()
 
 
 def _within(v: Tensor, limit: Tensor) -> Tensor:
-    """Shorten each token's row to at most its limit, (N, 1)."""
+    """Remove the mean over the channels, to which norms are invariant, and shorten each row to its limit, (N, 1)."""
+    v = v - v.mean(-1, keepdim=True)
     share: Tensor = limit / v.norm(dim=-1, keepdim=True).clamp(min=1e-300)
     return v * share.clamp(max=1)
-
-
-def _tangent(v: Tensor, z: Tensor) -> Tensor:
-    """Return the part of v that changes a normalized z, up to the division: v without its mean and its part along z."""
-    return v - v.mean(-1, keepdim=True) - z * (z * v).mean(-1, keepdim=True)
-
-
-def _conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
-    """Solve product(x) = target, a symmetric positive system for each token, (N, D)."""
-    found, rest = torch.zeros_like(target), target
-    direction, size = rest, rest.square().sum(-1, keepdim=True)
-    start = size.clamp(min=1e-300)
-    for _ in range(min(_PRODUCTS, 2 * target.shape[-1])):
-        image = product(direction)
-        curvature = (direction * image).sum(-1, keepdim=True)
-        length = torch.where(curvature > 0, size / curvature.clamp(min=1e-300), 0.0)
-        found, rest = found + length * direction, rest - length * image
-        before, size = size, rest.square().sum(-1, keepdim=True)
-        if bool((size <= 1e-30 * start).all()):
-            break
-        direction = rest + size / before.clamp(min=1e-300) * direction
-    return found
