@@ -57,15 +57,16 @@ INSID3 = 500 / 1024
 POSITIONS = (
     *(("learnable", "unshared"), ("factorized", "default"), ("fourier", "default"), ("learnable", "lape")),
     *(("coordinates", "default"), ("relative_bias", "default"), ("rope_mixed", "default")),
-    *(("rope", "default"), ("sinusoidal_2d", "default"), ("none", "default")),
+    *(("mlp_bias", "default"), ("sinusoidal_2d", "concatenation"), ("sinusoidal_2d", "default")),
+    *(("rope", "default"), ("none", "default")),
 )
 #: Positions that are adapted.
 ADAPTED = {
     **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
     **{"learnable, lape": ("learnable", "lape"), "none": ("none", "default"), "rope": ("rope", "default")},
 }
-#: Steps per epoch of an adaptation, its epochs, and the epochs after which it is judged.
-STEPS, EPOCHS, JUDGED = 100, 10, (1, 3, 10)
+#: Steps per epoch of an adaptation, and the epochs after which it is judged.
+STEPS, JUDGED = 100, (1, 3, 10)
 #: Pictures of CIFAR-10 in the gallery, and queries; pictures of CamVid for its classifier, and queries.
 GALLERY, QUERIES, STREETS = 1000, 1000, 100
 #: Height and width of pictures of CamVid for judging: 8 x 11 patches.
@@ -346,22 +347,26 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
             batch_size=options.batch,
             limit_train=options.batch * STEPS,
             limit_test=32,
-            epochs=EPOCHS,
-            keep=EPOCHS,
+            epochs=options.epochs,
+            keep=options.epochs,
             seed=options.seed,
             precision="bf16-mixed",
             anyway=True,
             accelerator="cpu",
         )
-        place = folder / f"{encoding}-{joining}-{options.seed}"
+        place = folder / f"{encoding}-{joining}-{options.epochs}-{options.seed}"
         run = graticule.train(recipe, place, resume=(place / "recipe.json").exists())
         start = graticule.surgery.change_position(
             graticule.resize(graticule.load(source), 112), encoding, joining, images=images
         )
-        steps = {STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt" for epoch in JUDGED}
+        steps = {
+            STEPS * epoch: run.checkpoints / f"step-{STEPS * epoch:09d}.ckpt"
+            for epoch in JUDGED
+            if epoch <= options.epochs
+        }
         scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in steps.items()}
         one = {"scores": scores, "seconds": run.result()["seconds"]}
-        found.setdefault(name, {})[str(options.seed)] = one
+        found.setdefault(f"{name}, {STEPS * options.epochs} steps", {})[str(options.seed)] = one
         print(name, options.seed, one, flush=True)
         write_json(DATA, data | {"adapt": found})
     return found
@@ -511,6 +516,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", help=f"folder of {name}")
     parser.add_argument("--count", type=int, default=60, help="pictures of COCO and of CamVid")
     parser.add_argument("--positions", nargs="+", choices=ADAPTED, default=list(ADAPTED), help="positions to adapt to")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of an adaptation, of 100 steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of an adaptation")
     parser.add_argument("--output", default="adapted", help="folder of the runs of adaptation, which are resumed")
     parser.add_argument("--batch", type=int, default=8, help="pictures per step of an adaptation")

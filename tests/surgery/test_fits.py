@@ -89,6 +89,7 @@ def assert_exact(model, old, x):
         (("mlp_bias", "default"), ("relative_bias", "default")),
         (("sandwich", "default"), ("relative_bias", "default")),
         (("kerple", "default"), ("fire", "default")),
+        (("sinusoidal_2d", "default"), ("sinusoidal_2d", "concatenation")),
         (("shared_relative_bias", "default"), ("relative_bias", "default")),
         (("learnable", "lape"), ("learnable", "lape")),
         (("mlp_bias", "default"), ("mlp_bias", "default")),
@@ -469,7 +470,7 @@ def test_a_fixed_bias_is_kept_and_has_no_parameters_to_fit(encoding, x):
 def test_a_fixed_rotation_is_not_fitted_to_a_table_and_the_report_says_what_it_keeps(model, x):
     before = copy.deepcopy(model)
     change_position(model, "rope", images=x)
-    assert "not fitted, as its frequencies are fixed; those of rope_mixed are fitted" in str(model.certificate)
+    assert "not fitted, as only the frequencies of rope_mixed are fitted" in str(model.certificate)
     assert {share.term for share in model.certificate.shares} == {"table in the logits"}
     assert model.certificate.harmful == [share.layer for share in model.certificate.shares if share.kept < 0]
     for name, value in before.state_dict().items():
@@ -533,6 +534,29 @@ def test_a_table_that_a_rotation_can_give_is_found(x):
     fitted = PairRotation(waves(linear(places, vectors[..., None, :, :]), graticule.Grid(4, 5), "interleaved"))
     target, plain, found = given.logits(attention, fitted, constant)
     assert (found - target).square().sum() < 0.02 * (plain - target).square().sum()
+
+
+@torch.no_grad()
+def test_a_fixed_table_is_harmful_unless_its_projection_or_norms_are_fitted(model, x):
+    target = model.position(model.grid)[0].pre.clone()
+    plain, projected, normed = (copy.deepcopy(model) for _ in range(3))
+    change_position(plain, "sinusoidal_2d", images=x)
+    assert plain.certificate.harmful == [0, 1, 2] and plain.certificate.lost
+    assert "not fitted, as its table is fixed; the joinings concatenation and lape" in str(plain.certificate)
+    for changed, joining in ((projected, "concatenation"), (normed, "lape")):
+        change_position(changed, "sinusoidal_2d", joining, images=x)
+        assert changed.certificate.fits[0].fitted and not changed.certificate.harmful
+    # least squares: what is missing is orthogonal to every channel of the table
+    table = projected.position.encodings[0](model.grid)
+    missing = target - projected.position(model.grid)[0].pre
+    torch.testing.assert_close(table.T @ missing, torch.zeros(DIM, DIM).double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["mlp_bias", "bucketed_bias", "kerple"])
+def test_a_learned_bias_is_fitted_to_the_logits_of_a_table(encoding, model, x):
+    change_position(model, encoding, images=x)
+    assert model.certificate.fits[0].fitted and not model.certificate.harmful and model.certificate.kept > 0
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("least", [0.0, 0.9])

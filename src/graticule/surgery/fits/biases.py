@@ -21,6 +21,9 @@ from graticule.position.position import NoPosition
 from graticule.surgery.fits.contributions import Contribution, is_plain
 from graticule.surgery.fits.registry import Before, register_fit
 
+#: Steps of L-BFGS.
+_STEPS = 60
+
 
 def fit_fire(fire: Fire, logits: Tensor) -> bool:
     """Fit the network of FIRE to logits (h, N, N) by least squares over all pairs of patches; return True on success.
@@ -106,18 +109,44 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
             fitted = False
             continue
         mean = torch.stack(found).mean(0)
-        if (
-            not isinstance(encoding, RelativeBias | Fire)
-            or encoding.grid.shape != before.grid.within.shape
-            or len(mean) != encoding.num_heads
-        ):
+        within = isinstance(encoding, RelativeBias | Fire) and encoding.grid.shape == before.grid.within.shape
+        if len(mean) != getattr(encoding, "num_heads", len(mean)):
             fitted = False
-        elif isinstance(encoding, Fire):
+        elif within and isinstance(encoding, Fire):
             fitted = fit_fire(encoding, mean) and fitted
-        else:
+        elif within:
             by_displacement = displacement_means(mean, encoding.grid)
             encoding.relative_position_bias_table[: len(by_displacement)] = by_displacement.to(mean.dtype)
+        else:
+            fitted = fit_parameters(encoding, mean, before.grid) and fitted
     return fitted
+
+
+@torch.enable_grad()
+def fit_parameters(encoding: Any, logits: Tensor, grid: Grid) -> bool:
+    """Fit the parameters of a bias to logits (h, N, N), up to a constant per query, by L-BFGS; return True on success.
+
+    It begins at the initial values, which may be far off: a local minimum.
+    """
+    parameters = [one for one in encoding.parameters() if one.requires_grad]
+    made = bias_table(encoding.layer(grid.within), grid)
+    if made is None or made.shape != logits.shape or not made.requires_grad:
+        return False
+    target = logits - logits.mean(-1, keepdim=True)
+    whole = max(float(target.square().sum()), 1e-300)
+    search = torch.optim.LBFGS(parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        made = bias_table(encoding.layer(grid.within), grid)
+        assert made is not None
+        found: Tensor = (made - made.mean(-1, keepdim=True) - target).square().sum() / whole
+        found.backward()
+        return found
+
+    search.step(loss)
+    search.zero_grad()
+    return True
 
 
 def displacement_means(bias: Tensor, grid: Grid) -> Tensor:

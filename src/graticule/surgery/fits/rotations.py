@@ -42,7 +42,7 @@ def fit_frequencies(old: Any, new: Any, before: Before) -> bool | str:
     """
     encoding = new.encoding
     if not isinstance(encoding, MixedRope):
-        return "as its frequencies are fixed; those of rope_mixed are fitted"
+        return "as only the frequencies of rope_mixed are fitted"
     if not isinstance(getattr(old, "joining", None), Default):
         return "as its table is not added once to the residual stream"
     places = encoding.coordinates(before.grid, encoding.freqs.device, encoding.grid)

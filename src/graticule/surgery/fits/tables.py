@@ -144,9 +144,23 @@ def fit_joined(old: JoinedPosition, new: JoinedPosition, before: Before) -> bool
     for encoding, target in zip(cast("Any", new.encodings), tables, strict=False):
         fit = find_fit(type(encodings[0]), type(encoding))
         fitted = fit is not None and fit(encodings[0], encoding, replace(before, target=target)) and fitted
+    fixed = not any(parameter.requires_grad for parameter in new.encodings.parameters())
     if isinstance(now, LapeSharing) and not same:
-        fitted = fit_norms(now, new, before) and fitted
+        fitted = fit_norms(now, new, before) and (fitted or fixed)
+    elif isinstance(now, Concatenation) and not fitted:
+        fitted = fit_projection(now, new, tables[0], before.grid)
+    elif fixed and not fitted:
+        return "as its table is fixed; the joinings concatenation and lape have parameters that can be fitted"
     return fitted
+
+
+def fit_projection(joining: Concatenation, position: JoinedPosition, target: Tensor, grid: Grid) -> bool:
+    r"""Fit the projection of a table so that it gives the target, (N, D): the least squares nearest to the identity."""
+    (encoding,) = position.encodings
+    table: Tensor = cast("Any", encoding)(grid).double()
+    inverse = torch.linalg.pinv(table, rtol=1e-4)  # smaller singular values would need huge weights
+    joining.projection += (inverse @ (target.double() - table)).T
+    return True
 
 
 @register_fit(NoPosition, JoinedPosition)
