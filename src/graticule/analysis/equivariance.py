@@ -107,15 +107,10 @@ class Translation:
             profiles[layer, : len(self.by_edge[layer])] = self.profile(layer)
         arrays = {
             "grids": np.array([[*grid.shape, grid.prefix] for grid in self.grids]),
-            "inside": self.inside,
             "border": self.at_border,
-            "all_patches": self.all_patches,
-            "prefix": self.prefix,
             "profiles": profiles,
-            "logits": self.logits,
-            "flips": self.flips,
             "shifts": np.array(self.shifts),
-            "images": self.images,
+            **{name: getattr(self, name) for name in ("inside", "all_patches", "prefix", "logits", "flips", "images")},
         }
         return write_arrays(path, arrays)
 

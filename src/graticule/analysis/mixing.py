@@ -28,14 +28,27 @@ _FLAT = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class MixingMap:
-    """The weights by which one layer mixes the tokens into one query token.
+class Mixing:
+    """What one layer mixes.
 
     Args:
         layer: counted from 0 through all stages.
         stage: counted from 0.
         grid: of the tokens that are mixed; with windows, that of a window.
-        query: (row, column) of the query.
+        query: (row, column) of the token whose weights are drawn.
+    """
+
+    layer: int
+    stage: int
+    grid: Grid
+    query: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class MixingMap(Mixing):
+    """The weights by which one layer mixes the tokens into one query token.
+
+    Args:
         logits: (groups, H, W), the query's row of attention logits, up to a constant that the softmax cancels; the
             weights themselves without a softmax.
         weights: (groups, H, W), the query's row of the mixing weights.
@@ -45,10 +58,6 @@ class MixingMap:
         matrices: (groups, 2, 2), the matrix of the quadratic form; None otherwise.
     """
 
-    layer: int
-    stage: int
-    grid: Grid
-    query: tuple[int, int]
     logits: Array
     weights: Array
     softmax: bool
@@ -86,22 +95,14 @@ class MixingMap:
 
 
 @dataclass(frozen=True, eq=False)
-class MixingParts:
+class MixingParts(Mixing):
     """The two parts of the mixing weights of a layer of LRPE-M, which adds them: the dense matrix and the table.
 
     Args:
-        layer: counted from 0 through all stages.
-        stage: counted from 0.
-        grid: of the tokens that are mixed; with windows, that of a window.
-        query: (row, column) of the token whose rows are drawn as lines.
         dense: (1, N, N) or (groups, N, N), the weights of the first part.
         relative: (groups, N, N), the weights of the second.
     """
 
-    layer: int
-    stage: int
-    grid: Grid
-    query: tuple[int, int]
     dense: Array
     relative: Array
 
@@ -139,10 +140,10 @@ def mixing_maps(
         ValueError: if the model does not mix tokens by position or has no such layer, or the query is outside of a
             layer's grid.
     """
-    found: list[MixingMap] = []
-    for layer, (stage, grid, encoding, bias) in _layers(model, img_size, layers):
-        found.append(_map(layer, stage, grid, _inside(query, grid, stage), encoding, bias))
-    return found
+    return [
+        _map(layer, stage, grid, _inside(query, grid, stage), encoding, bias)
+        for layer, (stage, grid, encoding, bias) in _layers(model, img_size, layers)
+    ]
 
 
 @torch.no_grad()
@@ -157,23 +158,14 @@ def mixing_parts(
     Reference: PosMLP (Wang et al., 2022), Eq. 10 and Figure 7.
 
     Args:
-        model: as in `mixing_maps`, with the same errors.
-        img_size: as in `mixing_maps`.
-        query: as in `mixing_maps`.
-        layers: as in `mixing_maps`.
+        model: this and all others are as in `mixing_maps`, with the same errors.
     """
-    return [
-        MixingParts(
-            layer,
-            stage,
-            grid,
-            _inside(query, grid, stage),
-            _array(encoding.first(grid)),
-            _array(encoding.second(grid)),
-        )
-        for layer, (stage, grid, encoding, _) in _layers(model, img_size, layers)
-        if isinstance(encoding, MixingSum)
-    ]
+    found = []
+    for layer, (stage, grid, encoding, _) in _layers(model, img_size, layers):
+        if isinstance(encoding, MixingSum):
+            both = _array(encoding.first(grid)), _array(encoding.second(grid))
+            found.append(MixingParts(layer, stage, grid, _inside(query, grid, stage), *both))
+    return found
 
 
 @torch.no_grad()

@@ -100,10 +100,7 @@ class BiasMaps:
         arrays = {
             "grid": np.array(self.grid.shape),
             "map_of_layer": map_of_layer,
-            "bias": self.bias,
-            "spread": self.spread,
-            "reach": self.reach,
-            "uniform_distance": self.uniform_distance,
+            **{name: getattr(self, name) for name in ("bias", "spread", "reach", "uniform_distance")},
         }
         return write_arrays(path, arrays)
 

@@ -202,22 +202,13 @@ class Correlations:
 
     def save(self, path: str | Path) -> Path:
         """Write all arrays and numbers to `path` as .npz, completely or not at all; returns the path."""
+        names = ("similarity", "center_maps", "reach", "uniform_distance", "two_dimensionality", "reach_range")
         arrays = {
             "grid": np.array([*self.grid.shape, self.grid.prefix]),
-            "similarity": self.similarity,
             "sources": np.array([source or "" for source in self.sources], dtype=np.str_),
-            "center_maps": self.center_maps,
-            "reach": self.reach,
-            "uniform_distance": self.uniform_distance,
-            "two_dimensionality": self.two_dimensionality,
-            "reach_range": self.reach_range,
-            "p_value": self.p_value,
-            "hierarchy": self.hierarchy,
+            **{name: getattr(self, name) for name in (*names, "p_value", "hierarchy", "initial", "untrained")},
         }
-        for name in ("initial", "untrained"):
-            if (array := getattr(self, name)) is not None:
-                arrays[name] = array
-        return write_arrays(path, arrays)
+        return write_arrays(path, {name: array for name, array in arrays.items() if array is not None})
 
     @classmethod
     def load(cls, path: str | Path) -> Correlations:

@@ -19,7 +19,7 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS
-from graticule.position.layer import KINDS, LayerPosition
+from graticule.position.layer import KINDS
 from graticule.position.places import Points
 from graticule.position.position import ENCODINGS, LAYERS
 from graticule.position.resampling import RESAMPLERS, build_resampler
@@ -199,7 +199,7 @@ def _check_layers(model: Any) -> None:
             continue  # a clear error is allowed
 
 
-def _check_shapes(positions: list[LayerPosition], n: int) -> None:
+def _check_shapes(positions: list[Any], n: int) -> None:
     batch = 2
     assert len(positions) == _DEPTH, f"there must be one LayerPosition per layer, {_DEPTH}, got {len(positions)}"
     sides = {"B": batch, "N": n, "D": _DIM, "h": _HEADS, "d": _DIM // _HEADS}
