@@ -10,6 +10,7 @@ import torch
 import graticule
 from evidence.words import LIMIT, OTHER, QUESTIONS, TOTAL, clicks, count
 from graticule.lab.cli import main
+from graticule.position.layer import LayerPosition
 from graticule.testing.methods import check_encoding
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -106,6 +107,11 @@ def test_guides_are_short_and_what_readers_look_for_is_two_clicks_from_the_front
     assert {name: number for name, number in guides.items() if number > LIMIT} == {}
     assert sum(guides.values()) <= TOTAL
     assert {question: clicks(name) for question, name in QUESTIONS.items() if not 1 <= clicks(name) <= 2} == {}
+
+
+def test_the_text_of_the_drawing_of_a_block_names_every_field_of_a_layer_position():
+    (text,) = re.findall(r"!\[([^\]]*)\]\(figures/concepts/layer_position.svg\)", page("concepts"))
+    assert set(LayerPosition._fields) <= set(re.findall(r"\w+", text))
 
 
 def load_block(word, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from says import says_at_center
 
 from graticule.position.grid import Grid
+from graticule.position.layer import LayerPosition
 from graticule.system.files import write_bytes
 
 FOLDER = Path(__file__).parents[1] / "figures" / "concepts"
@@ -159,6 +161,10 @@ def layer_position() -> Figure:
         6.55: "value_bias",
         9.1: "after",
     }
+    below = "mixing, spatial_bias"
+    drawn = re.findall(r"\w+", " ".join([*above.values(), below]))
+    if sorted(drawn) != sorted(LayerPosition._fields):
+        raise ValueError(f"the drawing must have every field of LayerPosition once, got {drawn}.")
     for index, (x, text) in enumerate(above.items()):
         high = index % 2 == 1
         tip, end = (y + 0.95, y + 0.04) if high else (y - 0.85, y - 0.04)
@@ -176,7 +182,7 @@ def layer_position() -> Figure:
             family="monospace",
         )
     label(ax, 5.2, 3.3, "a block of attention; every field may be None", size=9.5)
-    label(ax, 5.2, 0.15, "in gated MLPs and mixers instead of attention:   mixing, spatial_bias", size=9)
+    label(ax, 5.2, 0.15, f"in gated MLPs and mixers instead of attention:   {below}", size=9)
     return figure
 
 

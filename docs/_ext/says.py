@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from graticule.analysis.position_maps import similarity_of
 from graticule.analysis.similarity import cosine_similarity
 from graticule.encodings.build import build_position
+from graticule.position import layer
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements, TokenMlp
 from graticule.position.grid import Grid
@@ -100,54 +102,69 @@ def _maps(position: Position, grid: Grid) -> list[Map]:
     return []
 
 
+class _Inputs(NamedTuple):
+    """The grid of a layer and random inputs: tokens (1, N, D), queries or keys (1, heads, N, d)."""
+
+    grid: Grid
+    tokens: Tensor
+    heads: Tensor
+
+
 def _of_layer(given: LayerPosition, grid: Grid) -> list[Map]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(1, grid.tokens, DIM, generator=generator)
-    heads = torch.randn(1, HEADS, grid.tokens, DIM // HEADS, generator=generator)
-    center = grid.center
-    maps: list[Map] = []
-    for table in (given.pre, given.inner, given.queries_keys):
-        if table is not None:
-            maps.append(
-                _map(
-                    "cosine of its vector with all",
-                    torch.from_numpy(cosine_similarity(table.double().numpy()))[center],
-                    grid,
-                )
-            )
-    if given.bias is not None:
-        bias = Bias.of(given.bias)
-        title = "bias for a random query" if bias.function else "bias of attention"
-        maps += _rows(title, bias.table(heads), center, grid, signed=True)
-    if given.token_bias is not None:
-        maps += _rows("bias for random tokens", given.token_bias(tokens).table(), center, grid, signed=True)
-    if given.key_bias is not None:
-        maps += _rows("bias for random keys", given.key_bias(heads), center, grid, signed=True)
-    if given.positional is not None:
-        maps += _rows("attention by position", given.positional.weights, center, grid)
-    if given.rotary is not None:
-        similarity = torch.from_numpy(similarity_of(given.rotary, grid, DIM // HEADS))
-        maps.append(_map("similarity of equal queries and keys, rotated", similarity[center], grid))
-    if given.query_scale is not None:
-        scale = given.query_scale if given.query_scale.ndim == 1 else given.query_scale.mean(0)
-        maps.append(_map("factor of the queries", scale, grid))
-    for function in (given.before, given.after):
-        if function is not None:
-            maps.append(_map("reach of each token", _reach(function, tokens, center, residual=True), grid))
-    if given.inputs is not None:
-        query = partial(_first, given.inputs)
-        maps.append(_map("reach of each token", _reach(query, tokens, center), grid))
-    if isinstance(given.mixing, TokenMlp):
-        maps.append(_map("reach of each token", _reach(given.mixing.mix, tokens, center), grid))
-    elif given.mixing is not None:
-        weights = given.mixing.matrix() if isinstance(given.mixing, Displacements) else given.mixing
-        maps += _rows("weight of each token", weights, center, grid, signed=bool((weights < 0).any()))
-    return maps
+    at = _Inputs(grid, tokens, torch.randn(1, HEADS, grid.tokens, DIM // HEADS, generator=generator))
+    fields = [(layer.KINDS[name], value) for name, value in given._asdict().items() if value is not None]
+    return [one for kind, maps in _MAPS.items() for of, value in fields if of is kind for one in maps(value, at)]
 
 
-def _rows(title: str, pairs: Tensor, center: int, grid: Grid, signed: bool = False) -> list[Map]:
+def _vectors(table: Tensor, at: _Inputs) -> list[Map]:
+    similarity = torch.from_numpy(cosine_similarity(table.double().numpy()))
+    return [_map("cosine of its vector with all", similarity[at.grid.center], at.grid)]
+
+
+def _bias(given: Any, at: _Inputs) -> list[Map]:
+    bias = Bias.of(given)
+    title = "bias for a random query" if bias.function else "bias of attention"
+    return _rows(title, bias.table(at.heads), at.grid, signed=True)
+
+
+def _rotation(rotary: Any, at: _Inputs) -> list[Map]:
+    similarity = torch.from_numpy(similarity_of(rotary, at.grid, DIM // HEADS))
+    return [_map("similarity of equal queries and keys, rotated", similarity[at.grid.center], at.grid)]
+
+
+def _mixing(mixing: Any, at: _Inputs) -> list[Map]:
+    if isinstance(mixing, TokenMlp):
+        return _reaches(mixing.mix, at)
+    weights = mixing.matrix() if isinstance(mixing, Displacements) else mixing
+    return _rows("weight of each token", weights, at.grid, signed=bool((weights < 0).any()))
+
+
+def _reaches(function: Callable[[Tensor], Tensor], at: _Inputs, residual: bool = False) -> list[Map]:
+    return [_map("reach of each token", _reach(function, at.tokens, at.grid.center, residual), at.grid)]
+
+
+#: Kind of field -> its maps, in the order of the page. A bias of values and one of mixed tokens have no map.
+_MAPS: dict[layer.Kind, Callable[[Any, _Inputs], list[Map]]] = {
+    layer.ADDED: _vectors,
+    layer.BIAS: _bias,
+    layer.TOKEN_BIAS: lambda f, at: _rows("bias for random tokens", f(at.tokens).table(), at.grid, signed=True),
+    layer.KEY_BIAS: lambda f, at: _rows("bias for random keys", f(at.heads), at.grid, signed=True),
+    layer.POSITIONAL: lambda one, at: _rows("attention by position", one.weights, at.grid),
+    layer.ROTARY: _rotation,
+    layer.SCALE: lambda one, at: [_map("factor of the queries", one if one.ndim == 1 else one.mean(0), at.grid)],
+    layer.RESIDUAL: partial(_reaches, residual=True),
+    layer.INPUTS: lambda f, at: _reaches(partial(_first, f), at),
+    layer.MIXING: _mixing,
+}
+if missing := set(layer.KINDS.values()) - _MAPS.keys() - {layer.VALUE_BIAS, layer.SPATIAL}:
+    raise ValueError(f"`_MAPS` must have every kind of field, got none of {missing}.")
+
+
+def _rows(title: str, pairs: Tensor, grid: Grid, signed: bool = False) -> list[Map]:
     """Return the row of the center token for each head or group; a single one if all are equal."""
-    rows = pairs.reshape(-1, *pairs.shape[-2:])[:SHOWN, center]
+    rows = pairs.reshape(-1, *pairs.shape[-2:])[:SHOWN, grid.center]
     if len(rows) == 1 or torch.allclose(rows, rows[:1].expand_as(rows)):
         return [_map(title, rows[0], grid, signed)]
     return [_map(f"{title}, {n + 1} of {HEADS}", row, grid, signed) for n, row in enumerate(rows)]
