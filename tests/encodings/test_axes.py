@@ -9,6 +9,7 @@ import torch
 from graticule import Grid, LayerPosition, Points, build_position
 from graticule.encodings import ENCODINGS
 from graticule.encodings.forms.mixing import TokenMixing
+from graticule.layers.attention import Attention
 from graticule.position.bias import Bias
 from graticule.position.displacement import Displacements
 from in_turn import in_turn
@@ -321,6 +322,37 @@ def test_points_follow_their_coordinates_and_not_their_order(encoding):
             pairs = [a @ k.mT, b @ j.mT]
         if pairs:
             torch.testing.assert_close(pairs[1], pairs[0][..., index, :][..., index], rtol=0, atol=1e-12)
+
+
+@in_turn("encoding", COMPUTED)
+@torch.no_grad()
+def test_points_of_each_sample_are_computed_as_those_of_one(encoding):
+    places = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
+    position = built(Grid(3, 4, prefix=1), encoding)
+    together = position(Points(places, prefix=1))
+    assert values(together[0], 6)
+    for sample in range(2):
+        for one, two in zip(together, position(Points(places[sample], prefix=1)), strict=True):
+            found, alone = values(one, 6), values(two, 6)
+            assert found.keys() == alone.keys()
+            for name, value in alone.items():
+                own = found[name][sample]
+                expected = value[sample] if value.ndim == found[name].ndim else value.reshape(own.shape)
+                torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_attention_takes_points_of_each_sample():
+    attention = Attention(DIM, HEADS).double().eval()
+    position = built(Grid(3, 4), "fourier + rope_mixed + alibi")
+    places, x = torch.rand(2, 5, 2, dtype=torch.float64), torch.randn(2, 5, DIM, dtype=torch.float64)
+    (together, _), each = position(Points(places)), [position(Points(one))[0] for one in places]
+    found = attention(together.enter(x), together)
+    for sample, one in enumerate(each):
+        alone = attention(one.enter(x[sample : sample + 1]), one)
+        torch.testing.assert_close(found[sample : sample + 1], alone, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"`places` must be \(N, axes\), one row per token, or \(B, N, axes\)"):
+        Points(torch.rand(2, 3, 5, 2))
 
 
 @in_turn(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
+import torch
 from torch import Tensor
 
 from graticule.position.bias import Bias, BiasFunction, LowRank
@@ -63,6 +64,25 @@ def _mixing(value: Tensor | Displacements | TokenMlp, own: Any, tokens: Tokens) 
     if isinstance(value, TokenMlp):
         return TokenMlp(tokens.shares(value.first), value.first_bias, tokens.rows(value.second))
     return tokens.weights(value.matrix() if isinstance(value, Displacements) else value)
+
+
+def _stacked(values: Sequence[Any], axes: int) -> Any:
+    """Stack the values of samples; tensors of less than `axes` axes get one for heads."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        together = torch.stack(list(values))
+        return together[:, None] if first.ndim < axes else together
+    if isinstance(first, tuple):
+        return type(first)(*(_stacked(each, axes) for each in zip(*values, strict=True)))
+    return partial(_of_samples, tuple(values)) if callable(first) else first
+
+
+def _of_samples(functions: Sequence[Function], x: Tensor, **part: Any) -> Any:
+    """Compute a function of tokens of each sample, (B, ...)."""
+    each = [function(one, **part) for function, one in zip(functions, x.split(1), strict=True)]
+    if isinstance(each[0], Tensor):
+        return torch.cat(each)
+    return type(each[0])(*map(torch.cat, zip(*each, strict=True)))
 
 
 def _plus(a: Any, b: Any) -> Any:
@@ -220,6 +240,17 @@ class LayerPosition(NamedTuple):
                     raise ValueError(f"`{field}` must be None {tokens.where}.")
                 changed[field] = kind.take(value, value if own is None else getattr(own, field), tokens)
         return LayerPosition(**changed)
+
+    @staticmethod
+    def stack(samples: Sequence[LayerPosition]) -> LayerPosition:
+        """Return the position of a batch from those of its samples, which have the same fields.
+
+        Each tensor gets a first axis for the samples, and one for heads if it has none; a function computes the samples
+        one by one.
+        """
+        axes = {"rotary": 3, "query_scale": 2}  # with that of heads
+        fields = zip(KINDS, *samples, strict=True)
+        return LayerPosition(*(_stacked(values, axes.get(field, 0)) for field, *values in fields))
 
     def merge(self, other: LayerPosition) -> LayerPosition:
         """Combine two positions: add tensors and biases, multiply scales, chain functions of the residual stream.

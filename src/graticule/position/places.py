@@ -104,7 +104,8 @@ class Points(Places):
     built for a grid: its coordinates are those of this grid, and so is the range of relative ones ('separate', 'unit').
 
     Args:
-        places: the coordinates, (N, axes), in patches of the grid, or in the unit of its spacing.
+        places: the coordinates, (N, axes), or (B, N, axes) for other points of each sample, in patches of the grid, or
+            in the unit of its spacing.
         prefix: tokens without a position, before them.
 
     Example:
@@ -116,20 +117,27 @@ class Points(Places):
     prefix: int = 0
 
     def __post_init__(self) -> None:
-        if self.places.ndim != 2 or not self.places.shape[1]:
-            raise ValueError(f"`places` must be (N, axes), one row per token, got {tuple(self.places.shape)}.")
+        if self.places.ndim not in (2, 3) or not self.places.shape[-1] or not len(self.places):
+            raise ValueError(
+                f"`places` must be (N, axes), one row per token, or (B, N, axes), got {tuple(self.places.shape)}."
+            )
         if self.prefix < 0:
             raise ValueError(f"`prefix` must be at least 0, got {self.prefix}.")
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self.places.shape[1]
+        return self.places.shape[-1]
 
     @property
     def patches(self) -> int:
-        """The number of points."""
-        return self.places.shape[0]
+        """The number of points, of each sample."""
+        return self.places.shape[-2]
+
+    @property
+    def samples(self) -> list[Points] | None:
+        """The points of each sample; None if they are the same for all."""
+        return None if self.places.ndim == 2 else [Points(one, self.prefix) for one in self.places]
 
     @property
     def shape(self) -> Shape:

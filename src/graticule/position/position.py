@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from graticule.position.grid import Grid
 from graticule.position.joining import Joining, Layers, joined_layers, spread
 from graticule.position.layer import LayerPosition
+from graticule.position.places import Places, Points
 from graticule.registry.checks import Checked
 from graticule.registry.registry import Option, Registry, options_of
 from graticule.registry.specs import Spec
@@ -34,6 +35,14 @@ class Position(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_forward_pre_hook(_check_grid, with_kwargs=True)
+
+    def __call__(self, grid: Places, **given: Any) -> Any:
+        """Return the same as `forward`, after the hooks; points of each sample are computed one after the other."""
+        samples = grid.samples if isinstance(grid, Points) else None
+        if samples is None:
+            return super().__call__(grid, **given)
+        each = [super(Position, self).__call__(one, **given) for one in samples]
+        return [LayerPosition.stack(layer) for layer in zip(*each, strict=True)]
 
     @abstractmethod
     def forward(self, grid: Grid) -> list[LayerPosition]:

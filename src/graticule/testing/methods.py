@@ -235,14 +235,17 @@ def _check_axes(encoding: str, joining: str) -> None:
             _drawn(position)
         try:
             on_grid = position(grid)
-            at_points = position(cast("Any", Points(grid.coordinates().double(), prefix=grid.prefix)))
-            for one, two in zip(on_grid, at_points, strict=True):
-                for field in ("pre", "inner", "bias", "query_scale"):
-                    a, b = (getattr(each, field) for each in (one, two))
-                    if field == "bias" and a is not None:
-                        a, b = (Bias.of(each).table(queries) for each in (a, b))
-                    if a is not None:
-                        check_same(b, a, f"points on a grid must give the same `{field}` as the grid")
+            places = grid.coordinates().double()
+            for given in (places, places[None]):
+                at_points = position(cast("Any", Points(given, prefix=grid.prefix)))
+                for one, two in zip(on_grid, at_points, strict=True):
+                    for field in ("pre", "inner", "bias", "query_scale"):
+                        a, b = (getattr(each, field) for each in (one, two))
+                        if field == "bias" and a is not None:
+                            a, b = (Bias.of(each).table(queries) for each in (a, b))
+                        if a is not None:
+                            same = f"points on a grid must give the same `{field}` as the grid"
+                            check_same(b.reshape(a.shape), a, same)
         except ValueError:
             continue  # it has a table for the patches of a grid, or uses their order
         except (RuntimeError, IndexError) as error:
