@@ -6,6 +6,7 @@ Imports are in the fixtures: pytest-xdist loads this file in a process that runs
 import atexit
 import gc
 import io
+import logging
 import os
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ def _start_alike(monkeypatch):
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback per device type, 1 ms per test
     torch._dynamo.reset()
+    monkeypatch.setattr(logging.root, "handlers", [])  # installed by timm before 1.0.31, for the stderr of that time
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # 10 ms per file; no test cuts the power
     monkeypatch.setattr(cost, "_SECONDS", 0.0)  # three timed passes, however short
     monkeypatch.setattr(plugins, "_loaded", [])  # runs in other processes load them again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from math import ceil, gcd
 
 import torch
 from timm.layers import trunc_normal_
@@ -123,11 +123,19 @@ class BucketedBias(BiasEncoding):
 def edges(buckets: int, max_distance: int) -> list[int]:
     """Return the smallest distance of every bucket of a direction except the first, which is for distance 0.
 
-    Bucket m + t starts at the smallest n with (n / m)^(M - m) >= (L / m)^t.
+    Bucket m + t starts at the smallest n with (n / m)^(M - m) >= (L / m)^t, where floats that are near a whole number
+    are compared in integers.
     """
     exact = buckets // 2
     steps = buckets - exact
-    wide = [
-        next(n for n in count(exact) if n**steps * exact**t >= max_distance**t * exact**steps) for t in range(steps)
-    ]
+    wide = []
+    for t in range(steps):
+        start = exact * (max_distance / exact) ** (t / steps)
+        n = round(start)
+        if abs(start - n) < 1e-6:
+            shared = gcd(t, steps)
+            a, b = steps // shared, t // shared
+            wide.append(n if n**a * exact**b >= max_distance**b * exact**a else n + 1)
+        else:
+            wide.append(ceil(start))
     return [*range(1, exact), *wide]

@@ -203,7 +203,7 @@ def read_vit(model: Any) -> Conversion:
         "in_chans": getattr(config, channels_of(config)),
         "num_classes": len(tensors["head.weight"]) if "head.weight" in tensors else 0,
         "embed_dim": dim,
-        "depth": config.num_hidden_layers,
+        "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
         "num_heads": config.num_attention_heads,
         "class_token": "cls_token" in tensors,
         "reg_tokens": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,

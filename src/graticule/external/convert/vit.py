@@ -219,7 +219,7 @@ def read_naflex(model: Any) -> Conversion:
     if embeds.pos_embed_type not in ("learned", "none"):
         raise refuse(embeds, "pos_embed_type", embeds.pos_embed_type, "must be 'learned' or 'none'")
     for name in ("pos_embed_align_corners", "pos_embed_use_grid_sample"):
-        if getattr(embeds, name):
+        if getattr(embeds, name, False):  # timm before 1.0.31 has no `pos_embed_align_corners`, and antialiases
             raise refuse(embeds, name, True, "must be False")
     patch, prefix = tuple(embeds.patch_size), model.has_class_token
     grid = embeds.pos_embed_grid_size or (16, 16)
@@ -254,7 +254,7 @@ def read_naflex(model: Any) -> Conversion:
     reshaped: dict[str, tuple[int, ...]] = {"embeds.pos_embed": ()}
     if embeds.is_linear:
         reshaped["embeds.proj.weight"] = (0, 2, 3, 1)
-    mode, antialias = embeds.pos_embed_interp_mode, embeds.pos_embed_antialias
+    mode, antialias = embeds.pos_embed_interp_mode, getattr(embeds, "pos_embed_antialias", True)
     cropped = f"crop(mode={mode!r}, antialias={antialias})"
     resampler = cropped if embeds.pos_embed_ar_preserving else f"{mode}(antialias={antialias})"
     options = {"prefix_rows": False, "resampler": resampler} if model.num_prefix_tokens else {"resampler": resampler}
