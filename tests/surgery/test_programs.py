@@ -342,6 +342,27 @@ def test_a_table_with_registers_is_right_at_every_size_where_the_file_of_torch_i
         assert difference(other, 80, 64) > 0.1
 
 
+FILMS_OF_OTHERS = {
+    "VideoMAE": {"image_size": 16, "num_frames": 4, "tubelet_size": 2},
+    "Vivit": {"image_size": 16, "num_frames": 4, "tubelet_size": [2, 8, 8]},
+    "VJEPA2": {"crop_size": 16, "frames_per_clip": 4, "mlp_ratio": 2.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", FILMS_OF_OTHERS)
+def test_a_converted_model_of_films_is_exported(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = getattr(transformers, f"{name}Config")(**sizes, patch_size=8, **FILMS_OF_OTHERS[name])
+    model = graticule.convert(getattr(transformers, f"{name}Model")(config).eval())
+    free = name == "VJEPA2"  # one of them, as tracing takes some seconds
+    exported = export_function(model, tmp_path / "model.onnx", dynamic=FREE if free else ("batch",))
+    assert exported.error < 1e-5 and len(exported.compared) == 3
+    assert ("depth 4 to" if free else "depth 4, height 16") in exported.takes
+
+
 def test_sides_that_pooling_rounds_are_refused_before_any_work(tmp_path):
     with pytest.raises(ValueError, match="its pooling rounds sides up"):
         export_function(build("MViTv2"), tmp_path / "model.pt2", dynamic=["height"])

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
@@ -220,6 +221,14 @@ def test_displacements_that_collide_are_found_by_transposition(monkeypatch):
         assert kind == "failed" and "a transposed model must give the same" in said, said
     else:  # timm before 1.0.31
         assert kind == "not applicable" and "is refused" in said, said
+
+
+def test_windows_that_follow_the_size_are_no_mistake():
+    """The windows of this model are at most as wide as the smallest side that it is set to, as timm documents."""
+    model = timm.create_model("efficientvit_m0", img_size=(64, 96), depth=(1, 1, 1))
+    others = [name for name in CHECKS if name != "sizes"]
+    (found,) = inspect_model(model, img_size=(64, 96), skip=others)
+    assert found.outcome == "passed" and "with other windows by set_input_size" in found.detail
 
 
 def test_set_input_size_that_forgets_a_part_is_found():

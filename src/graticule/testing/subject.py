@@ -293,7 +293,7 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
         patch = image[0] // grid.height, image[1] // grid.width
     patch = patch or own_patch_size(model)
     unfit = patch and image and (image[0] % patch[0] or image[1] % patch[1])
-    if img_size is None and patch_size is None and image and (unfit or patch is None):
+    if patch_size is None and image and (patch is None or (unfit and img_size is None)):
         with suppress(ValueError):  # of a model without blocks
             patch = find_structure(model, image).patch_size  # its patches overlap, or it is a pyramid
     if image is None:

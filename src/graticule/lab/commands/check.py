@@ -262,6 +262,7 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     import torch
 
     from graticule.backbones.registry import create_model, list_models
+    from graticule.external.images import pair
 
     target = target.removeprefix(TIMM)
     if not timm.is_model(target):
@@ -283,7 +284,7 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
                     model(torch.zeros(1, model.default_cfg["input_size"][0], *size))
         except (TypeError, ValueError, AssertionError, RuntimeError, IndexError):
             continue
-        patch = getattr(getattr(model, "patch_embed", getattr(model, "stem", None)), "patch_size", None)
+        patch = pair(getattr(getattr(model, "patch_embed", getattr(model, "stem", None)), "patch_size", None))
         if size is not None:
             if patch and any(side % step for side, step in zip(size, patch, strict=True)):
                 continue
