@@ -327,27 +327,15 @@ def test_another_image_size_gives_another_grid():
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"joining": "unshared"}, {"joining": "lape(layers=2)"}])
-def test_a_saved_file_is_loaded_unchanged(tmp_path, kwargs):
+def test_a_saved_file_has_all_numbers(tmp_path, kwargs):
     found = position_correlations(nano(**kwargs), untrained=2)
     path = found.save(tmp_path / "new" / "found.npz")
     assert [p.name for p in path.parent.iterdir()] == ["found.npz"]
-    back = Correlations.load(path)
-    assert back.grid == found.grid and back.sources == found.sources
-    np.testing.assert_array_equal(back.similarity, found.similarity)
-    np.testing.assert_equal(back.initial, found.initial)
-    np.testing.assert_array_equal(back.untrained, found.untrained)
-    assert back.verdict == found.verdict
-    with np.load(path, allow_pickle=False) as arrays:  # the numbers can be read without the library
-        np.testing.assert_array_equal(arrays["reach"], found.reach)
-        np.testing.assert_array_equal(arrays["center_maps"], found.center_maps)
-
-
-@in_turn("content", [b"", b"text", None])
-def test_another_file_is_refused(tmp_path, content):
-    path = tmp_path / "other.npz"
-    path.write_bytes(content) if content is not None else np.savez(path, a=1)
-    with pytest.raises(ValueError, match="`path` must be a file that"):
-        Correlations.load(path)
+    with np.load(path, allow_pickle=False) as arrays:  # without the library
+        assert tuple(arrays["grid"]) == (*found.grid.shape, found.grid.prefix)
+        assert [source or None for source in arrays["sources"]] == list(found.sources)
+        for name in ("similarity", "initial", "untrained", "reach", "center_maps", "p_value"):
+            np.testing.assert_array_equal(arrays[name], np.array(getattr(found, name)))
 
 
 def test_arrays_of_another_grid_are_refused():
@@ -461,7 +449,7 @@ def test_correlations_and_biases_of_films_are_of_all_patches_and_drawn_in_slices
     np.testing.assert_allclose(found.initial, cosines, atol=1e-6)
     assert found.two_dimensionality.shape == (2,)
     found.save(tmp_path / "film.npz")
-    assert Correlations.load(tmp_path / "film.npz").grid == found.grid
+    assert tuple(np.load(tmp_path / "film.npz")["grid"][:3]) == (3, 2, 3)
     picture = side_by_side(np.arange(18.0).reshape(3, 2, 3))
     assert picture.shape == (2, 11) and np.isnan(picture[:, [3, 7]]).all()
     assert picture[1].tolist()[4:7] == [9, 10, 11]

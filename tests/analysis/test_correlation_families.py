@@ -12,7 +12,7 @@ import graticule
 from commands import run_command
 from graticule import Grid
 from graticule.analysis.correlation import position_correlations
-from graticule.analysis.similarity import Correlations, cosine_similarity, two_dimensionality
+from graticule.analysis.similarity import cosine_similarity, two_dimensionality
 from graticule.lab.figures.position_sheets import correlation_sheet
 from in_turn import in_turn
 from tiny import draw, spec, tiny
@@ -404,10 +404,10 @@ def test_the_command_writes_the_files_that_it_lists_one_sheet_per_stage(capsys, 
     assert out.count("reach over the layers: a range of") + out.count("nothing to compare") == stages
     for stage, name in enumerate(names[:stages]):
         assert (tmp_path / "found" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        found = Correlations.load(tmp_path / "found" / f"{name}.npz")
-        assert found.grid.shape == ((8, 8), (4, 4))[stage]
-        assert len(found.sources) == ((2, 1)[stage] if stages == 2 else 2)
-        assert np.isfinite(found.similarity).all()
+        found = np.load(tmp_path / "found" / f"{name}.npz")
+        assert tuple(found["grid"][:2]) == ((8, 8), (4, 4))[stage]
+        assert len(found["sources"]) == ((2, 1)[stage] if stages == 2 else 2)
+        assert np.isfinite(found["similarity"]).all()
 
 
 @pytest.mark.parametrize(("encoding", "drawn"), [("relative_bias", "bias"), ("rope_mixed", "rotary"), ("peg", None)])

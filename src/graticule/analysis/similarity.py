@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -209,22 +208,6 @@ class Correlations:
             **{name: getattr(self, name) for name in (*names, "p_value", "hierarchy", "initial", "untrained")},
         }
         return write_arrays(path, {name: array for name, array in arrays.items() if array is not None})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Correlations:
-        """Read a file that `save` wrote; pickles are refused.
-
-        Raises:
-            ValueError: if the file is not one of those.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                *shape, prefix = (int(n) for n in arrays["grid"])
-                sources = tuple(str(source) or None for source in arrays["sources"])
-                further = arrays.get("initial"), arrays.get("untrained")
-                return cls(Grid(*shape, prefix=prefix), arrays["similarity"], sources, *further)
-        except (KeyError, AttributeError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"`path` must be a file that `Correlations.save` wrote, got {str(path)!r}.") from error
 
 
 def _format(value: float, form: str, unit: str = "") -> str:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from graticule.backbones.base import Backbone
 from graticule.checkpoints.load import load_checkpoint, load_own, published_state_dict
@@ -79,7 +80,7 @@ class Format(ABC):
                     )
 
     @abstractmethod
-    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
         """Write a traced program to `path`."""
 
     @abstractmethod
@@ -99,7 +100,7 @@ class Onnx(Format):
     needs_int8 = ("onnxruntime.quantization",)
     lacks: ClassVar = {LieRe: "matrix exponential"}
 
-    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
         """Translate the operators and write one file."""
         exporter: Any = torch.onnx
         with torch.no_grad(), warnings.catch_warnings(), errors_only("onnxscript"):
@@ -139,7 +140,7 @@ class TorchExport(Format):
     suffix = ".pt2"
     needs_int8 = ("torchao.quantization",)
 
-    def write(self, path: Path, traced: torch.export.ExportedProgram, program: Program) -> None:
+    def write(self, path: Path, traced: ExportedProgram, program: Program) -> None:
         """Save the program."""
         with path.open("wb") as file:  # for a path PyTorch requires its own suffix
             torch.export.save(traced, file)
@@ -379,12 +380,13 @@ def _write_weights(subject: Exportable, path: Path) -> Exported:
     model = copy.deepcopy(subject.model).eval()
     images = random_images(subject.channels, 1, subject.size).to(next(model.parameters()))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        expected = Exportable.of(model).outputs(images, ())
+        program = Program(Exportable.of(model))
+        expected = program(images)
         for parameter in model.parameters():
             parameter.zero_()
         load = load_checkpoint if published else load_own
         load(model, save_weights(state, Path(folder) / "weights.safetensors"))
-        error = difference(Exportable.of(model).outputs(images, ()), expected)
+        error = difference(program(images), expected)
     compared = (Comparison(1, subject.size, checked_error(error, path, subject.size)),)
     save_weights(state, path)
     return Exported(path, WEIGHTS, "weights", path.stat().st_size, {}, compared)
@@ -409,10 +411,7 @@ def _write_program(
         checked_error(difference(_run_traced(traced, images, sizes), expected(images)), path, size)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model{kind.suffix}"
-        if int8:
-            _write_int8(kind, file, program, sizes)
-        else:
-            kind.write(file, traced, program)
+        _write(kind, file, program, sizes, int8, traced)
         run = kind.open(file)
         compared = []
         for batch, size in sizes.checked():
@@ -425,10 +424,7 @@ def _write_program(
             if not sizes.free - {"batch"}:
                 other = Path(folder) / f"unfolded{kind.suffix}"
                 unfolded = Program(prepared(subject, sizes, folded=False), features)
-                if int8:
-                    _write_int8(kind, other, unfolded, sizes)
-                else:
-                    kind.write(other, trace(unfolded, sizes), unfolded)
+                _write(kind, other, unfolded, sizes, int8)
                 runs.append(kind.open(other))
             time_of_one, *others = milliseconds(runs, random_images(subject.channels, *sizes.checked()[0]))
             unfolded_time = others[0] if others else None
@@ -448,15 +444,19 @@ def _write_program(
     )
 
 
-def _write_int8(kind: Format, file: Path, program: Program, sizes: Sizes) -> None:
-    """Write a program with weights in int8."""
-    if kind is FORMATS["onnx"]:
+def _write(
+    kind: Format, file: Path, program: Program, sizes: Sizes, int8: bool, traced: ExportedProgram | None = None
+) -> None:
+    """Write a program, which may be traced already, with weights in float32 or int8."""
+    if int8 and kind is not FORMATS["onnx"]:
+        program, traced = Program(Exportable.of(quantize_linear(copy.deepcopy(program.model))), program.features), None
+    traced = traced or trace(program, sizes)
+    if int8 and kind is FORMATS["onnx"]:
         wide = file.with_name("wide.onnx")
-        kind.write(wide, trace(program, sizes), program)
+        kind.write(wide, traced, program)
         quantize_onnx(wide, file)
     else:
-        narrow = Program(Exportable.of(quantize_linear(copy.deepcopy(program.model))), program.features)
-        kind.write(file, trace(narrow, sizes), narrow)
+        kind.write(file, traced, program)
 
 
 def _runner(program: Program) -> Runner:
@@ -467,7 +467,7 @@ def _runner(program: Program) -> Runner:
     return run
 
 
-def _run_traced(traced: torch.export.ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
+def _run_traced(traced: ExportedProgram, images: Tensor, sizes: Sizes) -> list[Tensor]:
     """Run a traced program."""
     run = traced.module()
     try:

@@ -169,21 +169,6 @@ class Exportable:
             resize(ready, size)
         return Exportable.of(fold(ready) if folded else ready)
 
-    def outputs(self, images: Tensor, features: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Return the outputs for images (B, C, height, width): the logits and the maps of `features`, or all maps."""
-        if features:
-            tokens, maps = self.model.forward_intermediates(images, list(features))
-            return (self.model.forward_head(tokens), *maps)
-        found = self.model(images)
-        return tuple(found.values()) if isinstance(found, dict) else (found,)
-
-    def names(self, features: tuple[int, ...]) -> list[str]:
-        """Return the names of the outputs."""
-        strides = getattr(self.model, "strides", None)
-        if strides is not None:
-            return [f"stride_{stride}" for stride in strides]
-        return ["logits", *(f"features_{index}" for index in features)]
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -293,11 +278,18 @@ class Program(nn.Module):
     @property
     def names(self) -> list[str]:
         """Return the names of the outputs."""
-        return self.subject.names(self.features)
+        strides = getattr(self.model, "strides", None)
+        if strides is not None:
+            return [f"stride_{stride}" for stride in strides]
+        return ["logits", *(f"features_{index}" for index in self.features)]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for images (B, C, height, width)."""
-        return self.subject.outputs(images, self.features)
+        if self.features:
+            tokens, maps = self.model.forward_intermediates(images, list(self.features))
+            return (self.model.forward_head(tokens), *maps)
+        found = self.model(images)
+        return tuple(found.values()) if isinstance(found, dict) else (found,)
 
 
 def prepared(subject: Exportable, sizes: Sizes, folded: bool = True) -> Exportable:
