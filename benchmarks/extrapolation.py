@@ -37,7 +37,7 @@ from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figure
 from graticule.lab.figures.style import decorate, line_style
 from graticule.lab.recipes.load import load_recipe
-from graticule.lab.studies.significance import LEVEL, format_p, holm, paired_p
+from graticule.lab.studies.significance import LEVEL, format_p, holm, paired_test
 from graticule.lab.studies.tables import markdown
 from graticule.lab.tasks.parts.image_scores import evaluate
 from graticule.lab.training.loop import train
@@ -232,7 +232,8 @@ def page(records: list[dict[str, str]]) -> str:
     for choice, variant in compared:
         for mode in MODES:
             mine, plain = (found[choice, v, mode][LARGEST] for v in (variant, "plain"))
-            cells.append((fmean(mine) - fmean(plain), paired_p(mine, plain)))
+            test = paired_test(mine, plain)
+            cells.append((fmean(mine) - fmean(plain), test and test.p))
     adjusted = holm([p for _, p in cells])
     tests = sum(p is not None for p in adjusted)
     names = [f"`{c}` with {v.removeprefix('plain + ')}, {mode}" for c, v in compared for mode in MODES]

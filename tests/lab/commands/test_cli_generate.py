@@ -356,15 +356,15 @@ def copied(run: Run, folder) -> Run:
 
 def test_the_tokenizer_of_another_text_is_refused_and_a_missing_one_is_named(capsys, tmp_path, pairs_run):
     run = copied(pairs_run, tmp_path / "run")
-    BytePairTokenizer.train(["another text of other words"], 270).save(run.tokenizer_file)
+    BytePairTokenizer.train(["another text of other words"], 270).save(run.folder / "tokenizer.json")
     err = refused(capsys, "generate", run.folder)
     assert "`tokenizer` must have the vocabulary of" in err
     assert json.loads(run.recipe_file.read_text())["vocabulary"] in err and str(run.folder) in err
-    run.tokenizer_file.write_text('{"format": "graticule by')
-    assert str(run.tokenizer_file) in refused(capsys, "generate", run.folder)
-    run.tokenizer_file.unlink()
+    (run.folder / "tokenizer.json").write_text('{"format": "graticule by')
+    assert str(run.folder / "tokenizer.json") in refused(capsys, "generate", run.folder)
+    (run.folder / "tokenizer.json").unlink()
     err = refused(capsys, "generate", run.folder)
-    assert str(run.tokenizer_file) in err and "does not exist" in err
+    assert str(run.folder / "tokenizer.json") in err and "does not exist" in err
 
 
 def test_a_run_that_cannot_write_is_named(capsys, tmp_path, rope_run):

@@ -180,17 +180,17 @@ def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_p
     code, _, err = run_command(capsys, "train", "--resume", run.folder)
     assert code == 0 and run.finished, err
     assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == pairs_run.result()["best_bpb"]
-    assert run.tokenizer_file.read_bytes() == pairs_run.tokenizer_file.read_bytes()
+    assert (run.folder / "tokenizer.json").read_bytes() == (pairs_run.folder / "tokenizer.json").read_bytes()
 
 
 def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs_run):
     shutil.copytree(pairs_run.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run.result_file.unlink()
-    BytePairTokenizer.train(["another text of other words"], 270).save(run.tokenizer_file)
+    BytePairTokenizer.train(["another text of other words"], 270).save(run.folder / "tokenizer.json")
     err = refused(capsys, "train", "--resume", run.folder)
     assert "vocabulary" in err and str(run.folder) in err
-    run.tokenizer_file.unlink()
+    (run.folder / "tokenizer.json").unlink()
     err = refused(capsys, "train", "--resume", run.folder)
-    assert str(run.tokenizer_file) in err and "does not exist" in err
+    assert str(run.folder / "tokenizer.json") in err and "does not exist" in err
     assert not run.finished

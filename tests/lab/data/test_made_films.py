@@ -10,8 +10,7 @@ import graticule
 from graticule.lab.data.augmentation import Augmentation
 from graticule.lab.data.module import DataModule
 from graticule.lab.data.registry import load_dataset
-from graticule.lab.data.sets.moving_digits import FRAMES, MOTIONS
-from graticule.lab.data.sets.solids import CELL, CELLS, SHAPES
+from graticule.lab.data.sets.films import FRAMES, MOTIONS, SHAPES, SOLID_CELLS, VOXELS
 from in_turn import in_turn
 
 NAMES = ("moving_digits", "moving_digits_order", "solids")
@@ -78,7 +77,7 @@ def test_a_volume_shows_its_solid_in_whole_cells():
     assert info.num_classes == 6 and all(np.prod(sides) == 4 for sides in SHAPES.values())
     for index in range(18):
         volume, label = volumes[index]
-        means = volume.reshape(CELLS, CELL, CELLS, CELL, CELLS, CELL).mean((1, 3, 5))
+        means = volume.reshape(SOLID_CELLS, VOXELS, SOLID_CELLS, VOXELS, SOLID_CELLS, VOXELS).mean((1, 3, 5))
         cells = np.argwhere(means > 70)
         assert len(cells) == 4 and tuple(np.ptp(cells, axis=0) + 1) == SHAPES[info.class_names[label]]
         assert means[means > 70].std() < 5  # cubes of one brightness

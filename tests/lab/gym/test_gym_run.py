@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import graticule.lab.gym.run as module
-from evidence.gym_page import page_text
+from evidence.gym_page import page_text, task_sheet
 from graticule.lab.gym.base import TASKS, build_task, generators, task_rows
-from graticule.lab.gym.profile import Profile, Row, choice_labels, percent, profile_picture, read_profile, task_sheet
+from graticule.lab.gym.profile import Profile, Row, choice_labels, heat_map, percent, read_profile
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.gym.run import build_model, gym
 from graticule.lab.studies.execution import ATTEMPTS
@@ -168,16 +168,13 @@ def test_the_table_has_means_and_deviations_over_seeds():
     assert [percent(share) for share in (-0.001, 0.995)] == ["0", "100"]
 
 
-def test_profiles_are_drawn_as_bars_or_as_a_map():
-    few = Profile(tuple(row(choice, task, seed) for seed in (0, 1) for choice in "ab" for task in ("place", "order")))
-    bars = profile_picture(few).axes
-    assert len(bars) == 1 and len(bars[0].patches) == 4 and len(bars[0].collections) == 2  # bars and error bars
+def test_profiles_are_drawn_with_their_scores():
     many = Profile(tuple(row(str(number), side=side) for number in range(9) for side in (6, 9)))
-    maps = profile_picture(many).axes
+    maps = heat_map(many).axes
     assert [ax.get_title() for ax in maps[:2]] == ["6 × 6 cells, one seed", "9 × 9 cells, trained on 6 × 6, one seed"]
     assert [text.get_text() for text in maps[0].texts] == ["50"] * 9
     low = Profile(tuple(row(str(n), seed=seed, normalized=-6.65 - seed) for n in range(9) for seed in (0, 1)))
-    assert {text.get_text() for text in profile_picture(low).axes[0].texts} == {"< -20\n±71"}
+    assert {text.get_text() for text in heat_map(low).axes[0].texts} == {"< -20\n±71"}
 
 
 def test_the_sheet_has_an_example_of_each_task():

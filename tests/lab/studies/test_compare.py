@@ -13,7 +13,7 @@ import graticule.lab.studies.execution as module
 from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.comparison import Comparison, compare, supported_decimals
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
-from graticule.lab.studies.significance import holm, paired_p
+from graticule.lab.studies.significance import holm, paired_test
 from graticule.lab.studies.tables import latex_table
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
@@ -29,12 +29,14 @@ def small(**kwargs) -> Recipe:
 def test_the_paired_test_is_that_of_the_textbook():
     # differences 1, 2, 3: mean 2, s.d. 1, t = 2 sqrt(3); two-sided p with 2 degrees of freedom is 1 - t / sqrt(t^2 + 2)
     t = 2 * math.sqrt(3)
-    assert paired_p([71.0, 73.0, 74.0], [70.0, 71.0, 71.0]) == pytest.approx(1 - t / math.sqrt(t * t + 2), abs=1e-12)
+    assert paired_test([71.0, 73.0, 74.0], [70.0, 71.0, 71.0]).p == pytest.approx(
+        1 - t / math.sqrt(t * t + 2), abs=1e-12
+    )
 
 
 def test_one_seed_or_equal_differences_are_no_test():
-    assert paired_p([71.0], [70.0]) is None
-    assert paired_p([71.0, 72.0], [70.0, 71.0]) is None
+    assert paired_test([71.0], [70.0]) is None
+    assert paired_test([71.0, 72.0], [70.0, 71.0]) is None
 
 
 def comparison(first: list[float], second: list[float]) -> Comparison:

@@ -312,7 +312,7 @@ def byte_pairs(texts, **options) -> TextRecipe:
 
 def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
     run = train(byte_pairs(texts), tmp_path / "run", progress=False)
-    own = BytePairTokenizer.load(run.tokenizer_file)
+    own = BytePairTokenizer.load(run.folder / "tokenizer.json")
     assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
     assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
@@ -332,10 +332,10 @@ def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
     run = train(byte_pairs(texts), tmp_path / "run", progress=False)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
     other = train(byte_pairs(texts), tmp_path / "other", progress=False)
-    run.tokenizer_file.write_bytes(other.tokenizer_file.read_bytes())
+    (run.folder / "tokenizer.json").write_bytes((other.folder / "tokenizer.json").read_bytes())
     with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*run, bpe-280-\w+, got bpe-280-"):
         run.data()
-    run.tokenizer_file.unlink()
+    (run.folder / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         tokenizer_of(run)
 
@@ -367,9 +367,9 @@ def test_a_run_on_images_has_no_tokenizer_and_no_run_on_text_starts_from_it(tmp_
 def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
     first = train(byte_pairs(texts), tmp_path / "first", progress=False)
     (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    with pytest.raises(ValueError, match=f"--tokenizer {first.tokenizer_file} uses that of the run"):
+    with pytest.raises(ValueError, match=f"--tokenizer {first.folder / 'tokenizer.json'} uses that of the run"):
         train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
-    options = {"tokenizer": str(first.tokenizer_file), "vocab_size": None, "start_from": first.folder}
+    options = {"tokenizer": str(first.folder / "tokenizer.json"), "vocab_size": None, "start_from": first.folder}
     second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
     assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from torch import Tensor
 
-from graticule.lab.figures.style import PALETTE, SIMILARITY
-from graticule.lab.gym.base import CELL, LEAST, TASKS, A, B, Cell, Classes, GymTask, Mask, build_task, generators
+from graticule.lab.figures.style import SIMILARITY
 from graticule.lab.studies.tables import csv_of_records, markdown, read_records
 from graticule.registry.checks import printable
 from graticule.system.files import write_text
@@ -178,65 +173,14 @@ def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int
     )
 
 
-#: More choices than this are drawn as a heat map.
-MOST_BARS = 6
 #: More choices than this have the panels of a heat map side by side.
 MOST_STACKED = 16
 #: Lower scores are not written out: they are below chance by more than means anything.
 LOWEST = -0.2
 
 
-def profile_picture(profile: Profile, title: str = "") -> Figure:
-    """Draw the normalized scores of a profile, one panel per size; chance is 0 and a solved task 1."""
-    return bars(profile, title) if len(profile.choices) <= MOST_BARS else heat_map(profile, title)
-
-
-def bars(profile: Profile, title: str = "") -> Figure:
-    """Draw a group of bars per task, one bar per choice, with one standard deviation over seeds."""
-    sides, choices, tasks = profile.sides, profile.choices, profile.tasks
-    figure = Figure(
-        figsize=(2.0 + 0.28 * len(tasks) * (len(choices) + 1), 0.6 + 2.6 * len(sides)), layout="constrained"
-    )
-    panels = figure.subplots(len(sides), 1, squeeze=False)[:, 0]
-    width, names = 0.84 / len(choices), choice_labels(choices)
-    for ax, side in zip(panels, sides, strict=True):
-        for number, choice in enumerate(choices):
-            at = np.arange(len(tasks)) + (number - (len(choices) - 1) / 2) * width
-            means = [profile.mean(choice, task, side) for task in tasks]
-            spread = [profile.deviation(choice, task, side) for task in tasks]
-            ax.bar(
-                at,
-                means,
-                width * 0.92,
-                color=PALETTE[number],
-                label=printable(names[number]) if side == sides[0] else None,
-            )
-            known = [not math.isnan(value) for value in spread]
-            if any(known):
-                ax.errorbar(
-                    at[known], np.array(means)[known], np.array(spread)[known], fmt="none", ecolor="black", capsize=2
-                )
-        for level in (0, 1):
-            ax.axhline(level, color="#666666", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
-        ax.set(ylim=(-0.15, 1.08), yticks=[0, 0.5, 1], yticklabels=["chance", "", "solved"])
-        ax.set_title(_panel_title(profile, side), fontsize=10)
-        ax.set_xticks(
-            range(len(tasks)),
-            [printable(task) for task in tasks],
-            rotation=25,
-            ha="right",
-            fontsize=8,
-            parse_math=False,
-        )
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=min(len(choices), 3), fontsize=8, frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    return figure
-
-
 def heat_map(profile: Profile, title: str = "") -> Figure:
-    """Draw one row per choice and one column per task: the mean in percent, and its deviation over seeds in small."""
+    """Draw the normalized scores, one panel per size, one row per choice, one column per task, with the deviations."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
     names = choice_labels(choices)
     stacked = len(choices) <= MOST_STACKED
@@ -299,61 +243,3 @@ def choice_labels(choices: Sequence[str]) -> list[str]:
     words = [re.sub(r",(joining|model)=", ", ", choice.removeprefix("encoding=")) for choice in choices]
     short = [word.partition(",model_kwargs=")[0] for word in words]
     return short if len(set(short)) == len(short) else words
-
-
-_COLUMNS = 4
-#: Color and letter of the marks.
-_LETTERS = {A: ("A", PALETTE[1]), B: ("B", PALETTE[0])}
-
-
-def task_sheet(seed: int = 0) -> Figure:
-    """Draw the first test picture of each task on a plane, with its question, marks and answer."""
-    tasks = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
-    rows = math.ceil(len(tasks) / _COLUMNS)
-    figure = Figure(figsize=(1.95 * _COLUMNS, 3.0 * rows), layout="constrained")
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
-    for ax in panels:
-        ax.set_axis_off()
-    for ax, name in zip(panels, tasks, strict=False):
-        task = build_task(f"{name}(density=0.1)", LEAST)
-        examples = task.sample(1, *generators(seed, "test"))
-        _draw(ax, examples.images[0, 0], examples.symbols[0])
-        said = _answer(ax, task, examples.target[0])
-        ax.set_title(name, fontsize=10, weight="bold")
-        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0], 30)
-        ax.text(0.5, -0.04, f"{question}\n→ {said}", transform=ax.transAxes, ha="center", va="top", fontsize=8)
-    return figure
-
-
-def _draw(ax: Axes, image: Tensor, symbols: Tensor) -> None:
-    """Draw a picture with the borders of its cells and the names of its marks."""
-    height, width = image.shape
-    shown = np.where(image.numpy() == 0, -3, -image.numpy())  # blank cells white, for people
-    ax.imshow(shown, cmap="Greys", vmin=-3, vmax=3, extent=(0, width / CELL, height / CELL, 0))
-    for y in range(height // CELL):
-        for x in range(width // CELL):
-            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, edgecolor="#bbbbbb", linewidth=0.6))
-            if (mark := int(symbols[y, x])) in _LETTERS:
-                letter, color = _LETTERS[mark]
-                ax.text(x + 0.5, y + 0.53, letter, color=color, weight="bold", fontsize=11, ha="center", va="center")
-
-
-def _answer(ax: Axes, task: GymTask, target: Tensor) -> str:
-    """Outline the cells of an answer if it has any, and return the answer in words."""
-    height, width = task.grid
-    if isinstance(task.answer, Classes):
-        return task.answer.names[int(target)]
-    if isinstance(task.answer, Cell):
-        _outline(ax, int(target) % width, int(target) // width, 1, 1)
-        return "this cell"
-    if isinstance(task.answer, Mask):
-        for cell in (target == 1).nonzero()[:, 0].tolist():
-            _outline(ax, cell % width, cell // width, 1, 1)
-        return "these cells"
-    top, left, bottom, right = (target.cpu() * target.new_tensor([height, width, height, width])).tolist()
-    _outline(ax, left, top, right - left + 1, bottom - top + 1)
-    return "this rectangle"
-
-
-def _outline(ax: Axes, x: float, y: float, width: float, height: float) -> None:
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=PALETTE[2], linewidth=2.2, clip_on=False))

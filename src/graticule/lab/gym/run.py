@@ -25,7 +25,7 @@ from graticule.backbones.base import Backbone
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.lab.figures.save import save_figures
 from graticule.lab.gym.base import CELL, LEAST, TASKS, Answer, GymTask, build_task, generators
-from graticule.lab.gym.profile import Profile, Row, merged, percent, profile_picture, read_profile, write_profile
+from graticule.lab.gym.profile import Profile, Row, heat_map, merged, percent, read_profile, write_profile
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.locks import locked
 from graticule.lab.studies.execution import ATTEMPTS, Submits, Submitted, collect
@@ -280,7 +280,7 @@ def train_cell(
 def _write(profile: Profile, choices: Mapping[str, GymRecipe], folder: Path, command: str) -> None:
     """Write the table, the picture, and the values needed to repeat them."""
     write_text(folder / "gym.md", profile.markdown() + "\n")
-    save_figures(profile_picture(profile), folder / "gym")
+    save_figures(heat_map(profile), folder / "gym")
     record = {
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

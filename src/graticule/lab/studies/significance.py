@@ -56,12 +56,6 @@ def paired_test(scores: Sequence[float], reference: Sequence[float]) -> PairedTe
     return PairedTest(mean, float(low), float(high), float(found.pvalue), effect)
 
 
-def paired_p(scores: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Return the two-sided p of `paired_test`; None without a test."""
-    found = paired_test(scores, reference)
-    return None if found is None else found.p
-
-
 def power(deviation: float, difference: float, seeds: int, level: float = LEVEL) -> float:
     """Return the probability that a paired t-test finds a true difference.
 

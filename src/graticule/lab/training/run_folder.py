@@ -71,11 +71,6 @@ class RunFolder:
         """Return whether training is finished."""
         return self.result_file.is_file()
 
-    @property
-    def tokenizer_file(self) -> Path:
-        """JSON file with the tokenizer of a run on text, if it was learned or read from a file."""
-        return self.folder / "tokenizer.json"
-
 
 def runs_in(folder: Path) -> Iterator[Path]:
     """Yield the runs directly in `folder`, sorted by name; none if it does not exist."""

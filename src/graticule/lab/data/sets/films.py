@@ -1,4 +1,8 @@
-"""Films of the embedded digits, whose class is in the order of the frames alone."""
+"""Films of the embedded digits, whose class is in the order of the frames alone, and volumes of cubes.
+
+The class of a volume, a shape and its pose, is in the arrangement of its cubes alone. The streams of `RandomState` do
+not depend on the version of NumPy.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graticule.lab.data.images import ArrayImages, DatasetInfo, MadeImages, Split
 from graticule.lab.data.registry import register_dataset
@@ -74,7 +79,7 @@ def _in_order(parts: ArrayImages, split: Split, index: int) -> np.ndarray:
 
 
 def _random(split: Split, index: int) -> np.random.RandomState:
-    """Return the random numbers of a set of frames; their streams do not depend on the version of NumPy."""
+    """Return the random numbers of a set of frames."""
     return np.random.RandomState([5 if split == "train" else 6, index])
 
 
@@ -82,3 +87,46 @@ def _placed(digit: np.ndarray, cell: tuple[int, int] | np.ndarray) -> np.ndarray
     """Return a frame with a digit (28, 28) of half its size, which covers 2 x 2 cells from `cell` on."""
     small = np.pad(digit.reshape(14, 2, 14, 2).mean((1, 3)).round().astype(np.uint8), 1)
     return np.pad(small, [(CELL * one, CELL * (CELLS - 2 - one)) for one in cell])
+
+
+#: Cells per side of a volume, and voxels per side of a cell, which is the patch of a model.
+SOLID_CELLS, VOXELS = 5, 4
+#: The cells of a solid on each axis, by shape and pose: a rod along an axis, and a plate across one.
+SHAPES = {
+    "rod along depth": (4, 1, 1),
+    "rod along height": (1, 4, 1),
+    "rod along width": (1, 1, 4),
+    "plate across depth": (1, 2, 2),
+    "plate across height": (2, 1, 2),
+    "plate across width": (2, 2, 1),
+}
+#: Volumes per class.
+_EACH: dict[Split, int] = {"train": 500, "test": 150}
+
+_VOLUME = (SOLID_CELLS * VOXELS,) * 3
+SOLIDS = DatasetInfo("solids", tuple(SHAPES), 1, _VOLUME, (0.117,), (0.11,))
+
+
+@register_dataset("solids")
+def solids(split: Split, root: Path | None = None) -> tuple[MadeImages, DatasetInfo]:
+    """Load volumes of a rod or a plate of four cubes: 3,000 to train on, 900 held-out ones, 20 x 20 x 20 voxels.
+
+    The solid is anywhere on a grid of 5 x 5 x 5 cells; the class is its shape and its pose. A cube is a cell of one
+    brightness, with noise, as the empty cells have. So the patches of a volume are independent of its class, and a
+    model without position is right in one of six.
+    """
+    labels = np.arange(len(SHAPES) * _EACH[split]) % len(SHAPES)
+    return MadeImages(labels, partial(_volume, split)), SOLIDS
+
+
+def _volume(split: Split, index: int) -> NDArray[np.uint8]:
+    """Return a volume, (20, 20, 20)."""
+    random = np.random.RandomState([7 if split == "train" else 8, index])
+    sides = list(SHAPES.values())[index % len(SHAPES)]
+    starts = [random.randint(SOLID_CELLS - side + 1) for side in sides]
+    filled = np.zeros((SOLID_CELLS,) * 3)
+    filled[tuple(slice(start, start + side) for start, side in zip(starts, sides, strict=True))] = random.uniform(
+        100, 200
+    )
+    voxels = filled.repeat(VOXELS, 0).repeat(VOXELS, 1).repeat(VOXELS, 2) + random.normal(25, 8, _VOLUME)
+    return voxels.round().clip(0, 255).astype(np.uint8)
