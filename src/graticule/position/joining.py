@@ -122,6 +122,8 @@ class Joining(Checked, nn.Module, ABC):
     joins: one, unless each layer has its own.
     """
 
+    #: True if it adds a table once, which reaches every layer through the residual stream.
+    once: ClassVar[bool] = False
     #: True if each layer has a table of its own.
     per_layer: ClassVar[bool] = False
     #: True if it passes w to every layer, separately or by adding it to the residual stream.
@@ -157,6 +159,11 @@ class Joining(Checked, nn.Module, ABC):
         Raises:
             ValueError: naming the option.
         """
+        if self.once and joined == "table" and "layers" in options:
+            raise ValueError(
+                f"`layers` must be left out with joining {JOININGS.name_of(type(self))!r} and an absolute encoding: it "
+                "is added once and reaches every layer."
+            )
 
     def forward(self, *tables: Tensor) -> list[LayerPosition]:
         """Turn tables of (N, D) into one `LayerPosition` per layer."""
@@ -202,15 +209,6 @@ def build_joining(spec: Spec, dim: int, depth: int, num_heads: int = 1, prefix: 
     return kind(**{name: value for name, value in known.items() if name in wanted}, **spec.options)
 
 
-def _check_once(joining: Joining, joined: str | None, options: Collection[str]) -> None:
-    """Refuse `layers` of a joining that adds a table once."""
-    if joined == "table" and "layers" in options:
-        raise ValueError(
-            f"`layers` must be left out with joining {JOININGS.name_of(type(joining))!r} and an absolute encoding: it "
-            "is added once and reaches every layer."
-        )
-
-
 @register_joining("default")
 class Default(Joining):
     """Adds w once, to the token embedding; the residual stream carries it through the layers.
@@ -218,12 +216,9 @@ class Default(Joining):
     Reference: ViT (Dosovitskiy et al., 2021), Eq. 1; LaPE (Yu et al., 2023), Eq. 2.
     """
 
+    once = True
     repeats = False
     joins = frozenset({"table", "bias", None})
-
-    def check(self, joined: str | None, options: Collection[str]) -> None:
-        """Refuse `layers` with a table: it is added once and so reaches every layer."""
-        _check_once(self, joined, options)
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w: (N, D) to the residual stream before the first layer."""
@@ -246,16 +241,13 @@ class Concatenation(Joining):
         layers: left out, as with `Default` and a table.
     """
 
+    once = True
     repeats = False
 
     def __init__(self, dim: int, depth: int, layers: int | tuple[int, ...] | None = None) -> None:
         super().__init__(depth, layers)
         #: V_2, (D, D).
         self.projection = nn.Parameter(torch.eye(dim))
-
-    def check(self, joined: str | None, options: Collection[str]) -> None:
-        """Refuse `layers`: w is added once and so reaches every layer."""
-        _check_once(self, joined, options)
 
     def join(self, *tables: Tensor) -> tuple[list[LayerPosition], Tensor | None]:
         """Add w V_2^T: (N, D) to the residual stream before the first layer."""

@@ -20,18 +20,21 @@ class Rotation(Protocol):
     def __call__(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Transform queries and keys, (B, h, N, d) each, in their own dtype."""
 
-    def part(self, start: int, stop: int) -> Rotation:
-        """Return the rotation of the tokens from `start` to `stop`."""
-
-    def take(self, tokens: Tensor) -> Rotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+    def take(self, tokens: Index) -> Rotation:
+        """Return the rotation of the tokens of these indices, (n,) or (B, n), or of a slice of them."""
 
 
-def select(table: Tensor, index: Tensor, axis: int, heads: bool = False) -> Tensor:
+#: Indices of tokens, (n,) or (B, n), or a slice of them with a start and a stop.
+Index = Tensor | slice
+
+
+def select(table: Tensor, index: Index, axis: int, heads: bool = False) -> Tensor:
     """Return the entries of a table at an index (n,) along `axis`; at (B, n), with a first axis for the samples.
 
-    With `heads`, the second axis is then for heads, also if the table has none.
+    With `heads`, the second axis is then for heads, also if the table has none. Entries of a slice are a view.
     """
+    if isinstance(index, slice):
+        return table.narrow(axis, index.start, index.stop - index.start)
     picked: Tensor = table.index_select(axis, index.flatten().to(table.device))
     if index.ndim == 1:
         return picked
@@ -68,12 +71,8 @@ class PairRotation(NamedTuple):
         rotated: Tensor = apply_rot_embed_cat(x, self.table, half=self.half)
         return rotated.type_as(x)
 
-    def part(self, start: int, stop: int) -> PairRotation:
-        """Return the rotation of the tokens from `start` to `stop`."""
-        return self._replace(table=self.table[..., start:stop, :])
-
-    def take(self, tokens: Tensor) -> PairRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+    def take(self, tokens: Index) -> PairRotation:
+        """Return the rotation of the tokens of these indices."""
         return self._replace(table=select(self.table, tokens, -2, heads=True))
 
 
@@ -100,12 +99,8 @@ class BlockRotation(NamedTuple):
             rotated: Tensor = self.matrices @ blocks.to(self.matrices.dtype)
             return rotated.squeeze(-1).flatten(-2).type_as(x)
 
-    def part(self, start: int, stop: int) -> BlockRotation:
-        """Return the rotation of the tokens from `start` to `stop`."""
-        return self._replace(matrices=self.matrices[:, start:stop])
-
-    def take(self, tokens: Tensor) -> BlockRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+    def take(self, tokens: Index) -> BlockRotation:
+        """Return the rotation of the tokens of these indices."""
         return self._replace(matrices=select(self.matrices, tokens, -4))
 
 
@@ -130,12 +125,8 @@ class PolarRotation(NamedTuple):
         """Return queries and keys, (B, h, N, d) each, as (B, h, N, 2d)."""
         return _polar(queries, self.queries), _polar(keys, self.keys)
 
-    def part(self, start: int, stop: int) -> PolarRotation:
-        """Return the rotation of the tokens from `start` to `stop`."""
-        return PolarRotation(self.queries[start:stop], self.keys[:, start:stop])
-
-    def take(self, tokens: Tensor) -> PolarRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n)."""
+    def take(self, tokens: Index) -> PolarRotation:
+        """Return the rotation of the tokens of these indices."""
         return PolarRotation(select(self.queries, tokens, -2, heads=True), select(self.keys, tokens, -2))
 
 
@@ -171,13 +162,11 @@ class PatchRotation(NamedTuple):
         first, second = (torch.cat([x[..., : self.prefix, :], y], -2) for x, y in both)
         return first, second
 
-    def part(self, start: int, stop: int) -> PatchRotation:
-        """Return the rotation of the tokens from `start` to `stop`."""
-        others = self.rotation.part(max(start - self.prefix, 0), max(stop - self.prefix, 0))
-        return PatchRotation(others, max(self.prefix - start, 0))
-
-    def take(self, tokens: Tensor) -> PatchRotation:
+    def take(self, tokens: Index) -> PatchRotation:
         """Return the rotation of the tokens of these indices, (n,) or (B, n), the first of which must be the prefix."""
+        if isinstance(tokens, slice):
+            patches = slice(*(max(end - self.prefix, 0) for end in (tokens.start, tokens.stop)))
+            return PatchRotation(self.rotation.take(patches), max(self.prefix - tokens.start, 0))
         return PatchRotation(self.rotation.take(tokens[..., self.prefix :] - self.prefix), self.prefix)
 
 
@@ -200,10 +189,6 @@ class PooledRotation(NamedTuple):
         """Transform queries (B, h, N, d) and keys (B, h, M, d), each by its own rotation."""
         return self.queries(queries, queries)[0], self.keys(keys, keys)[1]
 
-    def part(self, start: int, stop: int) -> PooledRotation:
-        """Return the rotation of the tokens from `start` to `stop`, of queries and of keys."""
-        return PooledRotation(self.queries.part(start, stop), self.keys.part(start, stop))
-
-    def take(self, tokens: Tensor) -> PooledRotation:
-        """Return the rotation of the tokens of these indices, (n,) or (B, n), of queries and of keys."""
+    def take(self, tokens: Index) -> PooledRotation:
+        """Return the rotation of the tokens of these indices, of queries and of keys."""
         return PooledRotation(self.queries.take(tokens), self.keys.take(tokens))

@@ -84,7 +84,7 @@ class Part(Tokens):
 
     def rotation(self, rotation: Rotation) -> Rotation:
         """Return the rotation of the tokens from `start` to `stop`."""
-        return rotation.part(self.start, self.stop)
+        return rotation.take(slice(self.start, self.stop))
 
     def function(self, function: Function, into: Axes, out: Axes) -> Function:
         """Return a function of these tokens, or of a part of them."""

@@ -159,7 +159,7 @@ def fit_projection(joining: Concatenation, position: JoinedPosition, target: Ten
     (encoding,) = position.encodings
     table: Tensor = cast("Any", encoding)(grid).double()
     inverse = torch.linalg.pinv(table, rtol=1e-4)  # smaller singular values would need huge weights
-    joining.projection += (inverse @ (target.double() - table)).T
+    joining.projection.add_((inverse @ (target.double() - table)).T)
     return True
 
 
