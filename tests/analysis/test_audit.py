@@ -302,7 +302,7 @@ def test_other_commands_take_models_by_name(capsys, pictures, tmp_path):
     assert code == 0 and "without position" in out, err
     code, out, err = run_command(capsys, "look", "translation", stock, *data, "--count", 4)
     assert code == 0 and re.search(r"^1 +4x4", out, re.MULTILINE), err
-    code, out, err = run_command(capsys, "look", "correlations", stock, "--output", tmp_path / "out")
+    code, out, err = run_command(capsys, "look", "correlations", stock, "--img-size", 48, "--output", tmp_path / "out")
     assert code == 0 and (tmp_path / "out" / "correlations.png").is_file(), err
     code, out, err = run_command(capsys, "look", "correlations", f"{small}:rope", "--output", tmp_path / "out")
     assert code == 0 and "similarity under rotation" in out and (tmp_path / "out" / "rotary.png").is_file(), err
@@ -323,6 +323,7 @@ def test_a_resized_model_has_the_parameters_that_it_was_opened_with(capsys, pict
     assert found["img_size"] == [48, 48] and found["grids"][0] == [6, 6, 1]
     assert found["parameters"] == tiny.count(timm.create_model("vit_tiny_patch16_224", **kwargs))
     assert found["position_parameters"] == {"absolute table": 17 * 24}
+    assert found["maps"][0]["correlations"] and not found["unavailable"]
     assert shlex.split(found["command"]) == ["graticule", "audit", *map(str, given), "--output", str(tmp_path)]
 
 

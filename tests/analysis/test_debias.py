@@ -1,5 +1,6 @@
 """Removal of position: planted positions are found and removed by each method, and certificates say what is lost."""
 
+import importlib
 import json
 
 import numpy as np
@@ -19,6 +20,7 @@ from graticule.external import Eraser, Subtraction
 from graticule.position.grid import Grid
 
 GRID, DIM = Grid(4, 6), 24
+debias_module = importlib.import_module("graticule.analysis.debias")  # the function has its name
 
 
 class Planted(nn.Module):
@@ -103,6 +105,29 @@ def test_blank_without_images_finds_the_planted_subspace():
     found = graticule.debias(model, method="blank")
     assert found.certificate is None and between(found.removals["features"].read, model.directions) < 5
     assert 3 <= certify(found, pictures(12)).components <= 6
+
+
+class OfUnitLength(Planted):
+    def forward_features(self, images):
+        return nn.functional.normalize(super().forward_features(images), dim=-1)
+
+    forward = forward_features
+
+
+@torch.no_grad()
+def test_on_one_black_image_blank_removes_the_subspace_of_insid3(monkeypatch):
+    """INSID3: left singular vectors of the centered features of unit length, (D, H W), of one black image."""
+    model, black = OfUnitLength(PRODUCT).eval(), -2.0 * torch.ones(1, 6, 8, 12)
+    monkeypatch.setattr(debias_module, "_content_free", lambda *given: black)
+    ours = graticule.debias(model, method="blank", components=3)
+    features = model(black)[0].T
+    basis = torch.linalg.svd(features - features.mean(1, keepdim=True), full_matrices=False)[0][:, :3]
+    assert between(ours.removals["features"].read, basis) < 0.1
+    images = pictures(5)
+    theirs = model(images) - model(images) @ basis @ basis.T
+    difference = ours(images) - theirs  # ours keeps the mean in the directions, the same for all patches
+    torch.testing.assert_close(difference, difference[:1, :1].expand_as(difference), rtol=0, atol=1e-5)
+    torch.testing.assert_close(difference[0, 0], basis @ basis.T @ features.mean(1), rtol=0, atol=1e-5)
 
 
 def test_rows_and_columns_leave_their_product_and_a_rank_removes_it():

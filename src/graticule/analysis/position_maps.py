@@ -19,8 +19,9 @@ from graticule.backbones.language import LanguageModel
 from graticule.backbones.token_model import TokenModel
 from graticule.encodings.forms.absolute import AbsoluteEncoding
 from graticule.external.debiased import Debiased
-from graticule.external.images import Size, window_of
-from graticule.external.structure import Site, Structure, find_structure
+from graticule.external.images import Size, image_size, window_of
+from graticule.external.open_view import StructureView
+from graticule.external.structure import Site, Structure
 from graticule.position.bias import Bias
 from graticule.position.grid import Grid
 from graticule.registry.checks import checked
@@ -342,7 +343,8 @@ def position_maps(model: nn.Module, img_size: Size | None = None, untrained: int
             "translation_error measures any model, attention_maps shows attention."
         )
     if not isinstance(model, TokenModel):
-        found = _of_structure(find_structure(model, img_size))
+        view = StructureView(model, image_size(model) or img_size)
+        found = _of_structure((view.sized(img_size) if img_size else view).structure)
     else:
         found = _of_backbone(model, img_size, untrained)
     if not any(one.correlations or one.rotary or one.biases for one in found):

@@ -244,11 +244,11 @@ def test_explore_takes_a_model_by_name_with_files_of_images(capsys, tmp_path):
     )
     code, _, err = run_command(
         *(capsys, "explore", f"{tmp_path}/small.py:model", "--images", tmp_path / "a.png", "--img-size", 48),
-        *("--sizes", "32", "48", "24x40", "--output", tmp_path / "b.html"),
+        *("--sizes", "32", "48", "24x40", "--output", tmp_path / "b" / "c"),
     )
-    (shown,) = described_in(tmp_path / "b.html")["models"]
+    (shown,) = described_in(tmp_path / "b" / "c" / "explorer.html")["models"]
     assert code == 0 and [size["pixels"] for size in shown["sizes"]] == [[48, 48], [32, 32], [24, 40]], err
-    assert " --img-size 48 --sizes 32 48 24x40 " in (tmp_path / "b.html").read_text()
+    assert " --img-size 48 --sizes 32 48 24x40 " in (tmp_path / "b" / "c" / "explorer.html").read_text()
 
 
 def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, tmp_path, run, monkeypatch):
@@ -264,6 +264,7 @@ def test_wrong_arguments_of_explore_are_refused_and_nothing_is_written(capsys, t
         ("./nowhere",): "does not exist",
         ("RUN", "--images", "20"): "`image` must be from 0 to 19",
         ("RUN", "--images", "there.png"): "'there.png', which does not exist",
+        ("RUN", "--images", "."): "got the folder '.'; give FOLDER/*",
         ("RUN", "--images", "text.png"): "cannot be read as one",
         ("RUN", "--sizes", "30"): "28 and 32",
         ("RUN", "--output", "page.pdf"): "NAME.html",

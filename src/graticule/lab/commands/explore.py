@@ -41,7 +41,7 @@ class Explore(NamedModels):
     img_size: str | None = None
     """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
     output: Path | None = None
-    """file NAME.html (default: explorer.html in the first run, or in this folder)"""
+    """file NAME.html, or folder for explorer.html (default: the first run's, or this one)"""
     open: bool = True
     """open the page in the browser, if there is a terminal"""
 
@@ -53,8 +53,11 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     texts = list(dict.fromkeys([*([] if options.img_size is None else [options.img_size]), *options.sizes]))
     given = _images(options.images, options.models)
-    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
-        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    page = options.output
+    if page is not None and (page.is_dir() or not page.suffix):
+        page /= "explorer.html"
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"`output` must be a folder, or a file NAME.html, got {str(page)!r}.")
     opened = open_models(options.models, options, "explore")
     from graticule.lab.pages.explorer import explored, write_explorer
 
@@ -66,7 +69,8 @@ def run(arguments: list[str]) -> int:
         sizes = dict.fromkeys(parse_sizes(texts, axes=len(one.size)) or [one.size])
         images = [_read(known, given, size, data) for size in sizes]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
-    page = options.output or opened[0].folder / "explorer.html"
+    page = page or opened[0].folder / "explorer.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
     written = write_explorer(found, page, _made(command_line("explore", arguments)))
     print_written(written)
     if options.open and sys.stdout.isatty():
@@ -88,9 +92,8 @@ def _images(given: list[str], targets: list[str]) -> list[int | Path]:
                 f"got {one if given else 'none'}; add --images FILE."
             )
         if isinstance(one, Path) and not one.is_file():
-            raise FileNotFoundError(
-                f"`images` must be files, or numbers of test images, got {str(one)!r}, which does not exist."
-            )
+            got = f"the folder {str(one)!r}; give FOLDER/*" if one.is_dir() else f"{str(one)!r}, which does not exist"
+            raise FileNotFoundError(f"`images` must be files, or numbers of test images, got {got}.")
     return images
 
 
