@@ -11,16 +11,13 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 from graticule.lab.arguments import FieldPath, Rare, change, options_of, parse_arguments
 from graticule.lab.commands.help import help_page
 from graticule.registry.checks import check_sides, is_path, known_name, parse_sizes, printable
 from graticule.registry.plugins import named_plugins, registered_plugins
 from graticule.registry.specs import parse_sum
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from graticule.analysis.similarity import Array
 from graticule.external.open_view import view_of
 from graticule.lab.pages.explorer_maps import KINDS, MEAN, Maps, SizeMaps, explorer_maps
+from graticule.lab.pages.report import TEMPLATES
 from graticule.registry.checks import checked
 from graticule.system.files import write_bytes
 
@@ -165,8 +165,6 @@ LARGEST = 15_000_000
 #: Characters of a page without its maps: BokehJS, the plots and the script.
 _PAGE = 1_500_000
 
-_TEMPLATES = Environment(loader=PackageLoader("graticule.lab.pages"), autoescape=True, undefined=StrictUndefined)
-
 
 def explorer_page(models: Sequence[Explored], about: str = "", limit: int = LARGEST) -> str:
     """Return the page as HTML.
@@ -195,8 +193,9 @@ def explorer_page(models: Sequence[Explored], about: str = "", limit: int = LARG
         for kind in ("image", *kinds)
     }
     script, divs = components(plots, wrap_script=False)
-    page = _TEMPLATES.get_template("explorer.html")
-    source = PackageLoader("graticule.lab.pages").get_source(_TEMPLATES, "explorer.js")[0]
+    page = TEMPLATES.get_template("explorer.html")
+    assert TEMPLATES.loader is not None
+    source = TEMPLATES.loader.get_source(TEMPLATES, "explorer.js")[0]
     return page.render(
         models=models,
         shown=shown,

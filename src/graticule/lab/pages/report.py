@@ -18,7 +18,7 @@ from graticule.lab.figures.position_sheets import position_sheets
 from graticule.lab.figures.save import png
 from graticule.system.files import write_bytes
 
-_TEMPLATES = Environment(loader=PackageLoader("graticule.lab.pages"), autoescape=True, undefined=StrictUndefined)
+TEMPLATES = Environment(loader=PackageLoader("graticule.lab.pages"), autoescape=True, undefined=StrictUndefined)
 _NUMBER = re.compile(r"[<≈]?\s*[+−-]?\d[\d,. ]*(e[+-]?\d+)?\s*(%|±\s*[\d.,]+)?\s*|[-–]?")
 
 
@@ -95,7 +95,7 @@ class Report:
 
     def html(self) -> str:
         """Return the page."""
-        page = _TEMPLATES.get_template("report.html")
+        page = TEMPLATES.get_template("report.html")
         return page.render(title=self.title, subtitle=self.subtitle, parts=self._parts) + "\n"
 
     def write(self, path: str | Path) -> Path:

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib import import_module
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
@@ -204,7 +206,7 @@ def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
         except OSError as error:
             raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
         with client:
-            yield DaskWorkers(client)
+            yield SimpleNamespace(submit=partial(client.submit, pure=False))  # not the result of an equal call
     else:
         yield slurm_executor(on, folder)
 
@@ -242,22 +244,6 @@ class LocalProcesses:
 
     def _started(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(self.count, mp_context=get_context("spawn"), initializer=_use_one_thread)
-
-
-class DaskWorkers:
-    """Workers of a Dask cluster, which calls a function again if its worker died.
-
-    Args:
-        client: of the cluster.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
-        """Call `fn(*args)` on one of the workers."""
-        found: Submitted = self.client.submit(fn, *args, pure=False)
-        return found
 
 
 def _use_one_thread() -> None:

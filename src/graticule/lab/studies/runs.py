@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+from typing import Any, Literal, NamedTuple, NotRequired
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder
 from graticule.lab.training.task import metric_of
-from graticule.registry.fields import Epochs, Flag, read_typed
+from graticule.registry.fields import Epochs, read_typed
 from graticule.system.files import read_bytes
 
 #: Column -> its value in every epoch, NaN for an empty cell.
@@ -56,21 +56,11 @@ class _Epochs(TypedDict):
     cooldown_epochs: NotRequired[Epochs]
 
 
-class _Metric(TypedDict):
-    """A `Metric`, as training writes it."""
-
-    key: Annotated[str, Field(min_length=1, max_length=40)]
-    label: Annotated[str, Field(max_length=40)]
-    unit: Annotated[str, Field(max_length=40)]
-    highest: Flag
-    decimals: Annotated[int, Field(strict=True, ge=0, le=12)]
-
-
 class _Described(TypedDict):
     """The part of recipe.json that is read."""
 
     recipe: _Epochs
-    metric: NotRequired[_Metric]
+    metric: NotRequired[Metric]
 
 
 @dataclass(frozen=True)
@@ -166,8 +156,7 @@ def _read_described(path: Path) -> tuple[dict[str, Any], Metric | None]:
         described = read_typed(path, _Described)
     except ValueError as error:
         raise ValueError(_short(error, path)) from None
-    metric = described.get("metric")
-    return described["recipe"], None if metric is None else Metric(**metric)
+    return described["recipe"], described.get("metric")
 
 
 def read_metrics(path: Path) -> Metrics:

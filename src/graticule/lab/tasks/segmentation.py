@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from graticule.lab.arguments import Rare
 from graticule.lab.tasks.parts.dense import DenseEvaluation, DenseRecipe, DenseScore, DenseTask, show
@@ -196,6 +196,8 @@ class Segmentation(DenseTask[SegmentationRecipe]):
 
     def validate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the loss of each image, and its numbers of pixels per class: present, predicted, and both."""
+        import torch
+
         from graticule.lab.data.sampling import PADDING
 
         values: dict[str, list[Tensor]] = {}
@@ -204,14 +206,17 @@ class Segmentation(DenseTask[SegmentationRecipe]):
                 continue
             logits = logits_of(model, image, target["size"], self.recipe)
             truth = target["classes"]
-            counts = counted(logits.argmax(0), truth, len(logits))  # (3, classes)
+            counts = per_class(confusion(logits.argmax(0), truth, len(logits)))  # (3, classes)
             found = {
                 f"{name}_{n}": value for name, row in zip(_COUNTS, counts, strict=True) for n, value in enumerate(row)
             }
             found["loss"] = pixel_losses(logits[None], truth[None]).mean()
             for name, value in found.items():
                 values.setdefault(name, []).append(value)
-        return {name: _stacked(each) for name, each in values.items()} if values else self._none(model)
+        if not values:
+            names = (*(f"{name}_{n}" for name in _COUNTS for n in range(cast("Any", model).num_classes)), "loss")
+            return {name: torch.zeros(0) for name in names}
+        return {name: torch.stack(each) for name, each in values.items()}
 
     def predict(self, model: nn.Module, image: Tensor, number: int, described: Mapping[str, Any]) -> Found:
         """Return the class of every pixel of an image, and the share of each class."""
@@ -232,13 +237,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         classes = sum(name.startswith("both_") for name in sums)
         return mean_iou([[sums[f"{name}_{n}"] for n in range(classes)] for name in _COUNTS])
 
-    def _none(self, model: Any) -> dict[str, Tensor]:
-        """Return the values for zero images."""
-        import torch
-
-        names = [f"{name}_{n}" for name in _COUNTS for n in range(model.num_classes)]
-        return {name: torch.zeros(0) for name in (*names, "loss")}
-
 
 #: Pixels that are rightly predicted as a class, that are of the class, and that are predicted as it.
 _COUNTS = ("both", "truth", "found")
@@ -256,12 +254,6 @@ def pixel_losses(logits: Tensor, classes: Tensor) -> Tensor:
     from graticule.lab.data.dense import IGNORED
 
     return F.cross_entropy(logits, classes.long(), ignore_index=IGNORED, reduction="none")
-
-
-def _stacked(values: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.stack(values)
 
 
 def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> Tensor:
@@ -288,26 +280,21 @@ def logits_of(model: Any, image: Tensor, size: Sequence[int], windows: Any) -> T
     return resized
 
 
-def counted(found: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Return the numbers of pixels per class that are right, that are of it, and that are predicted: (3, classes).
-
-    Args:
-        found: (height, width), the predicted classes.
-        truth: (height, width); pixels that are `IGNORED` do not count.
-        classes: number of classes.
-    """
-    return per_class(confusion(found, truth, classes))
-
-
 def per_class(matrix: Tensor) -> Tensor:
-    """Return the numbers of `counted` from those of `confusion`."""
+    """Return the pixels that are right, of the class, and predicted as it, (3, classes), from the `confusion`."""
     import torch
 
     return torch.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
 def confusion(found: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes)."""
+    """Return the numbers of pixels of each class (row) predicted as each (column), (classes, classes).
+
+    Args:
+        found: (height, width), the predicted classes.
+        truth: (height, width); pixels that are `IGNORED` do not count.
+        classes: number of classes.
+    """
     import torch
 
     from graticule.lab.data.dense import IGNORED

@@ -8,9 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from pydantic import Field
 
 from graticule.registry.checks import parse_sizes
+from graticule.registry.fields import Flag
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,11 +35,11 @@ class Metric:
     decimals: number of decimals shown.
     """
 
-    key: str
-    label: str
-    unit: str
-    highest: bool
-    decimals: int = 2
+    key: Annotated[str, Field(min_length=1, max_length=40)]
+    label: Annotated[str, Field(max_length=40)]
+    unit: Annotated[str, Field(max_length=40)]
+    highest: Flag
+    decimals: Annotated[int, Field(strict=True, ge=0, le=12)] = 2
 
     @property
     def column(self) -> str:

@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from graticule.lab.tasks.parts.detection_scores import CocoScores, detection_confusion, encoded
-from graticule.lab.tasks.segmentation import class_ious, confusion, counted, mean_iou
+from graticule.lab.tasks.segmentation import class_ious, confusion, mean_iou, per_class
 
 
 def truth_of(number, boxes, labels, crowd=(), size=(60, 90)):
@@ -152,6 +152,6 @@ def test_intersection_over_union_is_that_of_a_case_by_hand():
     truth = torch.tensor([[0, 0, 1], [1, 2, 255]])
     found = torch.tensor([[0, 1, 1], [1, 1, 0]])
     assert confusion(found, truth, 4).tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    counts = counted(found, truth, 4)
+    counts = per_class(confusion(found, truth, 4))
     assert class_ious(counts) == [50.0, 50.0, 0.0, None]  # 1/2, 2/4, 0/1, and an absent class
     assert mean_iou(counts) == pytest.approx(100 / 3)
