@@ -103,6 +103,7 @@ def test_a_frozen_published_model_is_the_backbone_of_a_segmenter_and_of_a_detect
     model.save_pretrained(tmp_path / "source")
     for name in ("scenes_segmentation", "scenes_detection"):
         words = ["--quick", "--model", tmp_path / "source", "--patch-size", 4, "--freeze", "all-but-head"]
+        words += ["--limit-train", 4, "--limit-test", 2, "--epochs", 1]
         code, _, err = run_command(capsys, "train", name, *words, "--output", tmp_path / name)
         assert code == 0, err
         found = Run(tmp_path / name).model().backbone.state_dict()

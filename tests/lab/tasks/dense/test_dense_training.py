@@ -31,10 +31,10 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def whole(kind, tmp_path_factory):
-    """Train a run with all random options."""
-    return train(kind(**RICH), tmp_path_factory.mktemp("dense") / "run", progress=False)
+@pytest.fixture
+def whole(kind, request):
+    """Return the run with all random options."""
+    return request.getfixturevalue("detection_run" if kind is detector else "segmentation_run")
 
 
 def die_at(recipe, folder, step):

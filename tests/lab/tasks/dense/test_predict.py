@@ -11,7 +11,6 @@ from PIL import Image
 from commands import refused, run_command
 from graticule.lab.figures.pictures import color, picture
 from graticule.lab.pages.run_report import dense_report
-from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import Found, Prediction, above, image_ids
 
@@ -19,16 +18,12 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Train a detector with masks, a segmentation model and a classifier, one step each."""
-    folder = tmp_path_factory.mktemp("predict")
-    small = {"limit_train": 4, "limit_test": 2, "epochs": 1}
+def runs(tmp_path_factory, segmentation_run, plain_run):
+    """Return runs of a segmentation model, of a classifier, and of a detector with masks, of one step."""
+    folder, small = tmp_path_factory.mktemp("predict"), {"limit_train": 4, "limit_test": 2, "epochs": 1}
     masks = detector(head="mask_rcnn(score=0.0, most=5)", neck="simple_pyramid(channels=8)", **small)
-    digits = Recipe(
-        model_kwargs=("depth=1",), limit_train=20, limit_test=10, batch_size=20, epochs=1, accelerator="cpu"
-    )
-    recipes = {"detection": masks, "segmentation": segmenter(**small), "classification": digits}
-    return {name: train(recipe, folder / name, progress=False) for name, recipe in recipes.items()}
+    detection = train(masks, folder / "detection", progress=False)
+    return {"detection": detection, "segmentation": segmentation_run, "classification": plain_run}
 
 
 @pytest.fixture
