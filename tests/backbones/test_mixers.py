@@ -72,26 +72,6 @@ def test_full_sizes_have_timms_parameters_and_names():
         assert {key: v.shape for key, v in graticule.published_state_dict(ours).items()} == shapes, name
 
 
-@pytest.mark.parametrize("name", ["mixer_s16_224", "resmlp_12_224"])
-def test_a_whole_model_of_timms_gives_timms_outputs(name):
-    """At its default size, in float32."""
-    theirs = draw_small(timm.create_model(name)).eval()
-    ours = graticule.create_model(name).eval()
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(1, 3, 224, 224)
-    with torch.no_grad():
-        expected = theirs(x)
-        assert expected.std() > 0
-        torch.testing.assert_close(ours(x) / expected.std(), expected / expected.std(), rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def draw_small(model):
-    """Draw the head, which starts at zero, and keep timm's initial values of the others."""
-    torch.nn.init.normal_(model.head.weight, std=0.1)
-    return model
-
-
 def test_layer_scales_start_as_timms():
     for name in ("resmlp_12_224", "resmlp_24_224", "resmlp_36_224"):
         ours = graticule.create_model(name, num_blocks=1, embed_dim=8, img_size=32, groups=2)

@@ -92,20 +92,6 @@ def test_it_is_timms_swin_for_images_that_windows_do_not_tile(built):
         assert_same(ours.forward_features(x), theirs.forward_features(x).flatten(1, 2))
 
 
-@in_turn("built", BUILT)
-@torch.no_grad()
-def test_its_published_names_are_timms_and_timm_takes_them(built):
-    kwargs, sizes = BUILT[built]
-    theirs, ours = timms(**kwargs), swin(**kwargs)
-    published = published_state_dict(ours)
-    assert {name: value.shape for name, value in published.items()} == {
-        name: value.shape for name, value in theirs.state_dict().items()
-    }
-    theirs.load_state_dict(published, strict=True)
-    x = wide(*sizes[-1])
-    assert_same(ours(x), theirs(x))
-
-
 def resampled(table, old, new):
     """Resample a bias table from windows `old` to `new`, by PyTorch's bicubic interpolation with antialias."""
     maps = table.T.unflatten(1, [2 * side - 1 for side in old])

@@ -682,11 +682,6 @@ def test_a_folded_model_is_refused_and_an_unfolded_one_is_not():
     assert set(transfer(unfold(model), state).totals) == {"loaded"}
 
 
-def test_a_model_without_a_position_is_refused():
-    with pytest.raises(ValueError, match="`model` must be a backbone with a `position`, got Linear"):
-        transfer(torch.nn.Linear(2, 2), drawn().state_dict())
-
-
 def test_another_width_is_refused_with_both_shapes():
     state = drawn(embed_dim=48).state_dict()
     assert_refused(drawn(), state, r"blocks.0.attn.qkv.weight is \(144, 48\) where the model has \(72, 24\)")

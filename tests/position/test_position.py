@@ -1,6 +1,5 @@
 """Functions of the tokens that layers get: their insert positions, merging, stages, folding, and their effect."""
 
-import copy
 from functools import partial
 from itertools import pairwise
 
@@ -345,20 +344,6 @@ def assert_stands_for(folded, original, dim=12):
                 assert_near(mine, theirs)
 
 
-FOLDED = [
-    ("peg(places=[-1, 0, 2])", {}),
-    ("peg(acts_on='queries_keys')", {}),
-    ("peg(layers=2)", {}),
-    ("peg+learnable", {"joining": "lape"}),
-    ("learnable+peg(places=-1)", {}),
-    ("convolutional_projection", {}),
-    ("shaw", {}),
-    ("shaw+relative_bias", {}),
-    ("peg+shaw+relative_bias+sinusoidal_2d", {"joining": "shared"}),
-]
-folded_ones = pytest.mark.parametrize(("encoding", "kwargs"), FOLDED, ids=[f"{e}-{k}" for e, k in FOLDED])
-
-
 def test_folding_makes_constants_of_tables_and_keeps_functions():
     original = build("peg+learnable", joining="lape").eval()
     folded = FoldedPosition(original, GRID).eval()
@@ -375,35 +360,6 @@ def test_folding_makes_constants_of_tables_and_keeps_functions():
     assert torch.equal(folded(GRID)[0].inner, constants["layer0_inner"])
     folded.fold()
     assert_stands_for(folded, original)
-
-
-@folded_ones
-def test_loading_a_state_dict_changes_constants_and_functions_alike(encoding, kwargs):
-    first, second = build(encoding, **kwargs).eval(), build(encoding, **kwargs).eval()
-    folded = FoldedPosition(first, GRID).eval()
-    assert list(folded.state_dict()) == list(second.state_dict())
-    with pytest.raises(AssertionError):
-        assert_stands_for(folded, second)
-    folded.load_state_dict(second.state_dict(), strict=True)
-    assert_stands_for(folded, second)
-
-
-@folded_ones
-def test_a_copy_of_a_folded_position_shares_nothing(encoding, kwargs):
-    original = build(encoding, **kwargs).eval()
-    folded = FoldedPosition(original, GRID).eval()
-    kept, other = copy.deepcopy(original), copy.deepcopy(folded)
-    assert_stands_for(other, kept)
-    mine = {value.data_ptr() for value in [*folded.parameters(), *folded.buffers()]}
-    assert not mine & {value.data_ptr() for value in [*other.parameters(), *other.buffers()] if value.numel()}
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1)
-    other.fold()
-    assert_stands_for(folded, kept)
-    assert_stands_for(other, other.original)
-    with pytest.raises(AssertionError):
-        assert_stands_for(other, kept)
 
 
 # Sensitivity of models with a PEG

@@ -96,6 +96,14 @@ def test_it_is_unfolded_folded_for_one_size_and_resized(folded, cases):
     same(unfold(fold(folded, sizes=1))(cases[1][1][0]), cases[1][1][1])
 
 
+def test_a_new_size_leaves_batch_norm_in_evaluation():
+    model = draw(tiny("peg(layers=2)")).double().train()
+    folded = fold(copy.deepcopy(model), sizes=2)
+    for size in SIZES[:2]:
+        x = images(*size, dtype=torch.float64)
+        same(folded(x), model.eval()(x))
+
+
 def test_it_refuses_to_be_trained(folded, cases):
     with pytest.raises(RuntimeError, match=r"the model is folded.*graticule.unfold\(model\)"):
         folded.train()(cases[1][0][0])

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,11 @@ class Folded(Position):
     def original(self) -> Position:
         """The position that is folded."""
         return self._original[0]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, also of the original, from which it is taken when the constants are computed again."""
+        self.original.train(mode)
+        return super().train(mode)
 
     def set_grid(self, grid: Grid) -> None:
         """Set the grid of the parameters, and compute the constants again."""

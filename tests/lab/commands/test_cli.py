@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from commands import refused, run_command
 from graticule.lab.tasks.classification import Recipe
@@ -461,17 +460,6 @@ def test_an_unusable_checkpoint_is_named(capsys, tmp_path, trained, case):
     assert {"truncated": "truncated", "foreign": "not a checkpoint", "hostile": "run code", "classes": "7 classes"}[
         case
     ] in err
-
-
-def test_weights_load_anywhere_by_their_published_names(trained, tmp_path):
-    import graticule
-
-    model = graticule.create_model("vit_nano_patch4_28", joining="lape")
-    graticule.load_checkpoint(model, trained.weights)
-    save_file(graticule.published_state_dict(model), tmp_path / "published.safetensors")
-    again = graticule.create_model("vit_nano_patch4_28", joining="lape")
-    graticule.load_checkpoint(again, tmp_path / "published.safetensors")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(capsys, tmp_path):
