@@ -252,7 +252,7 @@ def page(records: list[dict[str, str]]) -> str:
 
 def picture(found: Scores, choices: list[str]) -> Figure:
     """Plot the mean top-1 as a heatmap: one row per encoding, one column per size, on a canvas and zoomed."""
-    figure = Figure(figsize=(8.6, 0.27 * len(choices) + 1.3), layout="constrained")
+    figure = Figure(figsize=(7.6, 0.27 * len(choices) + 1.3), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for ax, mode in zip(panels, MODES, strict=True):
         values = [[fmean(found[c, "plain", mode][size]) for size in SIZES] for c in choices]
@@ -274,7 +274,7 @@ def picture(found: Scores, choices: list[str]) -> Figure:
 
 def lines(found: Scores) -> Figure:
     """Plot the top-1 of some choices against the number of tokens, each line with its name beside its end."""
-    figure = Figure(figsize=(10.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
     shares = [height * width / (TRAINED[0] * TRAINED[1]) for height, width in SIZES]
     for ax, mode in zip(figure.subplots(1, 2, sharey=True), MODES, strict=True):
         decorate(ax)
@@ -286,15 +286,15 @@ def lines(found: Scores) -> Figure:
             ends[choice] = means[-1]
         order = sorted(ends, key=lambda choice: ends[choice])
         up, down = 0.0, {}
-        for choice in reversed(order):  # names 5.2 points apart, from above and from below; the mean of both is drawn
-            down[choice] = min([ends[choice], *(height - 5.2 for height in down.values())])
+        for choice in reversed(order):  # names 5.8 points apart, from above and from below; the mean of both is drawn
+            down[choice] = min([ends[choice], *(height - 5.8 for height in down.values())])
         for choice in order:
-            up = max(ends[choice], up + 5.2)
+            up = max(ends[choice], up + 5.8)
             color = line_style(DRAWN.index(choice))["color"]
             at = (shares[-1] * 1.07, (up + down[choice]) / 2)
-            ax.annotate(choice, (shares[-1], ends[choice]), at, va="center", fontsize=10, color=color)
+            ax.annotate(choice, (shares[-1], ends[choice]), at, va="center", fontsize=9, color=color)
         ax.set_xscale("log")
-        ax.set_xlim(0.94, 9)
+        ax.set_xlim(0.94, 10.5)
         ax.set_ylim(0, 100)
         ax.set_xticks(shares, [f"{share:.3g}x" for share in shares])
         ax.set_xticks([], minor=True)

@@ -187,7 +187,7 @@ def forest(asked: Sequence[Asked], found: Sequence[Contrast]) -> Figure:
         label = f"{one.question}  {one.label}" if one.question != last else one.label
         last = one.question
         scaled.append(contrast.scaled(textwrap.fill(label, 52)))
-    figure = Figure(figsize=(8, 0.9 + 0.34 * len(scaled)), layout="constrained")
+    figure = Figure(figsize=(7.6, 0.9 + 0.34 * len(scaled)), layout="constrained")
     ax = figure.subplots()
     draw_forest(ax, scaled)
     ax.set_xscale("symlog", linthresh=2)

@@ -111,7 +111,7 @@ def task_sheet(seed: int = 0) -> Figure:
     """Draw the first test picture of each task on a plane, with its question, marks and answer."""
     tasks = [name for name, kind in TASKS.items() if "plane" in kind.surfaces]
     rows = math.ceil(len(tasks) / _COLUMNS)
-    figure = Figure(figsize=(1.95 * _COLUMNS, 3.0 * rows), layout="constrained")
+    figure = Figure(figsize=(1.9 * _COLUMNS, 3.0 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
     for ax in panels:
         ax.set_axis_off()

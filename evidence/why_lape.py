@@ -233,7 +233,7 @@ def forest(rows: Sequence[tuple[str, str, Contrast]]) -> Figure:
     names = [name for name, _ in CONTRASTS.values() if any(one[0] == name for one in rows)]
     counts = [sum(contrast == name for contrast, *_ in rows) for name in names]
     heights = [max(counts[at : at + 2]) + 2.5 for at in range(0, len(names), 2)]
-    figure = Figure(figsize=(8, 0.5 + 0.22 * sum(heights)), layout="constrained")
+    figure = Figure(figsize=(7.6, 0.5 + 0.22 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(heights), 2, sharex=True, height_ratios=heights).flat
     for panel, name in zip(panels, names, strict=False):
         title = f"{name}: {next(said for short, said in CONTRASTS.values() if short == name)}"
@@ -249,7 +249,7 @@ def forest(rows: Sequence[tuple[str, str, Contrast]]) -> Figure:
 def accuracies(docs: Path) -> Figure:
     """Draw the accuracy of every choice and seed on digits, at the trained size and at two others."""
     scores, study = read_scores("lape_place", docs / "data"), load("lape_place")
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for panel, at in zip(panels, (TRAINED, "zoom 40", "canvas 40"), strict=True):
         for row, choice in enumerate(study.choices):
@@ -299,7 +299,7 @@ def prediction_table(docs: Path) -> str:
 def share_figure(docs: Path) -> Figure:
     """Draw the share of position by layer before and after training, and the gain against the share before."""
     shares = read_records(docs / "data" / "why_lape_shares.csv", Share)
-    figure = Figure(figsize=(8, 6.6), layout="constrained")
+    figure = Figure(figsize=(7.6, 6.6), layout="constrained")
     panels = figure.subplots(2, 2).flatten()
     for panel, when in zip(panels, ("before", "after"), strict=False):
         for number, choice in enumerate(load("lape_place").choices):

@@ -10,6 +10,10 @@ from sphinx.application import Sphinx
 #: A signature of several lines, which Sphinx writes as a list of definitions without terms.
 SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.DOTALL)
 
+#: A figure of one of the pages, and a link that is all that a cell of a table has.
+FIGURE = re.compile(r'<p>(<img [^>]*src="(?:\.\./)*_images/\w+\.png"[^>]*>)</p>')
+ALONE = re.compile(r'<td>(<p>)?<a class="([^"]*)"([^>]*)>(<span class="std std-doc">)?([^<]*)(?=</)')
+
 
 def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Give captions a heading level, make code and tables focusable, and write signatures as plain lines."""
@@ -19,12 +23,21 @@ def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctr
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        body = body.replace('<span class="pre">-', '<span class="pre option-name">-')
+        body = FIGURE.sub(r'<p class="figure-line" tabindex="0">\1</p>', body)
+        body = ALONE.sub(_alone, body)
         context["body"] = SIGNATURE.sub(_lines, body)
 
 
 def _lines(match: re.Match[str]) -> str:
     lines = match[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
     return f'<span class="signature-lines">{lines}</span>'
+
+
+def _alone(match: re.Match[str]) -> str:
+    """Return a cell whose link is large enough to be hit, and whose name breaks at its underscores."""
+    paragraph, style, rest, span, name = (part or "" for part in match.groups())
+    return f'<td>{paragraph}<a class="{style} only-link"{rest}>{span}{name.replace("_", "_<wbr>")}'
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

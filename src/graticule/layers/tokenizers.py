@@ -63,7 +63,7 @@ class Patches(PatchEmbed):
         if self.frames > 1:
             x = x[:, :, None].expand(-1, -1, self.frames, -1, -1)
         elif len(self.reduction) == 2:
-            return cast("Tensor", cast("Any", super()).forward(x))
+            return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
         tokens: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
         return tokens
 

@@ -25,7 +25,7 @@ def test_a_gym_prints_a_table_per_size_and_the_names_of_its_files(tmp_path, caps
     out, err = capsys.readouterr()
     assert "1 of 2: border, encoding=none, seed 0: " in err and "2 of 2" in err
     assert "6 x 6 cells, as in training" in out and "8 x 8 cells, trained on 6 x 6" in out
-    assert "encoding=peg" in out and f"wrote {tmp_path}/gym.csv, " in out
+    assert "\npeg " in out and f"wrote {tmp_path}/gym.csv, " in out
     # a single choice by its options
     assert main(["gym", "--encoding", "sandwich", "--tasks", "border", *options]) == 0
     assert read_profile(tmp_path / "gym.csv").choices == ["encoding=sandwich", "encoding=none", "encoding=peg"]

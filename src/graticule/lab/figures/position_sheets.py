@@ -79,7 +79,7 @@ def correlation_sheet(correlations: Correlations, title: str, limits: Limits = (
     columns = math.ceil(len(panels) / bands)
     shape, (height, width) = correlations.grid.shape, in_slices(correlations.grid.shape)
     # every length is in inches and every panel is placed by hand: no layout engine makes them all alike
-    side, gap, left, right, top, bottom = 1.7, 0.12, 0.6, 1.0, 0.45, 0.55
+    side, gap, left, right, top, bottom = 1.4, 0.12, 0.6, 1.0, 0.45, 0.55
     across = side * min(1.0, 1.6 * width / height)  # of a map, narrower than its column on a tall grid
     down = across * height / width if height > 1 else 0.7
     band_height = 0.3 + side + 0.1 + down + 0.35  # name, pairs, gap, map, number

@@ -107,9 +107,9 @@ class Profile:
     def table(self, side: int) -> list[tuple[str, ...]]:
         """Return a header and one row per choice: normalized scores in percent, with the deviation over seeds."""
         rows = [("choice", "parameters (maximum)", *self.tasks)]
-        for choice in self.choices:
+        for choice, name in zip(self.choices, choice_labels(self.choices), strict=True):
             parameters = max(row.parameters for row in self.rows if row.choice == choice)  # heads differ
-            rows.append((choice, f"{parameters:,}", *(self._cell(choice, task, side) for task in self.tasks)))
+            rows.append((name, f"{parameters:,}", *(self._cell(choice, task, side) for task in self.tasks)))
         return rows
 
     def _cell(self, choice: str, task: str, side: int) -> str:
@@ -121,12 +121,12 @@ class Profile:
     def steps_table(self) -> list[tuple[str, ...]]:
         """Return a header and one row per choice: the mean training steps; training stops if a task is solved."""
         rows = [("choice", *self.tasks)]
-        for choice in self.choices:
+        for choice, name in zip(self.choices, choice_labels(self.choices), strict=True):
             by_task = {
                 task: [row.steps for row in self.rows if (row.choice, row.task) == (choice, task)]
                 for task in self.tasks
             }
-            rows.append((choice, *(f"{fmean(steps):.0f}" if steps else "-" for steps in by_task.values())))
+            rows.append((name, *(f"{fmean(steps):.0f}" if steps else "-" for steps in by_task.values())))
         return rows
 
     def markdown(self) -> str:
@@ -173,8 +173,6 @@ def merged(kept: Profile, new: Sequence[Row], order: Mapping[tuple[str, str, int
     )
 
 
-#: More choices than this have the panels of a heat map side by side.
-MOST_STACKED = 16
 #: Lower scores are not written out: they are below chance by more than means anything.
 LOWEST = -0.2
 
@@ -183,12 +181,10 @@ def heat_map(profile: Profile, title: str = "") -> Figure:
     """Draw the normalized scores, one panel per size, one row per choice, one column per task, with the deviations."""
     sides, choices, tasks = profile.sides, profile.choices, profile.tasks
     names = choice_labels(choices)
-    stacked = len(choices) <= MOST_STACKED
-    across, down = (1, len(sides)) if stacked else (len(sides), 1)
     cell = 0.4 if len(profile.seeds) > 1 else 0.26
-    wide = 1.1 + min(0.075 * max(map(len, names)), 4.5) + 0.46 * len(tasks) * across
-    figure = Figure(figsize=(wide, (1.1 + cell * len(choices)) * down), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
+    wide = 0.8 + min(0.065 * max(map(len, names)), 4.5) + 0.4 * len(tasks)
+    figure = Figure(figsize=(wide, (1.1 + cell * len(choices)) * len(sides)), layout="constrained")
+    panels = figure.subplots(len(sides), 1, squeeze=False, sharey=True).flatten()
     scale: dict[str, Any] = {"cmap": SIMILARITY, "norm": Normalize(0, 1)}
     for ax, side in zip(panels, sides, strict=True):
         means = np.array([[profile.mean(choice, task, side) for task in tasks] for choice in choices])
