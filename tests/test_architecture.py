@@ -162,3 +162,13 @@ def test_an_arrow_going_up_is_found():
     assert all(complaint(*arrow) for arrow in up)
     down = [("backbones", "layers"), ("lab.recipes", "graticule"), ("lab.commands", "analysis"), ("hub", "hub")]
     assert not any(complaint(*arrow) for arrow in down)
+
+
+def test_super_is_called_for_an_attribute_at_once():
+    """From Python 3.12 on, torch.compile traces `super().forward(x)`, but not `super()` as a value."""
+    for file in FILES:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        taken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
+                assert id(node) in taken, f"{file}, line {node.lineno}"

@@ -23,6 +23,7 @@ def repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doctr
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+        body = body.replace('display="block"', 'display="block" tabindex="0"')
         body = body.replace('<span class="pre">-', '<span class="pre option-name">-')
         body = FIGURE.sub(r'<p class="figure-line" tabindex="0">\1</p>', body)
         body = ALONE.sub(_alone, body)

@@ -377,7 +377,7 @@ def test_the_command_checks_a_model_of_timm_by_name(capsys):
 
 def test_an_invalid_check_is_refused_in_one_line(file, capsys):
     for arguments, said in (
-        (["no_such_model"], "`MODEL` must be one of"),
+        (["no_such_model"], "there is no such model"),
         ([f"{file}:clena"], "did you mean 'clean'"),
         ([f"{file}:needs"], "must need no arguments, got size"),
         ([f"{file}:number"], "must be a module or a function that builds one, got 3"),

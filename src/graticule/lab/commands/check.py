@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional, Rare
 from graticule.lab.commands.options import JsonOutput, Output, parse
-from graticule.lab.commands.targets import TIMM, is_published
+from graticule.lab.commands.targets import TIMM, check_name, is_published
 from graticule.lab.terminal import bar
-from graticule.registry.checks import known_name, parse_sizes
+from graticule.registry.checks import parse_sizes
 from graticule.system.files import write_text
 
 if TYPE_CHECKING:
@@ -261,12 +261,12 @@ def _model(target: str, sizes: dict[str, tuple[int, int]]) -> tuple[str, nn.Modu
     import timm
     import torch
 
-    from graticule.backbones.registry import create_model, list_models
+    from graticule.backbones.registry import create_model
     from graticule.external.images import pair
 
     target = target.removeprefix(TIMM)
     if not timm.is_model(target):
-        known_name("MODEL", target, [*list_models(), *timm.list_models()])
+        check_name(target)
         return target, create_model(target)
     layers: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (2, 2, 2, 2)}, {})
     image = sizes.get("img_size")

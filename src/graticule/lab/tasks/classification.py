@@ -129,7 +129,9 @@ class Recipe(TrainingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.img_size) not in (2, 3):
-            raise ValueError(f"`img_size` must be height and width, or depth, height and width, got {self.img_size}.")
+            raise ValueError(
+                f"`img_size` must be height and width, such as 64 64, or depth, height and width, got {self.img_size}."
+            )
         sizes = parse_sizes(self.train_sizes, "train_sizes", len(self.img_size))
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"`train_sizes` must be different sizes, got {' '.join(self.train_sizes)}.")
