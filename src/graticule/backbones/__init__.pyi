@@ -4,7 +4,6 @@ from .ceit import CeitTransformer as CeitTransformer
 from .compact import CompactTransformer as CompactTransformer
 from .convit import ConVit as ConVit
 from .cpvt import ConditionalVisionTransformer as ConditionalVisionTransformer
-from .gfnet import GfNet as GfNet
 from .gmlp import GMlp as GMlp
 from .language import LanguageModel as LanguageModel
 from .language import TextCache as TextCache
@@ -12,6 +11,7 @@ from .language import create_language_model as create_language_model
 from .language import generate as generate
 from .language import list_language_arguments as list_language_arguments
 from .language import list_language_models as list_language_models
+from .mixer import GfNet as GfNet
 from .mixer import Mixer as Mixer
 from .mixer import ResMlp as ResMlp
 from .mvit import MultiscaleVisionTransformer as MultiscaleVisionTransformer

@@ -1,4 +1,4 @@
-"""MLP-Mixer and ResMLP: tokens are mixed by the weights of the position, then channels by an MLP."""
+"""MLP-Mixer, ResMLP and GFNet: tokens are mixed by the weights of the position, then channels by an MLP."""
 
 from __future__ import annotations
 
@@ -123,13 +123,18 @@ class MixerBlock(nn.Module):
 
     def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
         """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
-        if position.mixing is None:
-            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
-        y = position.inside(self.norm1(x))
-        y = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
+        y = self.mix(x, position, windows)
         x = x + self.drop_path(y if self.ls1 is None else self.ls1 * y)
         y = self.mlp_channels(self.norm2(x))
         mixed: Tensor = x + self.drop_path(y if self.ls2 is None else self.ls2 * y)
+        return mixed
+
+    def mix(self, x: Tensor, position: LayerPosition, windows: Windows | None) -> Tensor:
+        """Normalize tokens x: (B, N, D), and mix them."""
+        if position.mixing is None:
+            raise ValueError("`position` must say how tokens are mixed, got nothing; use a mixing encoding.")
+        y = position.inside(self.norm1(x))
+        mixed: Tensor = self.mix_drop(mix_tokens(y, position.mixing, position.spatial_bias, windows))
         return mixed
 
 
@@ -237,6 +242,63 @@ class ResMlp(Mixer):
 #: Parts of names in the authors' code of ResMLP, and in timm.
 _AUTHORS = (("patch_embed.", "stem."), (".attn.", ".linear_tokens."), (".mlp.", ".mlp_channels."), (".gamma_", ".ls"))
 
+
+@register_notrace_module  # torch.fx records the call as one node: the computation depends on the position
+class FilterBlock(MixerBlock):
+    r"""A block that mixes tokens by the position's weights, then channels by an MLP, with one residual connection.
+
+    .. math:: x' = x + MLP(LN(W (LN(x) + p) + b))
+
+    where W is `mixing` of the layer's position, b its `spatial_bias` and p its `inner`, if any.
+
+    Reference: GFNet (Rao et al., 2021), section 3.2 and its code.
+    """
+
+    def forward(self, x: Tensor, position: LayerPosition, windows: Windows | None = None) -> Tensor:
+        """Map tokens x: (B, N, D) to (B, N, D); they are mixed within `windows`, or on the whole grid."""
+        y = self.mix(x, position, windows)
+        mixed: Tensor = x + self.drop_path(self.mlp_channels(self.norm2(y)))
+        return mixed
+
+
+class GfNet(Mixer):
+    """GFNet with any mixing encoding instead of its global filter; a pyramid of one stage.
+
+    By default it is GFNet as published: a learnable table, added once, and a filter per channel in every layer
+    ('learnable + global_filter'), applied as a convolution over displacements. `load_state_dict` accepts the weights
+    of the authors' code.
+
+    Reference: Global Filter Networks for Image Classification (GFNet, Rao et al., 2021).
+
+    Args:
+        groups: groups of channels that share a filter; one per channel by default.
+        others: as `Mixer`, except `layer_scale`.
+    """
+
+    default_encoding = "learnable + global_filter"
+    published_parts = (("stem.", "patch_embed."), (".mlp_channels.", ".mlp."))  # in the authors' code
+    encoding_options: ClassVar = {"global_filter": {"bias": False, "product": "displacement"}}
+
+    def __init__(
+        self,
+        position: PositionBuilder,
+        embed_dim: int = 256,
+        num_blocks: int = 12,
+        groups: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("layer_scale") is not None:
+            raise ValueError(f"`layer_scale` must be left out in GFNet, got {kwargs['layer_scale']}.")
+        super().__init__(
+            position,
+            embed_dim=embed_dim,
+            num_blocks=num_blocks,
+            groups=embed_dim if groups is None else groups,
+            block_layer=FilterBlock,
+            **kwargs,
+        )
+
+
 _HALF = (0.5, 0.5, 0.5)
 _BASE, _LARGE = {"embed_dim": 768, "num_blocks": 12}, {"embed_dim": 1024, "num_blocks": 24}
 register_sizes(
@@ -266,3 +328,13 @@ register_sizes(
 )
 register_small("MLP-Mixer", "mixer_s16_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)
 register_small("ResMLP", "resmlp_12_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)
+register_sizes(
+    GfNet,
+    {
+        "gfnet_ti_224": Size(7_511_784),
+        "gfnet_xs_224": Size(15_985_768, {"embed_dim": 384}),
+        "gfnet_s_224": Size(24_869_608, {"embed_dim": 384, "num_blocks": 19}),
+        "gfnet_b_224": Size(43_120_616, {"embed_dim": 512, "num_blocks": 19}),
+    },
+)
+register_small("GFNet", "gfnet_ti_224", img_size=32, embed_dim=16, num_blocks=2, groups=2)
