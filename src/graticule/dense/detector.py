@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -133,11 +133,9 @@ class Detector(DenseModel, ABC):
 
 
 #: The arguments of a class that are not options.
-_CONTEXT = frozenset({"self", "features", "num_classes"})
+_CONTEXT = frozenset({"features", "num_classes", "build", "parts", "head", "anchors"})
 #: Detectors by name: the values of the argument `head`.
-HEADS: Registry[type[Detector]] = Registry(
-    "head", Detector, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
-)
+HEADS: Registry[type[Detector]] = Registry("head", Detector, lambda kind: options_of(kind, _CONTEXT), "graticule.dense")
 register_head = HEADS.register
 
 
@@ -202,8 +200,48 @@ class Anchors(AnchorGenerator):
 _CONVS = 4
 
 
+class OneStageDetector(Detector, ABC):
+    """A detector that classifies each cell of the maps, or its anchors, and regresses a box.
+
+    Args:
+        features: images to feature maps.
+        num_classes: number of classes of objects.
+        convs: convolutions before the classifier, and before the regression, with any norm and activation after each.
+        score: see `Detector`.
+        nms: see `Detector`.
+        most: see `Detector`.
+        build: the detector of torchvision.
+        head: its head, of which convolutions are removed.
+        anchors: the anchors of each level.
+    """
+
+    neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
+
+    def __init__(
+        self,
+        features: Features,
+        num_classes: int,
+        convs: int = 4,
+        score: float = 0.05,
+        nms: float = 0.5,
+        most: int = 100,
+        *,
+        build: Callable[..., Any],
+        head: Any,
+        anchors: Anchors,
+    ) -> None:
+        if not 0 <= convs <= _CONVS:
+            raise ValueError(f"`convs` must be from 0 to {_CONVS}, got {convs}.")
+        for part in (head.classification_head, head.regression_head):
+            part.conv = part.conv[: convs * len(part.conv) // _CONVS]
+        thresholds = {"score_thresh": score, "nms_thresh": nms, "detections_per_img": most}
+        super().__init__(
+            features, num_classes, build(features, num_classes, anchor_generator=anchors, head=head, **thresholds)
+        )
+
+
 @register_head("retinanet")
-class RetinaNet(Detector):
+class RetinaNet(OneStageDetector):
     """Classifies the anchors of each cell, nine by default, with the focal loss, and refines their boxes.
 
     torchvision's, with mmdetection's anchors (`Anchors`). For one image the losses are mmdetection's, which adds the
@@ -216,84 +254,38 @@ class RetinaNet(Detector):
     Reference: Focal Loss for Dense Object Detection (Lin et al., 2017).
 
     Args:
-        convs: convolutions before the classifier, and before the regression.
         scale: side of the smallest square anchors, in strides of their map (mmdetection's octave_base_scale).
         octave: anchors per octave of sides (scales_per_octave).
         ratios: height / width of the anchors of a cell.
     """
 
-    neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
-
     def __init__(
         self,
         features: Features,
         num_classes: int,
-        convs: int = 4,
         scale: float = 4.0,
         octave: int = 3,
         ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
-        score: float = 0.05,
-        nms: float = 0.5,
-        most: int = 100,
+        **others: Any,
     ) -> None:
         if not ratios:
             raise ValueError(f"`ratios` must have at least one ratio, got {ratios}.")
         anchors = Anchors(features.strides, [scale * 2 ** (step / octave) for step in range(octave)], ratios)
         head = RetinaNetHead(features.out_channels, octave * len(ratios), num_classes)
-        _keep(head, convs)
-        model = TorchvisionRetinaNet(
-            features,
-            num_classes,
-            anchor_generator=anchors,
-            head=head,
-            score_thresh=score,
-            nms_thresh=nms,
-            detections_per_img=most,
-        )
-        super().__init__(features, num_classes, model)
+        super().__init__(features, num_classes, build=TorchvisionRetinaNet, head=head, anchors=anchors, **others)
 
 
 @register_head("fcos")
-class Fcos(Detector):
+class Fcos(OneStageDetector):
     """Predicts the box of each cell by its distances to the four sides, without anchors; torchvision's.
 
     An object is learned by the cells whose point lies in its box, so one smaller than the finest stride may never be
     learned.
 
     Reference: FCOS (Tian et al., 2019).
-
-    Args:
-        convs: convolutions before the classifier, and before the regression.
     """
 
-    neck_options: ClassVar = {"first": 1, "extra": "convolutions"}
-
-    def __init__(
-        self,
-        features: Features,
-        num_classes: int,
-        convs: int = 4,
-        score: float = 0.05,
-        nms: float = 0.6,
-        most: int = 100,
-    ) -> None:
+    def __init__(self, features: Features, num_classes: int, nms: float = 0.6, **others: Any) -> None:
         head = FCOSHead(features.out_channels, 1, num_classes)
-        _keep(head, convs)
-        model = FCOS(
-            features,
-            num_classes,
-            anchor_generator=Anchors(features.strides, (1.0,), (1.0,)),
-            head=head,
-            score_thresh=score,
-            nms_thresh=nms,
-            detections_per_img=most,
-        )
-        super().__init__(features, num_classes, model)
-
-
-def _keep(head: Any, count: int) -> None:
-    """Keep the first `count` of the four convolutions, with any norm and activation after each, in both branches."""
-    if not 0 <= count <= _CONVS:
-        raise ValueError(f"`convs` must be from 0 to {_CONVS}, got {count}.")
-    for part in (head.classification_head, head.regression_head):
-        part.conv = part.conv[: count * len(part.conv) // _CONVS]
+        anchors = Anchors(features.strides, (1.0,), (1.0,))
+        super().__init__(features, num_classes, nms=nms, build=FCOS, head=head, anchors=anchors, **others)

@@ -139,11 +139,9 @@ def square_patch(patch: tuple[int, int]) -> int:
 
 
 #: The arguments of a class that are not options.
-_CONTEXT = frozenset({"self", "backbone", "inputs", "strides"})
+_CONTEXT = frozenset({"backbone", "inputs", "strides"})
 #: Readers and necks by name: the values of the argument `neck`. Only the first of several can be a reader.
-NECKS: Registry[type[Levels]] = Registry(
-    "neck", Levels, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
-)
+NECKS: Registry[type[Levels]] = Registry("neck", Levels, lambda kind: options_of(kind, _CONTEXT), "graticule.dense")
 register_neck = NECKS.register
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -174,13 +174,56 @@ class RegionDetector(Detector, ABC):
     Args:
         features: images to feature maps.
         num_classes: number of classes of objects.
-        model: the detector of torchvision, whose samplers and second stage are replaced.
+        regions: proposals per image that the second stage learns from.
+        proposals: proposals per image that are kept, of which it learns and which it classifies.
+        hidden: channels of its two linear layers.
+        scale: side of the square anchors, in strides of their map.
+        ratios: height / width of the anchors of a cell.
+        score: see `Detector`.
+        nms: see `Detector`.
+        most: see `Detector`.
+        build: the detector of torchvision, whose samplers and second stage are replaced.
+        parts: returns further arguments of it.
     """
 
     neck_options: ClassVar = {"extra": "pool"}
     first_class = 1
 
-    def __init__(self, features: Features, num_classes: int, model: Any) -> None:
+    def __init__(
+        self,
+        features: Features,
+        num_classes: int,
+        regions: int = 512,
+        proposals: int = 1000,
+        hidden: int = 1024,
+        scale: float = 8.0,
+        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
+        score: float = 0.05,
+        nms: float = 0.5,
+        most: int = 100,
+        *,
+        build: Callable[..., Any] = FasterRCNN,
+        parts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        if hidden < 1 or not ratios:
+            raise ValueError(f"`hidden` must be at least 1 and `ratios` not empty, got {hidden} and {ratios}.")
+        model = build(
+            features,
+            rpn_anchor_generator=Anchors(features.strides, (scale,), ratios),
+            rpn_head=RPNHead(features.out_channels, len(ratios)),
+            rpn_pre_nms_top_n_train=2 * proposals,  # per level, as in mmdetection
+            rpn_pre_nms_top_n_test=proposals,
+            rpn_post_nms_top_n_train=proposals,
+            rpn_post_nms_top_n_test=proposals,
+            box_roi_pool=_pool(features, 7),
+            box_head=TwoMLPHead(features.out_channels * 7**2, hidden),
+            box_predictor=FastRCNNPredictor(hidden, num_classes + 1),
+            box_batch_size_per_image=regions,
+            box_score_thresh=score,
+            box_nms_thresh=nms,
+            box_detections_per_img=most,
+            **parts(),
+        )
         model.roi_heads = RegionHeads.of(model.roi_heads)
         super().__init__(features, num_classes, model)
         for stream, part in enumerate((model.rpn, model.roi_heads)):
@@ -211,31 +254,7 @@ class FasterRcnn(RegionDetector):
     the second stage are means over images (`RegionHeads`).
 
     Reference: Faster R-CNN (Ren et al., 2015); with a feature pyramid (Lin et al., 2017).
-
-    Args:
-        regions: proposals per image that the second stage learns from.
-        proposals: proposals per image that are kept, of which it learns and which it classifies.
-        hidden: channels of its two linear layers.
-        scale: side of the square anchors, in strides of their map.
-        ratios: height / width of the anchors of a cell.
     """
-
-    def __init__(
-        self,
-        features: Features,
-        num_classes: int,
-        regions: int = 512,
-        proposals: int = 1000,
-        hidden: int = 1024,
-        scale: float = 8.0,
-        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
-        score: float = 0.05,
-        nms: float = 0.5,
-        most: int = 100,
-    ) -> None:
-        parts = _parts(features, num_classes, regions, proposals, hidden, scale, ratios)
-        model = FasterRCNN(features, box_score_thresh=score, box_nms_thresh=nms, box_detections_per_img=most, **parts)
-        super().__init__(features, num_classes, model)
 
 
 @register_head("mask_rcnn")
@@ -250,66 +269,25 @@ class MaskRcnn(RegionDetector):
     Args:
         channels: channels of the convolutions of masks.
         convs: number of these, on 14 x 14 samples of a region, before the one that doubles them.
-        others: as `FasterRcnn`; at most a quarter of the regions are objects, with masks.
+        others: as `RegionDetector`; at most a quarter of the regions are objects, with masks.
     """
 
     masks = True
 
     def __init__(
-        self,
-        features: Features,
-        num_classes: int,
-        regions: int = 512,
-        proposals: int = 1000,
-        hidden: int = 1024,
-        channels: int = 256,
-        convs: int = 4,
-        scale: float = 8.0,
-        ratios: tuple[float, ...] = (0.5, 1.0, 2.0),
-        score: float = 0.05,
-        nms: float = 0.5,
-        most: int = 100,
+        self, features: Features, num_classes: int, channels: int = 256, convs: int = 4, **others: Any
     ) -> None:
         if channels < 1 or convs < 1:
             raise ValueError(f"`channels` and `convs` must be at least 1, got {channels} and {convs}.")
-        parts = _parts(features, num_classes, regions, proposals, hidden, scale, ratios)
-        model = MaskRCNN(
-            features,
-            mask_roi_pool=_pool(features, 14),
-            mask_head=MaskRCNNHeads(features.out_channels, (channels,) * convs, 1),
-            mask_predictor=MaskRCNNPredictor(channels, channels, num_classes + 1),
-            box_score_thresh=score,
-            box_nms_thresh=nms,
-            box_detections_per_img=most,
-            **parts,
-        )
-        super().__init__(features, num_classes, model)
 
+        def parts() -> dict[str, Any]:
+            return {
+                "mask_roi_pool": _pool(features, 14),
+                "mask_head": MaskRCNNHeads(features.out_channels, (channels,) * convs, 1),
+                "mask_predictor": MaskRCNNPredictor(channels, channels, num_classes + 1),
+            }
 
-def _parts(
-    features: Features,
-    num_classes: int,
-    regions: int,
-    proposals: int,
-    hidden: int,
-    scale: float,
-    ratios: Sequence[float],
-) -> dict[str, Any]:
-    """Return the arguments for torchvision of both detectors."""
-    if hidden < 1 or not ratios:
-        raise ValueError(f"`hidden` must be at least 1 and `ratios` not empty, got {hidden} and {ratios}.")
-    return {
-        "rpn_anchor_generator": Anchors(features.strides, (scale,), ratios),
-        "rpn_head": RPNHead(features.out_channels, len(ratios)),
-        "rpn_pre_nms_top_n_train": 2 * proposals,  # per level, as in mmdetection
-        "rpn_pre_nms_top_n_test": proposals,
-        "rpn_post_nms_top_n_train": proposals,
-        "rpn_post_nms_top_n_test": proposals,
-        "box_roi_pool": _pool(features, 7),
-        "box_head": TwoMLPHead(features.out_channels * 7**2, hidden),
-        "box_predictor": FastRCNNPredictor(hidden, num_classes + 1),
-        "box_batch_size_per_image": regions,
-    }
+        super().__init__(features, num_classes, build=MaskRCNN, parts=parts, **others)
 
 
 def _pool(features: Features, side: int) -> RegionPool:

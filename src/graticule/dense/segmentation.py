@@ -39,10 +39,10 @@ class Decoder(Checked, nn.Module, ABC):
 
 
 #: The arguments of a class that are not options.
-_CONTEXT = frozenset({"self", "inputs", "strides", "num_classes"})
+_CONTEXT = frozenset({"inputs", "strides", "num_classes"})
 #: Decoders by name: the values of the argument `decoder`.
 DECODERS: Registry[type[Decoder]] = Registry(
-    "decoder", Decoder, lambda kind: options_of(kind.__init__, _CONTEXT), "graticule.dense"
+    "decoder", Decoder, lambda kind: options_of(kind, _CONTEXT), "graticule.dense"
 )
 register_decoder = DECODERS.register
 

@@ -20,6 +20,7 @@ from graticule.position.position import ENCODINGS, PositionBuilder
 from graticule.position.resampling import Resampler
 from graticule.registry.checks import known_name
 from graticule.registry.plugins import plugins_of
+from graticule.registry.registry import parameters_of
 from graticule.registry.specs import Spec
 
 #: The arguments of every model that choose its position.
@@ -76,18 +77,13 @@ def written_words(builder: Callable[..., Any]) -> dict[str, str] | None:
 @cache
 def argument_defaults(backbone: type) -> Mapping[str, Any]:
     """Return the arguments of a class and their defaults, including those that it passes to its base class."""
-    found: dict[str, Any] = {}
-    first = next(kind for kind in backbone.__mro__ if "__init__" in vars(kind))
-    for kind in backbone.__mro__:
-        parameters = list(inspect.signature(kind).parameters.values()) if "__init__" in vars(kind) else []
-        for parameter in parameters:
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                required = parameter.default is parameter.empty
-                if not required or kind is first:  # the class itself gives its base class what that requires
-                    found.setdefault(parameter.name, None if required else parameter.default)
-        if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return MappingProxyType(found)
+    parameters = parameters_of(backbone)
+    first = next(iter(parameters.values()))[0]
+    # the class itself gives its base class what that requires
+    known = {
+        name: one for name, (function, one) in parameters.items() if function is first or one.default is not one.empty
+    }
+    return MappingProxyType({name: None if one.default is one.empty else one.default for name, one in known.items()})
 
 
 PREFIX = "graticule_"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from graticule.registry.checks import Range, check_numbers, known_name
@@ -187,16 +188,33 @@ def check_spec(argument: str, spec: Spec, options: Mapping[str, Option]) -> Spec
     return Spec(spec.name, values)
 
 
-def options_of(function: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
-    """Return the parameters of a function that can be given by name and are not in `context`."""
-    return {name: option for name, option in _parameters(function) if name not in context}
+@cache
+def parameters_of(given: Any) -> Mapping[str, tuple[Any, inspect.Parameter]]:
+    """Return the parameters of a function or constructor that can be given by name, each with its function.
+
+    Those of a constructor include what it passes to that of its base class as `**kwargs`.
+    """
+    kinds = given.__mro__ if inspect.isclass(given) else ()
+    found: dict[str, tuple[Any, inspect.Parameter]] = {}
+    for function in [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [given]:
+        parameters = list(inspect.signature(function).parameters.values())
+        for one in parameters[1:] if kinds else parameters:
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                found.setdefault(one.name, (function, one))
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    return MappingProxyType(found)
+
+
+def options_of(given: Callable[..., Any], context: frozenset[str]) -> dict[str, Option]:
+    """Return the parameters of a function or constructor that can be given by name and are not in `context`."""
+    return {
+        name: Option(_hints(function).get(name, Any), one.default)
+        for name, (function, one) in parameters_of(given).items()
+        if name not in context
+    }
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, Option], ...]:
-    hints = get_type_hints(function, include_extras=True)
-    return tuple(
-        (name, Option(hints.get(name, Any), parameter.default))
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    )
+def _hints(function: Any) -> dict[str, Any]:
+    return get_type_hints(function, include_extras=True)
