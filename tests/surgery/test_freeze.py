@@ -1,6 +1,7 @@
 """Freezing all of a model but for some parts."""
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -74,10 +75,14 @@ def test_a_table_of_a_formula_stays_fixed():
     assert before < of(model, "")
 
 
-def test_a_quantized_model_is_neither_frozen_nor_given_another_position():
-    model = vit()
+@pytest.mark.parametrize("library", ["graticule", "timm"])
+def test_a_quantized_model_is_neither_frozen_converted_nor_given_another_position(library):
+    stock = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    model = vit() if library == "graticule" else timm.create_model("vit_tiny_patch16_224", **stock)
     model.blocks[0].mlp.fc1 = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})()
-    for refused in (freeze, lambda one: graticule.surgery.change_position(one, "factorized")):
+    ours = (freeze, lambda one: graticule.surgery.change_position(one, "factorized"))
+    theirs = (graticule.convert, lambda one: graticule.attach(one, "learnable"))
+    for refused in ours if library == "graticule" else theirs:
         with pytest.raises(ValueError, match=r"weights in floating point, got a quantized one \(Linear\)"):
             refused(model)
 

@@ -39,6 +39,7 @@ from graticule.surgery.attached import AttachedPosition, Survey, Ways, first_ten
 from graticule.surgery.change import Certificate, drift_of, measure
 from graticule.surgery.fits.contributions import record_contributions
 from graticule.surgery.fits.registry import Before, fit_position
+from graticule.surgery.freeze import check_floating
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -104,6 +105,7 @@ def attach(
         ValueError: if there are no such blocks, the module is not as described above, or its attention does not support
             the joining or encoding. The module is then unchanged.
     """
+    check_floating(module, "module")
     if any(isinstance(part, Position | AttachedPosition) for part in module.modules()):
         raise ValueError(
             f"`module` must have no position of this library, got {type(module).__name__}, which has one; call "

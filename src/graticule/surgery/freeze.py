@@ -12,12 +12,12 @@ from graticule.position.folded import Folded
 from graticule.registry.checks import checked, parse_freeze
 
 
-def check_floating(model: nn.Module) -> None:
+def check_floating(model: nn.Module, name: str = "model") -> None:
     """Check that no part of a model is quantized: its weights are then no parameters."""
     quantized = [type(one).__name__ for one in model.modules() if "quantized" in type(one).__module__]
     if quantized:
         raise ValueError(
-            f"`model` must have weights in floating point, got a quantized one ({quantized[0]}); change or train it "
+            f"`{name}` must have weights in floating point, got a quantized one ({quantized[0]}); change or train it "
             "first, and export the result as int8."
         )
 

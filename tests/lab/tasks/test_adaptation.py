@@ -180,7 +180,22 @@ def test_the_command_is_the_recipe(source, folder, tmp_path, capsys):
     assert code == 0 and "cosine with the original" in out, err
 
 
+QUANTIZED = """
+import timm, torch
+
+class Quantized(torch.nn.Linear):
+    __module__ = "torch.ao.nn.quantized.dynamic"
+
+def build():
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    model = timm.create_model("vit_tiny_patch16_224", **sizes)
+    model.blocks[0].mlp.fc1 = Quantized(24, 96)
+    return model
+"""
+
+
 def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
+    (tmp_path / "quantized.py").write_text(QUANTIZED)
     alike, one = tmp_path / "alike", tmp_path / "one"
     for place, count in ((alike, 4), (one, 1)):
         place.mkdir()
@@ -191,6 +206,7 @@ def test_bad_input_is_refused_before_any_work(source, folder, tmp_path, capsys):
         ({"data_root": one}, "must have two pictures or more, got 1"),
         ({"encoding": None}, "`encoding` or `joining` must be given"),
         ({"model": "vit_tiny_patch16_224"}, "`model` must be a trained model, such as timm:NAME"),
+        ({"model": f"{tmp_path / 'quantized.py'}:build"}, "must have weights in floating point, got a quantized one"),
         ({"layers": (4,)}, "`layers` must be from 0 to 3, got 4"),
         ({"img_size": (36, 36)}, "multiple"),
         (

@@ -21,6 +21,7 @@ from graticule.external.convert.parts import Conversion, read
 from graticule.registry.checks import checked
 from graticule.registry.specs import Spec
 from graticule.surgery.change import change_position
+from graticule.surgery.freeze import check_floating
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ def convert(
     """
     if images is not None and encoding is None and joining is None:
         raise ValueError("`images` must be left out where the position of the model stays.")
+    check_floating(model)
     conversion = read(model)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # all random weights are replaced
         ours = _build(model, conversion)
