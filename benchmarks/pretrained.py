@@ -388,6 +388,12 @@ def span(one: dict[str, float], scale: float = 100, decimals: int = 1) -> str:
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
+def gap(one: list[float]) -> str:
+    """Return a score, and its difference from the original's with its standard error."""
+    value, difference, error = one
+    return f"{value:.1f} ({difference:+.1f} ± {error:.1f})" if error else f"{value:.1f}"
+
+
 def share_figure(found: dict[str, Any]) -> Figure:
     """Draw the share of position by layer, for both sets of pictures."""
     figure, ax = new_axes("layer", "share of the variance of the tokens (%)", figsize=(7.2, 4.0))
@@ -427,14 +433,23 @@ def tradeoff_figure(found: dict[str, Any]) -> Figure:
     return figure
 
 
-def adapt_figure(found: dict[str, Any], original: float) -> Figure:
-    """Draw the accuracy of the original's frozen ridge classifier against the steps of adaptation."""
-    figure, ax = new_axes("steps of adaptation", "accuracy of the original's classifier (%)", figsize=(7.2, 4.0))
-    for index, (name, one) in enumerate(found.items()):
-        points = [(int(step), scores[1]) for step, scores in one["accuracy"].items()]
-        ax.plot(*zip(*points, strict=True), label=name, **{**line_style(index), "linewidth": 1.5, "markersize": 5})
-    ax.axhline(original, color="#555555", linestyle=(0, (1, 2)), linewidth=1, label="original")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False, handlelength=2.8)
+def adapt_figure(found: dict[str, Any]) -> Figure:
+    """Draw how far the original's classifiers fall, against the steps of adaptation, with standard errors."""
+    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    names = [name for name in found if name != "original"]
+    for ax, key, label in zip(
+        figure.subplots(1, 2), ("ridge", "miou"), ("CIFAR-10 accuracy", "CamVid mIoU"), strict=True
+    ):
+        for index, name in enumerate(names):
+            style = {**line_style(index), "linewidth": 1.5, "markersize": 5}
+            for seed, one in found[name].items():
+                gaps = [(int(step), *scores[key][1:]) for step, scores in one["scores"].items()]
+                steps, values, errors = zip(*gaps, strict=True)
+                ax.errorbar(steps, values, errors, capsize=2, label=name if seed == min(found[name]) else None, **style)
+        ax.axhline(0, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
+        ax.set(title=label, xlabel="steps of adaptation", ylabel="points above the original")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     return figure
 
 
@@ -462,9 +477,10 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
             cells += [span(found["labels"][after])] if labels else []
             rows.append((method, str(found["components"]) if after else "-", *cells))
         yield f"debias_{name}", markdown(rows)
-    rows = [("position", "neighbors (%)", "frozen ridge (%)", "certificate")]
+    rows = [("position", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "certificate")]
     for name, found in data["replace"].items():
-        rows.append((f"`{name}`", *(f"{one:.1f}" for one in found["accuracy"]), found["kept"]))
+        cells = [gap(found[key]) for key in ("neighbors", "ridge", "miou")]
+        rows.append((f"`{name}`", *cells, f"{found['cosine']:.3f}", found["kept"]))
     yield "replace", markdown(rows)
     sides = list(next(iter(data["resample"].values())))
     rows = [("resampler", *(f"{what} at {side} (%)" for side in sides for what in ("neighbors", "ridge")))]
@@ -476,14 +492,13 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (found["class"], found["patches"])]
         rows.append((*name.split(" -> "), *cells))
     yield "sizes", markdown(rows)
-    adapted = data.get("adapt", {})
-    steps = list(next(iter(adapted.values()))["accuracy"]) if adapted else []
-    rows = [("position", *(f"{what} after {step}" for what in ("ridge (%)", "cosine") for step in steps), "seconds")]
-    for name, found in adapted.items():
-        cells = [f"{found['accuracy'][step][1]:.1f}" for step in steps] + [
-            f"{found['cosine'][step]:.3f}" for step in steps
-        ]
-        rows.append((f"`{name}`", *cells, f"{found['seconds']:.0f}"))
+    rows = [("position", "seed", "steps", "neighbors (%)", "frozen ridge (%)", "CamVid mIoU (%)", "cosine", "seconds")]
+    for name, runs in data.get("adapt", {}).items():
+        for seed, one in runs.items() if name != "original" else ():
+            for step, scores in one["scores"].items():
+                cells = [gap(scores[key]) for key in ("neighbors", "ridge", "miou")]
+                last = f"{one['seconds']:.0f}" if step == max(one["scores"], key=int) else ""
+                rows.append((f"`{name}`", seed, step, *cells, f"{scores['cosine']:.3f}", last))
     yield "adapt", markdown(rows)
     rows = [("part", "pictures", "seconds", "date", "machine", "torch")]
     rows += [(name, *(str(one) for one in data["runs"][name].values())) for name in PARTS if name in data["runs"]]
@@ -502,8 +517,7 @@ def report() -> None:
         text = f"{before}{start}\n{table}\n{end}{after}"
     write_text(page, text)
     if "adapt" in data:
-        figure = adapt_figure(data["adapt"], data["replace"]["original"]["accuracy"][1])
-        save_figure(figure, DOCS / "figures" / "pretrained_adapt.png")
+        save_figure(adapt_figure(data["adapt"]), DOCS / "figures" / "pretrained_adapt.png")
     save_figure(share_figure(data["share"]), DOCS / "figures" / "pretrained_share.png")
     save_figure(tradeoff_figure(data["debias"]), DOCS / "figures" / "pretrained_debias.png")
 
@@ -534,7 +548,10 @@ def main() -> None:
         count = (
             options.count
             if name in ("share", "debias")
-            else {"replace": 600, "resample": 400, "sizes": 12, "adapt": options.batch * STEPS + 600}[name]
+            else {
+                **{"replace": GALLERY + QUERIES + 2 * STREETS, "resample": 400, "sizes": 12},
+                "adapt": options.batch * STEPS + GALLERY + QUERIES + 2 * STREETS,
+            }[name]
         )
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
         seconds = round(time.perf_counter() - start)
