@@ -18,8 +18,9 @@ from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.layer import LayerPosition
 from graticule.position.position import NoPosition
-from graticule.surgery.fits.contributions import Contribution, is_plain
+from graticule.surgery.fits.contributions import Contribution, is_plain, minimize
 from graticule.surgery.fits.registry import Before, register_fit
+from graticule.surgery.fits.tables import fit_last
 
 #: Steps of L-BFGS.
 _STEPS = 60
@@ -35,7 +36,7 @@ def fit_fire(fire: Fire, logits: Tensor) -> bool:
     """
     if fire.causal:
         return False
-    first, last = cast("nn.Linear", fire.mlp[0]), cast("nn.Linear", fire.mlp[2])
+    first = cast("nn.Linear", fire.mlp[0])
     of_pairs = fire.shares(fire.grid)[fire.grid.offset_index(logits.device).flatten()]  # (N * N, 1 or 2)
     shares, index, count = of_pairs.double().unique(dim=0, return_inverse=True, return_counts=True)
     values = logits.double().flatten(1).T  # (N * N, h)
@@ -43,15 +44,7 @@ def fit_fire(fire: Fire, logits: Tensor) -> bool:
     if fire.form == "distance":
         first.weight.fill_(1.0)
         first.bias.copy_(-_starts(shares[:, 0], count, first.out_features))
-    weight, bias = first.weight.double(), first.bias.double()
-    hidden = (shares @ weight.T + bias).relu()
-    design = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1)
-    root = count.double().sqrt()[:, None]  # each mean has the weight of its pairs
-    driver = "gelsd" if design.device.type == "cpu" else None
-    solution = torch.linalg.lstsq(root * design, root * means, driver=driver).solution  # (units + 1, h)
-    last.weight.copy_(solution[:-1].T)
-    last.bias.copy_(solution[-1])
-    return True
+    return fit_last(fire.mlp, shares.to(first.weight.dtype), means, count.double().sqrt()[:, None])  # of all pairs
 
 
 def _starts(shares: Tensor, count: Tensor, units: int) -> Tensor:
@@ -122,30 +115,23 @@ def _project(new: Any, before: Before, logits: Sequence[Tensor | None]) -> bool 
     return fitted
 
 
-@torch.enable_grad()
 def fit_parameters(encoding: Any, logits: Tensor, grid: Grid) -> bool:
     """Fit the parameters of a bias to logits (h, N, N), up to a constant per query, by L-BFGS; return True on success.
 
     It begins at the initial values, which may be far off: a local minimum.
     """
-    parameters = [one for one in encoding.parameters() if one.requires_grad]
-    made = bias_table(encoding.layer(grid.within), grid)
+    with torch.enable_grad():
+        made = bias_table(encoding.layer(grid.within), grid)
     if made is None or made.shape != logits.shape or not made.requires_grad:
         return False
     target = logits - logits.mean(-1, keepdim=True)
     whole = max(float(target.square().sum()), 1e-300)
-    search = torch.optim.LBFGS(parameters, max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
-        search.zero_grad()
-        made = bias_table(encoding.layer(grid.within), grid)
-        assert made is not None
-        found: Tensor = (made - made.mean(-1, keepdim=True) - target).square().sum() / whole
-        found.backward()
-        return found
+        made = cast("Tensor", bias_table(encoding.layer(grid.within), grid))
+        return (made - made.mean(-1, keepdim=True) - target).square().sum() / whole
 
-    search.step(loss)
-    search.zero_grad()
+    minimize(loss, [one for one in encoding.parameters() if one.requires_grad], _STEPS)
     return True
 
 

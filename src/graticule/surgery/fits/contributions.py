@@ -352,19 +352,25 @@ def fit_stream(streams: Sequence[Stream], largest: float = 1e9) -> Tensor:
         top, bottom = top + (slope * one.inner).sum(0), bottom + slope.square().sum(0)
     guess = _within(top / bottom.clamp(min=1e-30), limit).detach().requires_grad_()
     whole = max(sum(float(one.inner.square().sum()) for one in streams), 1e-300)
+    minimize(lambda: _loss(streams, _within(guess, limit)) / whole, [guess], _STEPS)
+    return _within(guess.detach(), limit)
+
+
+@torch.enable_grad()
+def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
+    """Minimize a loss by L-BFGS, from the values that the parameters have."""
     search = torch.optim.LBFGS(
-        [guess], max_iter=_STEPS, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
+        parameters, max_iter=steps, tolerance_grad=0, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
     )
 
-    def loss() -> Tensor:
+    def closure() -> Tensor:
         search.zero_grad()
-        found: Tensor = _loss(streams, _within(guess, limit)) / whole
+        found = loss()
         found.backward()
         return found
 
-    with torch.enable_grad():
-        search.step(loss)
-    return _within(guess.detach(), limit)
+    search.step(closure)
+    search.zero_grad()
 
 
 def _loss(streams: Sequence[Stream], table: Tensor) -> Tensor:

@@ -83,13 +83,13 @@ def fit_coordinates(old: AbsoluteEncoding, new: CoordinateMlp, before: Before) -
     return fit_last(new.mlp, places, patches_of(target_of(before), before.grid))
 
 
-def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor) -> bool:
-    """Fit the last linear layer of an MLP to map inputs (N, F) to the target (N, D), by least squares."""
+def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> bool:
+    """Fit the last linear layer of an MLP to map inputs (N, F) to the target (N, D), by weighted least squares."""
     hidden = mlp[:-1](inputs).double()
     last = cast("nn.Linear", mlp[-1])
     design = torch.cat([hidden, torch.ones_like(hidden[:, :1])], -1)
-    solved = torch.linalg.lstsq(design, target.double(), driver="gelsd" if design.device.type == "cpu" else None)
-    solution = solved.solution  # (F + 1, D)
+    driver = "gelsd" if design.device.type == "cpu" else None
+    solution = torch.linalg.lstsq(weight * design, weight * target.double(), driver=driver).solution  # (F + 1, D)
     last.weight.copy_(solution[:-1].T)
     last.bias.copy_(solution[-1])
     return True
