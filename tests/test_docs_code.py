@@ -114,6 +114,12 @@ def test_the_text_of_the_drawing_of_a_block_names_every_field_of_a_layer_positio
     assert set(LayerPosition._fields) <= set(re.findall(r"\w+", text))
 
 
+def test_the_short_answer_to_which_encoding_has_the_numbers_of_its_tables():
+    short, tables = page("which").split("## How to read the tables")
+    numbers = set(re.findall(r"\d+\.\d", short))
+    assert len(numbers) > 20 and numbers <= set(re.findall(r"\d+\.\d", tables))
+
+
 def load_block(word, folder):
     """Load the block of extending.md that starts with `python word` as a plugin."""
     (code,) = blocks(page("extending"), word)
