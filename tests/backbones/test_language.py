@@ -304,13 +304,6 @@ def test_position_has_no_weight_decay_and_what_a_layer_has_alone_goes_with_the_l
     assert scale["norm.weight"] == 1
 
 
-def test_a_state_dict_round_trips():
-    first, second = small("learnable+bucketed_bias", "lape"), small("learnable+bucketed_bias", "lape")
-    second.load_state_dict(first.state_dict(), strict=True)
-    tokens = texts()
-    assert torch.equal(first(tokens), second(tokens))
-
-
 def test_a_position_of_ones_own_knows_that_it_is_causal():
     site = {}
 

@@ -222,6 +222,15 @@ REFUSED = [
     ({"encoding": "learnable(kernel=5)"}, r"`encoding` learnable must not have the option 'kernel': .* are std,"),
     ({"encoding": "none(places=[1])"}, r"`encoding` none must not have the option 'places': it has no options"),
     ({"encoding": "shaw(clip=0)"}, r"`clip` must be at least 1, got 0"),
+    ({"encoding": "shaw(clip=-3)"}, r"`clip` must be at least 1, got -3"),
+    *[
+        (
+            {"encoding": "shaw", "joining": joining},
+            rf"'default' with encoding 'shaw': .* to join, got '{joining}'",
+        )
+        for joining in ("lape", "shared")
+    ],
+    ({"encoding": "learnable+relative_bias(clip=4)"}, r"`encoding` relative_bias must not have the option 'clip'"),
     ({"encoding": "shaw(clip=1.5)"}, r"`clip` of encoding shaw .*got 1.5"),
     ({"encoding": "sinusoidal_2d(std=1.0)"}, r"must not have the option 'std': the options are temperature"),
     ({"encoding": "learnable(std=0.0)"}, r"`std` must be positive, got 0.0"),

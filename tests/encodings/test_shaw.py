@@ -253,25 +253,5 @@ def test_clip_is_eight_unless_said():
     assert tiny("shaw").position.encodings[0].relative_position_y.shape == (17, 8)
 
 
-@in_turn(
-    ("kwargs", "message"),
-    [
-        ({"encoding": "shaw(clip=0)"}, "`clip` must be at least 1, got 0"),
-        ({"encoding": "shaw(clip=-3)"}, "`clip` must be at least 1, got -3"),
-        ({"joining": "lape"}, "`joining` must be 'default' with encoding 'shaw': there is nothing to join, got 'lape'"),
-        (
-            {"joining": "shared"},
-            "`joining` must be 'default' with encoding 'shaw': there is nothing to join, got 'shared'",
-        ),
-        ({"encoding": "none(clip=4)"}, "`encoding` none must not have the option 'clip': it has no options"),
-        ({"encoding": "learnable+relative_bias(clip=4)"}, "`encoding` relative_bias must not have the option 'clip'"),
-        ({"joining": "default(layers=4)"}, "`layers` must be from 1 to .*3, got 4"),
-    ],
-)
-def test_invalid_arguments_are_refused_by_name(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(**{"encoding": "shaw", **kwargs})
-
-
 def test_the_description_names_heads_channels_and_clip():
     assert "num_heads=2, head_dim=4, clip=2" in repr(drawn())

@@ -196,15 +196,6 @@ def test_a_dense_matrix_of_1024_patches_is_a_matrix_too(product):
     assert_mixes_by("matrix", MixingPosition([DenseMixing(grid)], product=product)(grid))
 
 
-@pytest.mark.parametrize("encoding", ["sgu", "lrpe_m"])
-@models
-def test_a_model_without_tables_is_the_same_whatever_product_is_asked_for(name, sizes, other, encoding):
-    plain, asked = (built(name, encoding, product, **sizes) for product in ("matrix", "displacement"))
-    for size in (None, other):
-        x = image(plain, size)
-        torch.testing.assert_close(asked(x), plain(x), rtol=0, atol=1e-12)
-
-
 # Folding
 
 
@@ -264,17 +255,6 @@ def test_a_folded_model_folds_again_when_a_state_is_loaded_or_another_size_is_se
 
 @models
 @by_displacement
-def test_a_state_dict_round_trips_and_goes_from_one_product_to_the_other(name, sizes, other, encoding):
-    source = built(name, encoding, "displacement", **sizes)
-    x = image(source)
-    for product in ("auto", "matrix", "displacement"):
-        model = draw(built(name, encoding, product, **sizes))
-        model.load_state_dict(source.state_dict())
-        torch.testing.assert_close(model(x), source(x), rtol=0, atol=1e-10)
-
-
-@models
-@by_displacement
 def test_in_bfloat16_it_is_as_close_to_float64_as_the_matrix_is(name, sizes, other, encoding):
     """Only the rounding of tokens and linear layers remains: at most twice the mean error of the matrix."""
     errors = []
@@ -315,16 +295,6 @@ def test_a_whole_model_is_exported(encoding, folded):
     x = image(model)
     exported = torch.export.export(model, (x,)).module()
     torch.testing.assert_close(exported(x), model(x), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["gmlp_nano_patch4_28", "posmlp_nano_32"])
-def test_the_small_models_take_a_product_by_name(name):
-    by_matrix, other_way = (built(name, "ggqpe", product) for product in ("matrix", "displacement"))
-    assert_mixes_by("displacement", other_way.position(other_way.grid))
-    x = image(by_matrix)
-    torch.testing.assert_close(other_way(x), by_matrix(x), rtol=0, atol=1e-10)
-    own = "sgu" if name.startswith("gmlp") else "ggqpe"
-    graticule.create_model(name, encoding=spec(own, product="displacement"))(x.float())
 
 
 # Refusals

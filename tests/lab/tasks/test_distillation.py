@@ -304,8 +304,7 @@ def test_the_teacher_is_asked_about_the_mixed_images(monkeypatch):
     assert all(gradient.isfinite().all() for gradient in found.values())
 
 
-@pytest.mark.parametrize("form", ["hard", "soft"])
-@pytest.mark.parametrize("student", STUDENTS)
+@pytest.mark.parametrize(("student", "form"), list(zip(STUDENTS, ("hard", "soft") * 2, strict=True)))
 def test_every_kind_of_student_learns_from_a_run(tmp_path, teacher_run, student, form):
     options = Distillation(teacher=str(teacher_run.folder), form=form)
     run = train(small(**STUDENTS[student], distillation=options), tmp_path / "run", progress=False)

@@ -22,7 +22,7 @@ from graticule.lab.training.run import Run
 from graticule.lab.training.task import build_data, build_model, list_tasks, read_recipe
 from graticule.lab.training.validation import held_out
 from in_turn import in_turn
-from short_runs import assert_equal_runs, assert_same_end, rows, stopped
+from short_runs import assert_equal_runs, assert_same_end, copied, rows, stopped
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
@@ -68,11 +68,16 @@ def alone(tmp_path_factory) -> Run:
     return train(TextRecipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """Train a short run; tests must not change its folder."""
+    return train(short(), tmp_path_factory.mktemp("short") / "run", progress=False)
+
+
 # Measurement
 
 
-def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(tmp_path):
-    run = train(short(), tmp_path / "run", progress=False)
+def test_bits_per_byte_are_those_of_a_naive_pass_over_the_held_out_text(run):
     result = run.result()
     assert result["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
     assert result["best_bpb"] == min(float(row["val_bpb"]) for row in rows(run))
@@ -278,10 +283,9 @@ def test_invalid_arguments_are_refused_before_anything_is_written(tmp_path, opti
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_another_task_is_not_resumed(tmp_path):
-    train(short(), tmp_path / "run", progress=False)
+def test_a_run_of_another_task_is_not_resumed(tmp_path, run):
     with pytest.raises(ValueError, match="`task` would change"):
-        train(Recipe(), tmp_path / "run", resume=True, progress=False)
+        train(Recipe(), copied(run, tmp_path / "run").folder, resume=True, progress=False)
 
 
 def test_arguments_of_a_recipe_are_passed_to_the_model():
@@ -340,8 +344,8 @@ def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
         tokenizer_of(run)
 
 
-def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys):
-    first = train(short(), tmp_path / "first", progress=False)
+def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys, run):
+    first = copied(run, tmp_path / "first")
     options = {"start_from": first.folder, "context": 32, "joining": "default"}
     second = train(short(limit_train=25, lr=1e-9, min_lr=0.0, **options), tmp_path / "second", progress=False)
     ours, theirs = load_file(second.weights), load_file(first.weights)
@@ -354,14 +358,13 @@ def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vo
     assert not (tmp_path / "third").exists()
 
 
-def test_a_run_on_images_has_no_tokenizer_and_no_run_on_text_starts_from_it(tmp_path):
+def test_a_run_on_images_has_no_tokenizer_and_no_run_on_text_starts_from_it(tmp_path, plain_run):
     with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
         train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
-    images = train(dataclasses.replace(Recipe().quick(), epochs=1), tmp_path / "images", progress=False)
     with pytest.raises(ValueError, match="`start_from` must be a run on text"):
-        train(short(start_from=images.folder), tmp_path / "run", progress=False)
+        train(short(start_from=plain_run.folder), tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match="`run` must be a run on text"):
-        tokenizer_of(images)
+        tokenizer_of(plain_run)
 
 
 def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
