@@ -490,13 +490,6 @@ def test_a_decoder_of_ones_own_has_the_rights_of_the_others(monkeypatch):
         graticule.create_segmenter(**PVT, num_classes=3, decoder="of_the_last_map(scal=2)")
 
 
-def test_position_folds_in_a_detector_and_changes_nothing():
-    model = graticule.create_segmenter(**VIT, num_classes=2, decoder="segmenter_linear", joining="lape").eval()
-    image = torch.randn(1, 3, 64, 64)
-    expected = model(image)
-    torch.testing.assert_close(graticule.fold(model)(image), expected)
-
-
 def test_parts_that_do_not_fit_are_refused_with_a_remedy():
     detector, segmenter = graticule.create_detector, graticule.create_segmenter
     model = segmenter(**VIT, num_classes=2, decoder="segmenter_linear")

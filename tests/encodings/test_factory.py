@@ -21,7 +21,7 @@ from graticule.position.displacement import TokenMlp
 from graticule.position.joining import JOININGS, Lape, Unshared
 from graticule.position.position import ENCODINGS, NoPosition
 from in_turn import in_turn
-from tiny import DEPTH, DIM, TOKENS, count, images, spec, takes, tiny
+from tiny import DEPTH, DIM, TOKENS, count, spec, takes, tiny
 
 GRID = Grid(4, 4, prefix=1)
 
@@ -131,17 +131,6 @@ def test_the_decompositions_add_0_1_d_2d_0_1_d_2d_a_layer(joining):
         for name in graticule.list_decompositions()
     ]
     assert counts == [DEPTH * own for own in (0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM)]
-
-
-@pytest.mark.parametrize("joining", ["lape", "lape_sharing"])
-def test_the_decomposition_layer_norm_is_lape(joining):
-    named, default = (
-        tiny("learnable", spec(joining, decomposition="layer_norm")).eval(),
-        tiny("learnable", joining).eval(),
-    )
-    default.load_state_dict(named.state_dict(), strict=True)
-    x = images()
-    assert torch.equal(named(x), default(x))
 
 
 def test_beside_an_absolute_encoding_a_relative_one_keeps_its_bias_as_it_is():

@@ -219,11 +219,6 @@ def test_a_depth_of_nothing_is_refused():
         Default(0)
 
 
-def test_the_decompositions_have_0_1_d_2d_0_1_d_2d_parameters():
-    counts = [sum(p.numel() for p in build(DIM).parameters()) for build in DECOMPOSITIONS.values()]
-    assert counts == [0, 1, DIM, 2 * DIM, 0, 1, DIM, 2 * DIM]
-
-
 FORMULAS = {
     "w": lambda w, gamma, beta: w,
     "scalar_w": lambda w, gamma, beta: gamma * w,
@@ -283,12 +278,6 @@ def test_merging_adds_what_both_say_and_keeps_what_one_says(table):
         assert torch.equal(merged.bias, bias)
         assert merged.rotary is rotary
     assert LayerPosition().merge(LayerPosition()) == LayerPosition()
-
-
-def test_queries_and_keys_turn_once_only():
-    turning = LayerPosition(rotary=PairRotation(torch.randn(TOKENS, 4)))
-    with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most, got two"):
-        turning.merge(turning)
 
 
 def bias_from(queries, start=0, stop=None):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from commands import refused, run_command
@@ -152,19 +151,6 @@ def test_the_numbers_and_the_arrays_are_those_of_the_token_that_is_asked_for(cap
     assert said["0x0"] != said["2x2"]
 
 
-def test_a_layer_without_the_chosen_groups_leaves_its_panels_empty(capsys, tmp_path, runs, quick_pictures):
-    code, *_ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, "--groups", 6, 7, "--output", tmp_path)
-    assert code == 0 and "mixing.png" in files(tmp_path)
-
-
-def test_choosing_layers_and_groups_makes_the_sheet_smaller(capsys, tmp_path, runs, looked):
-    chosen = ("--layers", 2, "--groups", 7)
-    code, *_ = run_command(capsys, "look", "mixing", runs["posmlp"].folder, *chosen, "--output", tmp_path)
-    assert code == 0
-    with Image.open(looked[0] / "mixing.png") as every, Image.open(tmp_path / "mixing.png") as one:
-        assert all(small < large / 2 for small, large in zip(one.size, every.size, strict=True))
-
-
 def test_mixing_shows_another_image_size(capsys, tmp_path, runs, quick_pictures):
     code, out, _ = run_command(
         capsys, "look", "mixing", runs["gmlp"].folder, "--img-size", "20x36", "--query", "4x8", "--output", tmp_path
@@ -231,20 +217,6 @@ def test_a_runs_own_windows_change_nothing(capsys, tmp_path, runs):
     for record in (*named, *usual):
         del record["images_per_second"], record["memory"]
     assert named == [{**record, "windows": [8, 4]} for record in usual]
-
-
-def test_other_windows_leave_what_ggqpe_learned_and_change_what_it_is_computed_on(runs):
-    run = runs["posmlp"]
-    model, other = run.model(), run.model()
-    set_windows(other, [4, 2])
-    learned = {name: value for name, value in model.state_dict().items() if ".biases." not in name}
-    kept = other.state_dict()
-    assert all(torch.equal(value, kept[name]) for name, value in learned.items())
-    assert [one.grid.shape for one in mixing_maps(other)] == [(4, 4)] * 2 + [(2, 2)] * 4
-    for one, small in zip(mixing_maps(model, query=(0, 0)), mixing_maps(other, query=(0, 0)), strict=True):
-        height, width = small.grid.shape
-        np.testing.assert_allclose(one.logits[:, :height, :width], small.logits, rtol=1e-6, atol=1e-12)
-        np.testing.assert_array_equal(one.centers, small.centers)
 
 
 def test_evaluating_in_other_windows_leaves_the_run_unchanged(capsys, tmp_path, runs):

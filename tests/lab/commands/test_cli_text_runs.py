@@ -123,6 +123,7 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--model vit_nano_patch4_28", ["lm_nano"]),
         ("--model lm_tyni", ["did you mean 'lm_tiny'"]),
         ("--model-kwargs depht=3", ["`model_kwargs`", "did you mean 'depth'"]),
+        ("--model-kwargs depth=[2]", ["`depth` must be a whole number"]),
         ("--context 0", ["`context` must be at least 1"]),
         ("--context 99999999", ["`context`", "training tokens"]),
         ("--drop-rate 1", ["`drop_rate`"]),

@@ -265,24 +265,6 @@ def test_an_invalid_value_is_refused_at_once(options, message):
         TextRecipe(**(SHORT | options))
 
 
-@in_turn(
-    ("options", "message"),
-    [
-        ({"model": "lm_nan"}, "lm_nano"),
-        ({"encoding": "peg", "joining": "default"}, "would use later tokens"),
-        ({"model_kwargs": ("dept=2",)}, "`model_kwargs` must be one of .*depth"),
-        ({"model_kwargs": ("depth=[2]",)}, "`depth` must be a whole number"),
-        ({"tokenizer": "byte"}, "`tokenizer` must be one of bytes, bpe"),
-        ({"vocab_size": 300}, "`vocab_size` must be left out with `tokenizer` bytes"),
-        ({"dataset": "pydocs"}, "`dataset` must be one of pydoc, text_folder"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_anything_is_written(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        train(short(**options), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_of_another_task_is_not_resumed(tmp_path, run):
     with pytest.raises(ValueError, match="`task` would change"):
         train(Recipe(), copied(run, tmp_path / "run").folder, resume=True, progress=False)
@@ -332,18 +314,6 @@ def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
     assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
 
 
-def test_the_vocabulary_of_another_run_is_refused(tmp_path, texts):
-    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    other = train(byte_pairs(texts), tmp_path / "other", progress=False)
-    (run.folder / "tokenizer.json").write_bytes((other.folder / "tokenizer.json").read_bytes())
-    with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*run, bpe-280-\w+, got bpe-280-"):
-        run.data()
-    (run.folder / "tokenizer.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
-        tokenizer_of(run)
-
-
 def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys, run):
     first = copied(run, tmp_path / "first")
     options = {"start_from": first.folder, "context": 32, "joining": "default"}
@@ -375,8 +345,3 @@ def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
     options = {"tokenizer": str(first.folder / "tokenizer.json"), "vocab_size": None, "start_from": first.folder}
     second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
     assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint
-
-
-def test_text_of_no_window_is_refused(tmp_path, texts):
-    with pytest.raises(ValueError, match="`context` must not exceed the number of training tokens"):
-        train(short(dataset="text_folder", data_root=texts, context=20_000), tmp_path / "run", progress=False)
