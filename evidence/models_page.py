@@ -2,7 +2,7 @@
 
 `python -m evidence.models_page` writes the page from evidence/models.csv. With `--measure timm` or `--measure
 transformers` it first runs all operations on small models with random weights, in processes of a few models each, with
-at most 4 GB; with `--measure NAME ...` on those models.
+at most 4 GB; with `--measure NAME ...` on those models, and with `--only OPERATION ...` of these operations alone.
 """
 
 from __future__ import annotations
@@ -166,6 +166,9 @@ class Row:
     reason: str
 
 
+COLUMNS = ("convert", "view", "audit", "resize", "attach", "export")
+
+
 class TooSlowError(Exception):
     """An operation ran longer than `SECONDS`."""
 
@@ -267,8 +270,8 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
     return found[names[0]]
 
 
-def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], dict[str, str]]:
-    """Run every operation on a model for images of `size` pixels; return its results, and errors, by their names."""
+def rows_of(model: nn.Module, size: tuple[int, int], only: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Run operations on a model for images of `size` pixels, all by default; return results and errors by name."""
     x = torch.randn(6, 3, *size)
     said: dict[str, str] = {}
 
@@ -326,8 +329,9 @@ def rows_of(model: nn.Module, size: tuple[int, int]) -> tuple[dict[str, str], di
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        works = {"convert": convert, "view": view, "audit": measured, "resize": resize, "attach": attach}
-        return {name: attempt(work, said) for name, work in {**works, "export": export}.items()}, said
+        works: dict[str, Callable[[], str | None]] = {"convert": convert, "view": view, "audit": measured}
+        works |= {"resize": resize, "attach": attach, "export": export}
+        return {name: attempt(work, said) for name, work in works.items() if not only or name in only}, said
 
 
 def small(name: str) -> tuple[nn.Module, int]:
@@ -363,10 +367,11 @@ def built(name: str) -> tuple[nn.Module, tuple[int, int]]:
     return model, image_size(model) or (32, 32)
 
 
-def measure(names: list[str]) -> None:
-    """Run all operations on some models, within the memory of a process, and print their rows."""
+def measure(names: list[str], only: list[str]) -> None:
+    """Run operations on some models, within the memory of a process, and print their rows."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     writer = csv.writer(sys.stdout, lineterminator="\n")
+    before = {row.name: row for row in read_records(DATA, Row)}
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     for name in names:
         torch.manual_seed(0)
@@ -377,18 +382,21 @@ def measure(names: list[str]) -> None:
         except Exception as error:  # any error of another library
             print(f"{name} cannot be built: {error}", file=sys.stderr)
             continue
-        found, said = rows_of(model, size)
+        found, said = rows_of(model, size, only)
+        if only:
+            found = {column: found.get(column, getattr(before[name], column)) for column in COLUMNS}
+            said.setdefault("convert", before[name].reason)
         print(name, found, said, file=sys.stderr)
         why = said.get("convert", "")
         writer.writerow([library, name, type(model).__name__, *found.values(), version, date, why])
         sys.stdout.flush()
 
 
-def record(names: list[str]) -> None:
+def record(names: list[str], only: list[str]) -> None:
     """Measure models in processes of a few each, and replace their rows in the recorded data."""
     for start in range(0, len(names), SLICE):
         part = names[start : start + SLICE]
-        command = [sys.executable, "-m", "evidence.models_page", "--slice", *part]
+        command = [sys.executable, "-m", "evidence.models_page", "--slice", *part, "--only", *only]
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
         rows = {row.name: row for row in read_records(DATA, Row)}
         rows |= {values[1]: Row(*values) for values in csv.reader(lines) if len(values) == len(Row.__match_args__)}
@@ -398,13 +406,12 @@ def record(names: list[str]) -> None:
 
 def table(rows: list[Row]) -> str:
     """Return the table of the rows of a library."""
-    columns = ("convert", "view", "audit", "resize", "attach", "export")
     lines = []
     for row in rows:
         label = f"`{row.kind}`" + (f", `{row.name}`" if row.name != row.kind else "")
         note = NOTES.get(row.name, UNTRIED if row.library == "transformers" else row.reason)
-        lines.append([label, *(getattr(row, column) for column in columns), "" if row.convert == "yes" else note])
-    return markdown([["class", *columns, "why it does not convert"], *lines])
+        lines.append([label, *(getattr(row, column) for column in COLUMNS), "" if row.convert == "yes" else note])
+    return markdown([["class", *COLUMNS, "why it does not convert"], *lines])
 
 
 def main() -> None:
@@ -412,11 +419,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", nargs="*", default=[], help="timm, transformers, or names of models")
     parser.add_argument("--slice", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="*", default=[], help="operations to measure (default: all)")
     options = parser.parse_args()
     if options.slice:
-        return measure(options.slice)
+        return measure(options.slice, options.only)
     libraries = {"timm": TIMM, "transformers": (*TRANSFORMERS, *OTHERS)}
-    record([name for given in options.measure for name in libraries.get(given, (given,))])
+    record([name for given in options.measure for name in libraries.get(given, (given,))], options.only)
     rows = read_records(DATA, Row)
     text = PAGE.read_text(encoding="utf-8")
     said = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -166,6 +167,10 @@ def _checked(name: str) -> str:
     return json.dumps({"target": name, "error": f"cannot be checked: {last}"})
 
 
+#: Names of classes of attention in timm.
+_ATTENTION = re.compile("Attn|Attention|GPSA|SHMA|SHSA|LiteMLA")
+
+
 def _small_model(family: str) -> tuple[str, bool]:
     """Return the name of a small model of a family of timm, and whether it has attention, by the names of its modules.
 
@@ -180,10 +185,10 @@ def _small_model(family: str) -> tuple[str, bool]:
     for name in dict.fromkeys(name for word in words for name in names if word in name):
         with torch.device("meta"):
             model: Any = timm.create_model(name)
-        kinds = " ".join(type(module).__name__ for module in model.modules())
+        kinds = {type(module).__name__ for module in model.modules()}
         count = sum(parameter.numel() for parameter in model.parameters())
         large = model.default_cfg["input_size"][-1] > 256
-        found[name] = large, count, any(word in kinds for word in ("Attn", "Attention", "GPSA"))
+        found[name] = large, count, any(_ATTENTION.search(kind) for kind in kinds)
         if not large and count < 60_000_000:
             return name, found[name][2]
     smallest = min(found, key=lambda name: found[name])
