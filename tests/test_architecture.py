@@ -14,7 +14,6 @@ FLOORS = (
     *("system", "registry", "position", "encodings", "layers", "checkpoints", "hub", "backbones", "dense"),
     *("surgery", "external", "analysis", "testing"),
     *(
-        "lab.locks",
         "lab.terminal",
         "lab.arguments",
         "lab.data",

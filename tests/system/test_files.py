@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graticule.lab.locks import locked
+from graticule.lab.training.run_folder import locked
 from graticule.system.files import held, replace, write_bytes, write_json, write_text, write_whole
 from in_turn import in_turn
 
@@ -40,7 +40,7 @@ def test_a_lock_is_held_until_its_process_is_killed_even_if_its_workers_live_on(
     script = f"""
 import os, time
 from pathlib import Path
-from graticule.lab.locks import locked
+from graticule.lab.training.run_folder import locked
 with locked(Path({str(tmp_path)!r})) as free:
     os.fork()
     os.write(1, str(free)[:1].encode())  # the worker too: once it runs, it has closed the lock it inherited

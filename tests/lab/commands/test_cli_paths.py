@@ -13,11 +13,11 @@ import graticule
 from commands import refused, run_command
 from graticule.lab.commands.export import Export, _batches
 from graticule.lab.commands.opening import NamedModels, open_model, open_source
-from graticule.lab.locks import locked
 from graticule.lab.recipes.load import load_recipe
 from graticule.lab.tasks.classification import Classification, Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import locked
 from graticule.system.files import followed, write_json, write_text
 from in_turn import in_turn
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from commands import refused, run_command
-from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
+from graticule.lab.training.run_folder import locked
 from in_turn import in_turn
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"

@@ -14,12 +14,12 @@ from distributed import Client
 
 import graticule.lab.studies.execution as module
 from forked import forked
-from graticule.lab.locks import locked
 from graticule.lab.studies.comparison import compare
 from graticule.lab.studies.execution import ATTEMPTS, OUTPUT, executor_of, slurm_script, train_job, train_runs
 from graticule.lab.studies.plan import plan
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import locked
 
 CHOICES = {
     name: Recipe(

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from graticule.lab.locks import locked
 from graticule.lab.studies.runs import Point, curve, find_runs, group_seeds, read_metrics, read_recipe, summarise
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.tasks.language import TextRecipe
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import locked
 
 HEADER = "epoch,train_loss,val_loss,{column},lr,seconds"
 

@@ -12,7 +12,6 @@ import torch
 from scipy import stats
 
 from commands import run_command
-from graticule.lab.locks import locked
 from graticule.lab.recipes.load import RECIPES, load_recipe
 from graticule.lab.studies.report import StudyReport, planned_tests, write_report
 from graticule.lab.studies.significance import format_p, paired_test, spending
@@ -29,6 +28,7 @@ from graticule.lab.studies.study import (
     write_table,
 )
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import build_model
 from graticule.registry import plugins
 from graticule.registry.checks import known_name

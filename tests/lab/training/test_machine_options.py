@@ -20,12 +20,12 @@ from forked import forked
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.data.augmentation import Augmentation
-from graticule.lab.locks import locked
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import build_trainer, train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
+from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import task_of
 from short_runs import assert_same, assert_same_end, at_step, copied, short, signal_itself, stopped
 

@@ -11,7 +11,6 @@ from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_source
 from graticule.lab.commands.options import JsonOutput, Output, parse, parse_size
 from graticule.lab.commands.targets import NamedModels
-from graticule.position.places import by
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -116,6 +115,8 @@ def _consolidate(options: Export) -> int:
 
 def report(exported: Exported) -> list[str]:
     """Return the facts of an exported file, in lines."""
+    from graticule.position.places import by
+
     lines = [f"takes      {exported.takes}", f"size       {exported.size / 1e6:.2f} MB"]
     if exported.operators:
         top = list(exported.operators.items())[:_SHOWN]

@@ -248,7 +248,7 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     import timm
 
     from graticule.backbones.registry import create_model, list_models
-    from graticule.checkpoints.load import load_checkpoint
+    from graticule.checkpoints.load import load_checkpoint, load_own
     from graticule.hub.files import quick_hub
 
     chosen = {name: value for name in ("encoding", "joining") if (value := getattr(options, name)) is not None}
@@ -278,29 +278,12 @@ def _by_name(target: str, options: NamedModels) -> Opened:
     elif options.weights in (None, RANDOM):
         hint = "" if options.weights else "; see --weights"
         print(f"{name} has the weights of its initialization{hint}", file=sys.stderr)
-    elif own:
-        load_checkpoint(model, options.weights)
     else:
-        _load_timm(model, name, options.weights)
+        (load_checkpoint if own else load_own)(model, options.weights)
     position = "".join(f", {what} {value}" for what, value in chosen.items())
     weights = "published weights" if options.weights is None and published else options.weights or RANDOM
     opened = describe_model(target, model, f"{target}{position}, weights: {weights}")
     return replace(opened, states_info=opened.states_info and (sourced or not own))
-
-
-def _load_timm(model: nn.Module, name: str, path: str) -> None:
-    from graticule.checkpoints.read import read_state
-
-    state = read_state(path)
-    own = model.state_dict()
-    wrong = [key for key in own if key not in state or state[key].shape != own[key].shape]
-    wrong += [key for key in state if key not in own]
-    if wrong:
-        raise ValueError(
-            f"`weights` must be those of timm's {name}, got {path}, in which {len(wrong)} names or shapes differ, as "
-            f"{printable(wrong[0])}."
-        )
-    model.load_state_dict(state)
 
 
 def describe_model(target: str, model: nn.Module, title: str) -> Opened:

@@ -27,7 +27,6 @@ from graticule.lab.figures.save import save_figures
 from graticule.lab.gym.base import CELL, LEAST, TASKS, Answer, GymTask, build_task, generators
 from graticule.lab.gym.profile import Profile, Row, heat_map, merged, percent, read_profile, write_profile
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.locks import locked
 from graticule.lab.studies.execution import ATTEMPTS, Submits, Submitted, collect
 from graticule.lab.studies.plan import format_seconds
 from graticule.lab.tasks.classification import Recipe
@@ -35,6 +34,7 @@ from graticule.lab.tasks.parts.models import build_backbone
 from graticule.lab.terminal import Lines
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.run import surroundings
+from graticule.lab.training.run_folder import locked
 from graticule.position.position import ENCODINGS
 from graticule.registry.plugins import load_plugin, loaded_plugins
 from graticule.system.files import write_json, write_text

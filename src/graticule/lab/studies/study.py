@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from graticule.lab.locks import locked
 from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.plan import PlannedRun, check_choices, plan
 from graticule.lab.studies.tables import csv_of_records, read_records, size_text
+from graticule.lab.training.run_folder import locked
 from graticule.registry.checks import known_name
 from graticule.registry.fields import Positive, Seed, Side, check_fields
 from graticule.registry.plugins import call_file

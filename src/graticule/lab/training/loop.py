@@ -27,7 +27,6 @@ from graticule.checkpoints.read import save_weights
 from graticule.checkpoints.transfer import Transfer
 from graticule.hub.config import classes_within
 from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.locks import locked
 from graticule.lab.training.callbacks import History, Progress
 from graticule.lab.training.checkpoints import (
     Checkpoints,
@@ -42,6 +41,7 @@ from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_
 from graticule.lab.training.opening import open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
+from graticule.lab.training.run_folder import locked
 from graticule.lab.training.task import Task, TaskData, recipe_plugins, task_of
 from graticule.surgery.freeze import freeze
 from graticule.system.files import held, write_json

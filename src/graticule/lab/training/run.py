@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from typing_extensions import TypedDict
 
-from graticule.lab.locks import locked
 from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoints
 from graticule.lab.training.devices import load_weights
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
-from graticule.lab.training.run_folder import RunFolder
+from graticule.lab.training.run_folder import RunFolder, locked
 from graticule.lab.training.task import Task, read_recipe, task_of
 from graticule.registry.fields import Count, Finite, NotNegative, Number, Whole, read_typed
 from graticule.registry.plugins import missing_plugins, named_again

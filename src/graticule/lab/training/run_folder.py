@@ -1,7 +1,8 @@
-"""A run folder and the names of the files in it, without PyTorch."""
+"""A run folder, the names of the files in it, and locks of folders between processes, without PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,3 +77,28 @@ def runs_in(folder: Path) -> Iterator[Path]:
     """Yield the runs directly in `folder`, sorted by name; none if it does not exist."""
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if RunFolder(path).recipe_file.is_file())
+
+
+@contextlib.contextmanager
+def locked(folder: Path, wait: float = 0) -> Iterator[bool]:
+    """Lock `folder` until the block or the process ends, in whatever way; yield whether the lock was acquired.
+
+    It is a lock of the operating system on the file .lock. That file is kept: removing it could take the lock from
+    another process.
+
+    Args:
+        folder: an existing folder.
+        wait: seconds to wait for another process that has the lock.
+
+    Raises:
+        OSError: if `folder` cannot be written to, or its file system has no locks.
+    """
+    from filelock import FileLock, Timeout
+
+    with contextlib.ExitStack() as stack:
+        try:  # a soft lock, used on file systems without locks, would outlive a killed process
+            stack.enter_context(FileLock(folder / ".lock", timeout=wait, fallback_to_soft=False))
+            free = True
+        except Timeout:
+            free = False
+        yield free
