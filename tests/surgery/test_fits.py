@@ -13,6 +13,7 @@ from torch import nn
 
 import graticule
 import graticule.encodings.rope_directions
+import graticule.encodings.sinusoidal
 from graticule import Grid
 from graticule.encodings.coordinate_mlp import Fourier
 from graticule.encodings.factorized import Factorized
@@ -130,6 +131,20 @@ def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
     draw(planted.mlp[-1])
     assert fit_fourier(planted, new, Before(grid, [], [], planted(grid)))
     torch.testing.assert_close(new(grid), planted(grid), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["fourier", "coordinates"])
+@torch.no_grad()
+def test_a_function_of_coordinates_follows_a_smooth_table_at_other_grids(encoding):
+    model = tiny("learnable", img_size=(64, 64)).eval()  # 8 x 8 patches, fewer than hidden channels
+    table = graticule.encodings.sinusoidal.Sinusoidal2d(Grid(8, 8, prefix=1), DIM, temperature=10.0)
+    model.position.encodings[0].pos_embed.copy_(table.pos_embed)
+    others = [Grid(8, 11, prefix=1), Grid(16, 16, prefix=1)]
+    expected = [model.position(grid)[0].pre for grid in others]
+    change_position(model, encoding)
+    for grid, old in zip(others, expected, strict=True):
+        missing = (model.position(grid)[0].pre - old)[1:]
+        assert missing.square().sum() < 0.1 * old[1:].square().sum()
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from graticule.position.joining import (
     Unshared,
 )
 from graticule.position.position import NoPosition
+from graticule.position.resampling import build_resampler
 from graticule.surgery.fits.contributions import Contribution
 from graticule.surgery.fits.registry import Before, find_fit, register_fit
 
@@ -71,16 +72,30 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
 @register_fit(AbsoluteEncoding, Fourier)
 def fit_fourier(old: AbsoluteEncoding, new: Fourier, before: Before) -> bool:
     """Fit the last layer of the MLP by least squares; directions and hidden layer keep their random initialization."""
-    features = new.features(before.grid).to(new.directions.dtype)
-    return fit_last(new.mlp, features, patches_of(target_of(before), before.grid))
+    grids, target = with_finer(old, before)
+    features = torch.cat([new.features(grid) for grid in grids])
+    return fit_last(new.mlp, features.to(new.directions.dtype), target)
 
 
 @register_fit(AbsoluteEncoding, CoordinateMlp)
 def fit_coordinates(old: AbsoluteEncoding, new: CoordinateMlp, before: Before) -> bool:
     """Fit the last layer of the MLP by least squares, for coordinates without augmentation."""
     weight = next(new.mlp.parameters())
-    places = new.coordinates(before.grid, weight.device, new.grid).to(weight.dtype)
-    return fit_last(new.mlp, places, patches_of(target_of(before), before.grid))
+    grids, target = with_finer(old, before)
+    places = torch.cat([new.coordinates(grid, weight.device, new.grid) for grid in grids])
+    return fit_last(new.mlp, places.to(weight.dtype), target)
+
+
+def with_finer(old: AbsoluteEncoding, before: Before) -> tuple[list[Grid], Tensor]:
+    """Return the grid and one of twice its density, and the rows of their patches in the table, (N, D).
+
+    A function of the coordinates that is fitted at the patches alone can be anything between them: at other grids.
+    """
+    grid, table = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before)
+    finer = Grid(*(2 * side for side in grid.shape), prefix=grid.prefix)
+    own = torch.equal(old(grid), table)
+    between = old(finer) if own else grid.resize(table, finer, build_resampler("bicubic"))
+    return [grid, finer], torch.cat([patches_of(table, grid), patches_of(between, finer)])
 
 
 def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> bool:
