@@ -202,10 +202,7 @@ class ImageToTokens(Tokenizer):
     Reference: Incorporating Convolution Designs into Visual Transformers (CeiT, Yuan et al., 2021), section 3.2.
 
     Args:
-        img_size: (height, width) in pixels.
         patch_size: on the map, whose height and width are a quarter of the image's.
-        in_chans: channels of the image.
-        embed_dim: D.
     """
 
     def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int], in_chans: int, embed_dim: int) -> None:

@@ -139,9 +139,7 @@ class ConvolutionalTokenizer(Tokenizer):
     Reference: Escaping the Big Data Paradigm with Compact Transformers (Hassani et al., 2021), section 3.
 
     Args:
-        img_size: (height, width) in pixels.
         patch_size: kernel of the convolutions, (side, side).
-        in_chans: channels of the image.
         embed_dim: D, channels of the last convolution.
         layers: number of convolutions; those before the last have 64 channels.
         stride: stride of the convolutions; max(1, kernel // 2 - 1) by default, as in the authors' code.

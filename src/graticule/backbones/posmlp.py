@@ -153,7 +153,6 @@ class PosMlp(Pyramid):
         resampled.
 
         Args:
-            img_size: in pixels, one side or (height, width); unchanged by default.
             windows: side of each stage's windows, in patches; unchanged by default.
         """
         size = self.img_size if img_size is None else img_size

@@ -133,7 +133,6 @@ class SwinTransformer(MergingPyramid):
         """Change the image size, or the windows, that position information is stored for.
 
         Args:
-            img_size: in pixels, one side or (height, width); unchanged by default.
             window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)

@@ -77,7 +77,6 @@ class SwinMlp(MergingPyramid):
         """Change the image size, or the windows, that position information is stored for.
 
         Args:
-            img_size: in pixels, one side or (height, width); unchanged by default.
             window_size: side of a window, in patches; unchanged by default.
         """
         size = to_2tuple(self.img_size if img_size is None else img_size)

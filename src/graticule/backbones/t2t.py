@@ -64,8 +64,6 @@ class TokensToToken(Tokenizer):
     Args:
         img_size: (height, width) in pixels, multiples of 16.
         patch_size: 16 x 16, the patch of a token.
-        in_chans: channels of the image.
-        embed_dim: D.
         token_dim: channels of the tokens between the splits.
         tokens_type: 'performer' or 'transformer', the kind of the two small transformers.
     """

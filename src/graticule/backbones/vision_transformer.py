@@ -272,7 +272,6 @@ class VisionTransformer(Backbone):
         """Change the image or patch size that position information is stored for.
 
         Args:
-            img_size: in pixels, one side or (height, width); unchanged by default.
             patch_size: in pixels, one side or (height, width); unchanged by default.
         """
         axes = len(self.img_size)

@@ -27,37 +27,28 @@ class WindowAttention(Attention):
 
     Reference: Swin Transformer (Liu et al., 2021), section 3.2.
 
-    The `Windows` are passed to every call; the arguments are those of `Attention`.
+    The `Windows` are passed to every call; the arguments are those of `Attention`. `weights` are those of all windows,
+    (B * windows, h, M, M); the windows of a sample are those of the rolled map, row by row.
     """
 
     def forward(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Mix the tokens x: (B, N, D) within the windows `where`, after rolling the map by their shift."""
-        windows: Windows
-        (windows,) = where
-        y = self._attend(*self._project_windows(x, position, windows), position)
-        y = windows.join(y.transpose(1, 2).flatten(2), x.shape[0])
+        y = self._attend(*self._inputs(x, position, *where), position)
+        y = where[0].join(y.transpose(1, 2).flatten(2), x.shape[0])
         out: Tensor = self.proj_drop(self.proj(self.norm(y)))
         return out
-
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
-        """Compute the attention weights, which `forward` never stores, (B * windows, h, M, M), rows summing to 1.
-
-        The windows of a sample are those of the rolled map, row by row.
-        """
-        q, k, _, bias = self._project_windows(x, position, *where)
-        return self._weights(q, k, bias, position)
 
     def masking(self, dtype: torch.dtype) -> float:
         """Return the number that is added to the logits of tokens of a window that are not neighbors."""
         return torch.finfo(dtype).min / 2  # half of it, so that no sum with a bias is infinite
 
-    def _project_windows(
-        self, x: Tensor, position: LayerPosition, windows: Windows
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _inputs(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Cut tokens into windows and project them to q, k and v, (B * windows, h, M, d), with the bias.
 
         The first axis of a bias with a mask is for the windows of a sample, unless it is one per sample.
         """
+        windows: Windows
+        (windows,) = where
         q, k, v, bias = self._project(windows.cut(x), position)
         if not any(windows.shift):
             return q, k, v, bias

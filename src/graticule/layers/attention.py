@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graticule.position.bias import Bias
-from graticule.position.grid import Grid
 from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.packed import PackedRow
 from graticule.registry.checks import checked
@@ -84,12 +83,16 @@ class Attention(nn.Module):
         """
         if where and isinstance(where[0], PackedRow):
             return self._output(self._attend_row(x, where[0]))
-        return self._output(self._attend(*self._project(x, position), position))
+        return self._output(self._attend(*self._inputs(x, position, *where), position))
 
-    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Grid) -> Tensor:  # noqa: B008
+    def weights(self, x: Tensor, position: LayerPosition = LayerPosition(), *where: Any) -> Tensor:  # noqa: B008
         """Compute the attention weights, which `forward` never stores, (B, h, N, N), rows summing to 1."""
-        q, k, _, bias = self._project(x, position)
+        q, k, _, bias = self._inputs(x, position, *where)
         return self._weights(q, k, bias, position)
+
+    def _inputs(self, x: Tensor, position: LayerPosition, *where: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the queries, keys and values among which there is attention, (B, h, N, d) each, and the bias."""
+        return self._project(x, position)
 
     def _output(self, mixed: Tensor) -> Tensor:
         """Project the mixed values of all heads, (B, h, N, d), to (B, N, D)."""

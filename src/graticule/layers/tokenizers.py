@@ -96,6 +96,8 @@ class Tokenizer(Checked, nn.Module, ABC):
     Args:
         img_size: (height, width) in pixels, the size of the position information.
         patch_size: (height, width) of a patch, as the tokenizer defines it.
+
+    A subclass also takes `in_chans`, the channels of the image, and `embed_dim`, D.
     """
 
     def __init__(self, img_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
