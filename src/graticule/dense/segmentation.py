@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from graticule.backbones.pyramid import pad_to
 from graticule.backbones.token_model import init_linear
 from graticule.dense.features import DenseModel, Features
 from graticule.layers.block import Block
@@ -349,7 +350,7 @@ class SegmentationModel(DenseModel):
 
     def _logits(self, images: Tensor, decoders: list[Decoder], crop: Crop | None = None) -> list[Tensor]:
         height, width = images.shape[-2:]
-        padded = pad_to(images, self.features.divisor)
+        padded = pad_to(images, (self.features.divisor,) * 2)
         if crop is not None and padded.shape != images.shape:
             raise ValueError(
                 f"`images` must have sides that are multiples of {self.features.divisor} if `crop` is given, got "
@@ -391,7 +392,7 @@ def segment_in_windows(
     if not (0 < down <= tall and 0 < right <= wide):
         raise ValueError(f"`stride` must be from 1 to the side of the window, {tall} x {wide}, got {down} x {right}.")
     height, width = images.shape[-2:]
-    padded = pad_to(images, 1, at_least=(tall, wide))
+    padded = F.pad(images, (0, max(0, wide - width), 0, max(0, tall - height)))
     whole = (padded.shape[-2] + -padded.shape[-2] % divisor, padded.shape[-1] + -padded.shape[-1] % divisor)
     total, count = None, torch.zeros_like(padded[:1, :1])
     for top in window_starts(padded.shape[-2], tall, down):
@@ -411,10 +412,3 @@ def segment_in_windows(
 def window_starts(side: int, window: int, stride: int) -> list[int]:
     """Return the starts of windows on an axis of `side` pixels; they cover the axis, and none extends beyond it."""
     return [*range(0, side - window, stride), side - window]
-
-
-def pad_to(images: Tensor, divisor: int, at_least: tuple[int, int] = (1, 1)) -> Tensor:
-    """Pad images (B, C, height, width) with zeros, at the bottom and on the right, to multiples of `divisor`."""
-    height, width = (max(side, least) for side, least in zip(images.shape[-2:], at_least, strict=True))
-    down, right = height + -height % divisor - images.shape[-2], width + -width % divisor - images.shape[-1]
-    return F.pad(images, (0, right, 0, down)) if down or right else images
