@@ -36,12 +36,13 @@ class Backbone(TokenModel, HubModel):
     resampled or computed for its grid in the forward pass (`set_input_size` does it once).
 
     Arguments of several families mean the same in each, and a family describes only those that are its own: `position`
-    builds the position, of a stage if there are several; `embed_dim` is D, of the first stage if it doubles from stage
-    to stage; `depths` or `num_blocks` are the blocks and `num_heads` is h, of each stage; `groups` is s, the groups of
-    channels of a mixing encoding, which it gets as `num_heads`; `mlp_ratio` is the hidden channels of the MLPs, as a
-    multiple of D; `qkv_bias` says whether queries, keys and values have a bias; `attn_drop_rate` is the dropout on
-    attention weights; `window_size` is the side of a window, in patches; `norm_layer` builds a norm from its channels,
-    or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer` is the MLPs' activation; `block_layer` builds a block.
+    builds the position (`graticule.encodings.PositionBuilder`), of a stage if there are several; `embed_dim` is D, of
+    the first stage if it doubles from stage to stage; `depths` or `num_blocks` are the blocks and `num_heads` is h, of
+    each stage; `groups` is s, the groups of channels of a mixing encoding, which it gets as `num_heads`; `mlp_ratio` is
+    the hidden channels of the MLPs, as a multiple of D; `qkv_bias` says whether queries, keys and values have a bias;
+    `attn_drop_rate` is the dropout on attention weights; `window_size` is the side of a window, in patches;
+    `norm_layer` builds a norm from its channels, or is its name such as 'rmsnorm(eps=1e-5)', and `act_layer` is the
+    MLPs' activation; `block_layer` builds a block.
 
     Args:
         patch_size: in pixels, one side or (height, width), of a patch of the first stage.

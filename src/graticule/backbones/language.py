@@ -67,21 +67,11 @@ class LanguageModel(TokenModel):
         position: builds the position (`graticule.encodings.PositionBuilder`).
         vocab_size: W, size of the vocabulary.
         context: number of tokens that position information is stored for.
-        embed_dim: D.
         depth: M, number of blocks.
-        num_heads: h.
-        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        qkv_bias: whether queries, keys and values have a bias.
         tied: whether the head's weights are those of the token embedding, G = E.
         embed_scale: factor of the token embeddings. A table of sinusoids of amplitude 1 outweighs embeddings of std
             0.02; sqrt(D), as in Vaswani et al. (2017, section 3.4), or LaPE, which keeps the table separate, avoids it.
-        pos_drop_rate: dropout on the tokens that enter the first block.
-        proj_drop_rate: dropout on the outputs of attention and MLP.
-        attn_drop_rate: dropout on attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        norm_layer: builds a norm from D.
-        act_layer: the MLPs' activation.
-        block_layer: builds a block.
+        others: as `Backbone`.
     """
 
     takes = frozenset({"pre", "inner", "bias", "token_bias", "rotary", "queries_keys", "query_scale"})

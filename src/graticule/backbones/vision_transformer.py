@@ -40,22 +40,15 @@ class VisionTransformer(Backbone):
     Reference: An Image Is Worth 16x16 Words (Dosovitskiy et al., 2021); DeiT (Touvron et al., 2021).
 
     Args:
-        position: builds the position (`graticule.encodings.PositionBuilder`).
         patch_size: in pixels, one side or (height, width), or (depth, height, width).
         global_pool: 'token' (class token), 'avg', 'max', 'avgmax', 'map' (attention of a learned query, as SigLIP),
             'seq' (sequence pooling) or '' (none).
-        embed_dim: D.
         depth: number of blocks.
-        num_heads: h.
-        mlp_ratio: hidden channels of the MLPs, as a multiple of D.
-        qkv_bias: whether queries, keys and values have a bias.
         class_token: whether there is one; as in timm, another `global_pool` leaves it unused unless this is False.
         reg_tokens: number of register tokens.
         fc_norm: norm after pooling instead of before, or its name; by default, if `global_pool` is a pooling of
             patches, as in timm. CPVT's models always have it before.
         patch_drop_rate: share of the patches that training leaves out, other ones of each image and in each pass.
-        attn_drop_rate: dropout on attention weights.
-        norm_layer: builds a norm from D, or its name such as 'rmsnorm(eps=1e-5)'.
         act_layer: the MLPs' activation, or its name such as 'quick_gelu'.
         embed_layer: builds the tokenizer from image size, patch size, channels and D.
         block_layer: builds a block, or its name: 'pre_norm', 'post_norm', 'parallel' (attention and MLP side by side)
@@ -79,7 +72,7 @@ class VisionTransformer(Backbone):
         head_layer: the classifier: 'linear', 'linear_no_bias' or 'tanh' (a linear layer and tanh).
         patch_bias: whether the patches have a bias; by default they do without `pre_norm`.
         patch_frames: number of frames of a patch, of a model of films that takes images, each repeated so often.
-        kwargs: as `Backbone`; `img_size` can also be (depth, height, width), of films and volumes.
+        others: as `Backbone`; `img_size` can also be (depth, height, width), of films and volumes.
     """
 
     takes = Backbone.takes | Block.takes
