@@ -33,7 +33,6 @@ from .tokens import ByteTokenizer as ByteTokenizer
 from .tokens import Tokenizer as Tokenizer
 from .tokens import check_vocabulary as check_vocabulary
 from .transforms import CanvasImages as CanvasImages
-from .transforms import Mode as Mode
 from .transforms import SeededImages as SeededImages
 from .transforms import evaluation_transform as evaluation_transform
 from .transforms import training_transform as training_transform
