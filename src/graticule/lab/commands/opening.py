@@ -95,15 +95,9 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
         options: checkpoint of a run, and options of models that are given by name.
     """
     options = options or NamedModels()
+    if (built := _built(target)) is not None:
+        return describe_model(target, built, target)
     if is_named(target):
-        if (module := module_name(target)) is not None:
-            from graticule.lab.training.opening import module_of_file
-
-            return describe_model(target, module_of_file(*module), target)
-        if is_published(target):
-            from graticule.hub.kinds import from_pretrained
-
-            return describe_model(target, from_pretrained(target), target)
         return _by_name(target, options)
     from graticule.lab.training.opening import load
     from graticule.lab.training.run import run_of
@@ -127,14 +121,8 @@ def open_model(target: str, options: NamedModels | None = None) -> Opened:
 def open_source(target: str, command: str, options: NamedModels) -> Opened:
     """Open a model that is exported or published: one of timm is converted, and a new one needs no weights."""
     check_targets([target], options, command)
-    if (module := module_name(target)) is not None:
-        from graticule.lab.training.opening import module_of_file
-
-        return Opened(target, target, module_of_file(*module).eval(), None, None, None)
-    if is_published(target):
-        from graticule.hub.kinds import from_pretrained
-
-        return Opened(target, target, from_pretrained(target), None, None, None)
+    if (built := _built(target)) is not None:
+        return Opened(target, target, built, None, None, None)
     from graticule.backbones.registry import list_models
 
     if not is_named(target) or target in list_models():
@@ -150,6 +138,20 @@ def open_source(target: str, command: str, options: NamedModels) -> Opened:
             f"{opened.run.task().inputs}."
         )
     return opened
+
+
+def _built(target: str) -> nn.Module | None:
+    """Return the module in a Python file, or the published model, that a target names; None for others."""
+    if (module := module_name(target)) is not None:
+        from graticule.lab.training.opening import module_of_file
+
+        return module_of_file(*module).eval()
+    if not is_published(target):
+        return None
+    from graticule.hub.kinds import from_pretrained
+
+    published: nn.Module = from_pretrained(target)
+    return published
 
 
 def with_images(opened: Opened) -> Opened:

@@ -176,16 +176,10 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         recipe = self.recipe
         tokenizer = None if run is None else tokenizer_of(run)
         data = TextModule(
-            dataset=recipe.dataset,
-            root=recipe.data_root,
+            **recipe.data_arguments(),
             context=recipe.context,
-            batch_size=recipe.batch_size,
-            eval_batch_size=recipe.eval_batch_size,
-            seed=recipe.seed,
             tokenizer=recipe.tokenizer if tokenizer is None else tokenizer,
             vocab_size=recipe.vocab_size if tokenizer is None else None,
-            limit_train=recipe.limit_train,
-            limit_test=recipe.limit_test,
         )
         data.setup()
         return data

@@ -23,7 +23,6 @@ from graticule.lab.training.task import SourceModel, Task, TrainedRun
 from graticule.registry.fields import Count, Finite, Flag, Side, Whole
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
     from torch import Tensor, nn
 
@@ -256,9 +255,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         from graticule.checkpoints.transfer import transfer
 
         return transfer(model.backbone, backbone_weights(source), classifier=False)
-
-    def setup(self, model: nn.Module, data: DenseModule, device: torch.device) -> None:
-        """Do nothing."""
 
     @property
     def sync_batchnorm(self) -> bool:
