@@ -391,7 +391,9 @@ def span(one: dict[str, float], scale: float = 100, decimals: int = 1) -> str:
 def gap(one: list[float]) -> str:
     """Return a score, and its difference from the original's with its standard error."""
     value, difference, error = one
-    return f"{value:.1f} ({difference:+.1f} ± {error:.1f})" if error else f"{value:.1f}"
+    return (
+        f"{value:.1f} ({difference:+.1f}{'' if error is None else f' ± {error:.1f}'})" if difference else f"{value:.1f}"
+    )
 
 
 def share_figure(found: dict[str, Any]) -> Figure:
@@ -435,16 +437,19 @@ def tradeoff_figure(found: dict[str, Any]) -> Figure:
 
 def adapt_figure(found: dict[str, Any]) -> Figure:
     """Draw how far the original's classifiers fall, against the steps of adaptation, with standard errors."""
-    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
     names = [name for name in found if name != "original"]
-    for ax, key, label in zip(
-        figure.subplots(1, 2), ("ridge", "miou"), ("CIFAR-10 accuracy", "CamVid mIoU"), strict=True
-    ):
+    known = {
+        key for name in names for one in found[name].values() for scores in one["scores"].values() for key in scores
+    }
+    panels = [(key, label) for key, label in (("ridge", "CIFAR-10 accuracy"), ("miou", "CamVid mIoU")) if key in known]
+    figure = Figure(figsize=(1.2 + 3.6 * len(panels), 3.8), layout="constrained")
+    for ax, (key, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for index, name in enumerate(names):
             style = {**line_style(index), "linewidth": 1.5, "markersize": 5}
             for seed, one in found[name].items():
-                gaps = [(int(step), *scores[key][1:]) for step, scores in one["scores"].items()]
+                gaps = [(int(step), *scores[key][1:]) for step, scores in one["scores"].items() if key in scores]
                 steps, values, errors = zip(*gaps, strict=True)
+                errors = None if None in errors else errors
                 ax.errorbar(steps, values, errors, capsize=2, label=name if seed == min(found[name]) else None, **style)
         ax.axhline(0, color="#555555", linestyle=(0, (1, 2)), linewidth=1)
         ax.set(title=label, xlabel="steps of adaptation", ylabel="points above the original")
@@ -496,7 +501,7 @@ def tables(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, runs in data.get("adapt", {}).items():
         for seed, one in runs.items() if name != "original" else ():
             for step, scores in one["scores"].items():
-                cells = [gap(scores[key]) for key in ("neighbors", "ridge", "miou")]
+                cells = [gap(scores[key]) if key in scores else "-" for key in ("neighbors", "ridge", "miou")]
                 last = f"{one['seconds']:.0f}" if step == max(one["scores"], key=int) else ""
                 rows.append((f"`{name}`", seed, step, *cells, f"{scores['cosine']:.3f}", last))
     yield "adapt", markdown(rows)

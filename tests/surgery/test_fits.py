@@ -41,7 +41,7 @@ from graticule.surgery.fits.contributions import (
 )
 from graticule.surgery.fits.registry import FITS, Before, find_fit
 from graticule.surgery.fits.rotations import _fit_layer
-from graticule.surgery.fits.tables import factorize, fit_fourier, fit_norm
+from graticule.surgery.fits.tables import factorize, fit_function, fit_norm
 from tiny import DIM, SIZE, draw, images, tiny
 
 GRID = Grid(3, 5)
@@ -129,7 +129,7 @@ def test_a_table_in_the_span_of_the_features_is_fitted_exactly():
     planted = Fourier(grid, 8, frequencies=4, hidden=6).double()
     planted.load_state_dict(new.state_dict())
     draw(planted.mlp[-1])
-    assert fit_fourier(planted, new, Before(grid, [], [], planted(grid)))
+    assert fit_function(planted, new, Before(grid, [], [], planted(grid)))
     torch.testing.assert_close(new(grid), planted(grid), rtol=0, atol=1e-9)
 
 

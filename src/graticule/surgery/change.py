@@ -19,7 +19,7 @@ from graticule.position.position import ENCODINGS
 from graticule.position.rotation import PairRotation
 from graticule.registry.specs import Spec
 from graticule.surgery.fits.biases import bias_table, table_logits
-from graticule.surgery.fits.contributions import entered_blocks, inner_streams, table_contributions
+from graticule.surgery.fits.contributions import entered_blocks, inner_streams, share_kept, table_contributions
 from graticule.surgery.fits.registry import Before, Fit, fit_position
 from graticule.surgery.fits.rotations import rotation_kept
 from graticule.surgery.freeze import check_floating
@@ -119,9 +119,7 @@ def _centered(logits: Tensor) -> Tensor:
 
 
 def _kept(old: Tensor, new: Tensor) -> float:
-    whole = float(old.double().square().sum())
-    lost = float((old.double() - new.double()).square().sum())
-    return float(not lost) if not whole else 1 - lost / whole
+    return share_kept(old.double().square().sum(), (old.double() - new.double()).square().sum())
 
 
 class Drift(NamedTuple):

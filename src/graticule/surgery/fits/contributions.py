@@ -80,6 +80,11 @@ def is_plain(attention: nn.Module) -> bool:
     return attention.logit_scale is None and all(norm is None or isinstance(norm, nn.Identity) for norm in norms)
 
 
+def share_kept(whole: Tensor, lost: Tensor) -> float:
+    """Return 1 - lost / whole, of sums of squares; if the whole is zero, whether nothing is lost."""
+    return 1 - float(lost) / float(whole) if whole else float(not lost)
+
+
 @dataclass(frozen=True)
 class Contribution:
     r"""Contribution of a table w in the residual stream to the input of a layer, over images.
@@ -256,9 +261,7 @@ class Stream:
 
     def kept(self, table: Tensor) -> float:
         """Return the share of c that a table in the residual stream gives the layer, over the images."""
-        whole = float(self.inner.square().sum()) * len(self.tokens)
-        lost = float(self.residual(table).square().sum())
-        return float(not lost) if not whole else 1 - lost / whole
+        return share_kept(self.inner.square().sum() * len(self.tokens), self.residual(table).square().sum())
 
 
 @dataclass(frozen=True)

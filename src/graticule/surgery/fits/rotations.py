@@ -14,7 +14,7 @@ from graticule.encodings.rope_directions import MixedRope
 from graticule.position.grid import Grid
 from graticule.position.joining import Default
 from graticule.position.rotation import PairRotation, Rotation
-from graticule.surgery.fits.contributions import Contribution
+from graticule.surgery.fits.contributions import Contribution, share_kept
 from graticule.surgery.fits.registry import Before, register_fit
 
 #: Steps of Adam, its rate in radians over the longest side of the grid, and that of constants.
@@ -96,9 +96,7 @@ def rotation_kept(contribution: Contribution, rotation: Rotation) -> float:
     assert contribution.projections is not None
     index = contribution.projections.index
     target, plain, found = contribution.projections.logits(contribution.attention, rotation.take(index))
-    missing = float((target - plain).double().square().sum())
-    lost = float((found - target).double().square().sum())
-    return float(not lost) if not missing else 1 - lost / missing
+    return share_kept(*((one - target).double().square().sum() for one in (plain, found)))
 
 
 @register_fit(RotaryPosition, RotaryPosition)

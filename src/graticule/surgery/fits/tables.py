@@ -70,32 +70,21 @@ def factorize(old: AbsoluteEncoding, new: Factorized, before: Before) -> bool:
 
 
 @register_fit(AbsoluteEncoding, Fourier)
-def fit_fourier(old: AbsoluteEncoding, new: Fourier, before: Before) -> bool:
-    """Fit the last layer of the MLP by least squares; directions and hidden layer keep their random initialization."""
-    grids, target = with_finer(old, before)
-    features = torch.cat([new.features(grid) for grid in grids])
-    return fit_last(new.mlp, features.to(new.directions.dtype), target)
-
-
 @register_fit(AbsoluteEncoding, CoordinateMlp)
-def fit_coordinates(old: AbsoluteEncoding, new: CoordinateMlp, before: Before) -> bool:
-    """Fit the last layer of the MLP by least squares, for coordinates without augmentation."""
-    weight = next(new.mlp.parameters())
-    grids, target = with_finer(old, before)
-    places = torch.cat([new.coordinates(grid, weight.device, new.grid) for grid in grids])
-    return fit_last(new.mlp, places.to(weight.dtype), target)
+def fit_function(old: AbsoluteEncoding, new: Fourier | CoordinateMlp, before: Before) -> bool:
+    """Fit the last layer of an MLP of coordinates by least squares; other layers keep their random initialization.
 
-
-def with_finer(old: AbsoluteEncoding, before: Before) -> tuple[list[Grid], Tensor]:
-    """Return the grid and one of twice its density, and the rows of their patches in the table, (N, D).
-
-    A function of the coordinates that is fitted at the patches alone can be anything between them: at other grids.
+    It is fitted at twice as many patches per side too: between the patches, so at other grids, it could be anything.
     """
-    grid, table = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before)
+    grid, table, weight = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before), new.mlp[0].weight
     finer = Grid(*(2 * side for side in grid.shape), prefix=grid.prefix)
-    own = torch.equal(old(grid), table)
-    between = old(finer) if own else grid.resize(table, finer, build_resampler("bicubic"))
-    return [grid, finer], torch.cat([patches_of(table, grid), patches_of(between, finer)])
+    between = old(finer) if torch.equal(old(grid), table) else grid.resize(table, finer, build_resampler("bicubic"))
+    places = [
+        new.features(at) if isinstance(new, Fourier) else new.coordinates(at, cast("Tensor", weight).device, new.grid)
+        for at in (grid, finer)
+    ]
+    target = torch.cat([patches_of(table, grid), patches_of(between, finer)])
+    return fit_last(new.mlp, torch.cat(places).to(weight.dtype), target)
 
 
 def fit_last(mlp: nn.Sequential, inputs: Tensor, target: Tensor, weight: Tensor | float = 1.0) -> bool:
