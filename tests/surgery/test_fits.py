@@ -574,6 +574,17 @@ def test_a_learned_bias_is_fitted_to_the_logits_of_a_table(encoding, model, x):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@torch.no_grad()
+def test_a_model_in_training_mode_is_fitted_as_in_evaluation_mode_and_stays_in_it(x):
+    models = [draw(tiny(img_size=(24, 40), drop_rate=0.5, proj_drop_rate=0.5)).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for one, mode in zip(models, (True, False), strict=True):
+        change_position(one.train(mode), "learnable", "lape", images=x)
+        assert one.training is mode
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[name])
+
+
 @pytest.mark.parametrize("least", [0.0, 0.9])
 def test_a_position_that_keeps_too_little_is_refused_and_the_model_is_unchanged(model, x, least):
     """A fixed table of sines is farther from the old one than none; fitted frequencies keep a part."""

@@ -76,11 +76,11 @@ def fit_function(old: AbsoluteEncoding, new: Fourier | CoordinateMlp, before: Be
 
     It is fitted at twice as many patches per side too: between the patches, so at other grids, it could be anything.
     """
-    grid, table, weight = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before), new.mlp[0].weight
+    grid, table, weight = Grid(*before.grid.shape, prefix=before.grid.prefix), target_of(before), next(new.parameters())
     finer = Grid(*(2 * side for side in grid.shape), prefix=grid.prefix)
     between = old(finer) if torch.equal(old(grid), table) else grid.resize(table, finer, build_resampler("bicubic"))
     places = [
-        new.features(at) if isinstance(new, Fourier) else new.coordinates(at, cast("Tensor", weight).device, new.grid)
+        new.features(at) if isinstance(new, Fourier) else new.coordinates(at, weight.device, new.grid)
         for at in (grid, finer)
     ]
     target = torch.cat([patches_of(table, grid), patches_of(between, finer)])
