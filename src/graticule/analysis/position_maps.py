@@ -119,17 +119,11 @@ def bias_maps(model: nn.Module, img_size: int | tuple[int, ...] | None = None, s
 
     Reference: LaPE's released code draws these for a relative bias, one picture per layer and head.
 
-    Args:
-        model: one of our backbones, or a language model.
-        img_size: pixels, a side or (height, width); by default the size that the model is built for. Within windows
-            the bias is that of the window that the model is built for.
-        stage: of a pyramid, counted from 0.
+    The arguments are those of `position_correlations`. Within windows the bias is that of the window that
+    the model is built for.
 
     Returns:
         The maps; None if no layer has one.
-
-    Raises:
-        ValueError: if the model is not a backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     found: dict[int, tuple[Tensor, list[int]]] = {}
@@ -181,18 +175,11 @@ def rotary_similarity(
     over the d channels of a head, mean over the heads: for pairs of channels that is the mean cosine of the angles
     between i and j. Magnitudes (PoPE) are assumed to be all the same.
 
-    Args:
-        model: one of our backbones.
-        img_size: pixels, a side, (height, width) or (depth, height, width); by default the size that the model
-            is built for.
-        stage: of a pyramid, counted from 0.
+    The arguments are those of `position_correlations`.
 
     Returns:
         The similarities of every layer; NaN for a layer without rotation, with pooled queries or keys, or with windows
         where others see the whole grid. None if there are no other layers.
-
-    Raises:
-        ValueError: if the model is not a backbone or has no such stage.
     """
     positions, grid, _ = positions_of(model, img_size, stage)
     layers: list[Array | None] = []

@@ -120,7 +120,6 @@ class Registry(Table[str, T]):
 
     def __init__(self, argument: str, base: Any, options: Callable[[Any], Mapping[str, Option]], *rooms: str) -> None:
         super().__init__(argument, *rooms)
-        self.argument = argument
         self.base = base
         self._options = options
 
@@ -132,13 +131,13 @@ class Registry(Table[str, T]):
         """
 
         def check(cls: Any) -> Any:
-            check_class(self.argument, name, cls, self.base)
+            check_class(self.kind, name, cls, self.base)
             return make(cls)
 
         return super().register(name, check)
 
     def __getitem__(self, name: str) -> T:
-        return super().__getitem__(known_name(self.argument, name, self))
+        return super().__getitem__(known_name(self.kind, name, self))
 
     def name_of(self, cls: type) -> str | None:
         """Return the first name of a class; None if it is not registered."""
@@ -148,7 +147,7 @@ class Registry(Table[str, T]):
         """Return the spec of a class with options."""
         name = self.name_of(cls)
         if name is None:
-            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_{self.argument}('name').")
+            raise ValueError(f"{cls.__name__} must be registered: @graticule.register_{self.kind}('name').")
         return self.specs(Spec(name, options))[0]
 
     def options(self, name: str) -> Mapping[str, Option]:
@@ -164,8 +163,8 @@ class Registry(Table[str, T]):
         """
         specs = (given,) if isinstance(given, Spec) else given
         if not (isinstance(specs, tuple) and specs and all(isinstance(spec, Spec) for spec in specs)):
-            specs = parse_sum(given, self.argument)
-        return tuple(check_spec(self.argument, spec, self.options(spec.name)) for spec in specs)
+            specs = parse_sum(given, self.kind)
+        return tuple(check_spec(self.kind, spec, self.options(spec.name)) for spec in specs)
 
 
 _EMPTY = inspect.Parameter.empty

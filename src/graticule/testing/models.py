@@ -459,11 +459,7 @@ def inspect_model(
     accepts one. The inputs of each attention are compared for an image whose patches are all the same, so that only
     position distinguishes them.
 
-    Args:
-        model: a model of images (B, C, height, width).
-        img_size: (height, width) in pixels; by default the model's own.
-        patch_size: (height, width) of a patch; by default the model's own.
-        skip: names of checks to leave out.
+    The arguments are those of `graticule.testing.check_model`.
 
     Returns:
         One finding per check, in the order of `CHECKS`.
