@@ -12,7 +12,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 import graticule
 from graticule.dense.deformable import DeformableAttention, WindowedAttention, deformable_sample
 from graticule.dense.detector import HEADS, Anchors
-from graticule.dense.fpn import FeaturePyramid, SimplePyramid
+from graticule.dense.features import FeaturePyramid, SimplePyramid
 from graticule.dense.segmentation import DECODERS, Decoder, register_decoder, segment_in_windows, window_starts
 from graticule.layers.attention import Attention
 from graticule.position.grid import Grid

@@ -17,8 +17,7 @@ from graticule.checkpoints.released_dense import load_published, renamed
 from graticule.dense.adapter import Adapter
 from graticule.dense.deformable import DeformableAttention, cell_centers
 from graticule.dense.detector import RetinaNet
-from graticule.dense.features import Features, Stages
-from graticule.dense.fpn import FeaturePyramid
+from graticule.dense.features import FeaturePyramid, Features, Stages
 from graticule.dense.segmentation import LinearDecoder, MaskTransformer, SegmentationModel, SemanticFpn, UperHead
 from graticule.encodings.build import build_position
 

@@ -12,12 +12,12 @@ from .factory import create_segmenter as create_segmenter
 from .factory import open_detector as open_detector
 from .factory import open_segmenter as open_segmenter
 from .features import NECKS as NECKS
+from .features import FeaturePyramid as FeaturePyramid
 from .features import Features as Features
 from .features import Neck as Neck
 from .features import Reader as Reader
+from .features import SimplePyramid as SimplePyramid
 from .features import register_neck as register_neck
-from .fpn import FeaturePyramid as FeaturePyramid
-from .fpn import SimplePyramid as SimplePyramid
 from .regions import FasterRcnn as FasterRcnn
 from .regions import MaskRcnn as MaskRcnn
 from .segmentation import DECODERS as DECODERS
