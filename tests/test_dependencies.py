@@ -1,6 +1,7 @@
 """Imported packages are declared, and declared ones have a lower bound with which the tests can run."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -20,6 +21,9 @@ def bounds(requirements):
     return {match[1].lower().replace("_", "-"): match[2] for match in found}
 
 
+distributions = functools.cache(packages_distributions)  # it reads the files of every installed package
+
+
 def imported(rooms="**"):
     """Return the packages that files of some rooms import, by default of all, including late imports."""
     modules = set()
@@ -30,7 +34,7 @@ def imported(rooms="**"):
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 modules.add(node.module.partition(".")[0])
     modules -= {*sys.stdlib_module_names, "graticule", "_typeshed"}  # the last exists only for the type checker
-    packages = packages_distributions()
+    packages = distributions()
     return {packages[module][0].lower().replace("_", "-") for module in modules}
 
 

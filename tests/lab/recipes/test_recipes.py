@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -671,14 +670,3 @@ def test_a_recipe_of_a_plugin_is_trained_by_its_name_and_its_run_opened_as_docum
     run = shown["run"]
     assert run.recipe() == load_recipe("fourier_digits").quick() and run.recipe().joining == "decayed"
     assert run.plugins == {PLUGIN.name: plugins._hash(PLUGIN)}
-
-
-def test_recipes_are_listed_and_looked_up_without_importing_pytorch():
-    code = (
-        "import sys; from graticule.lab.cli import main; main(['train', '--help']); "
-        "codes = [main(command) for command in "
-        "(['train', 'digits_quik'], ['compare', 'digits_quik', '--choices', 'joining=lape'])]; "
-        "sys.exit(codes != [1, 1] or 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "did you mean 'digits_quick'" in done.stderr

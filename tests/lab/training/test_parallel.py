@@ -17,7 +17,7 @@ from graticule.lab.training.devices import check_shards, read_shards
 from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from short_runs import assert_equal_runs, at_step, signal_itself
+from short_runs import assert_equal_runs, at_step, copied, signal_itself
 
 #: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
 #: not full, and an odd number of test images.
@@ -88,7 +88,7 @@ def test_two_processes_that_torchrun_started_make_the_steps_and_the_scores_of_on
 @pytest.mark.slow
 def test_two_processes_of_which_lightning_starts_the_second_do_so_too(tmp_path, of_two, alone):
     process = forked(start_as_a_program, of_two)
-    process.join(300)
+    process.join(600)
     assert process.exitcode == 0
     assert_trained_by_two(Run(tmp_path / "run"), alone)
 
@@ -128,8 +128,7 @@ def test_a_sharded_run_that_was_interrupted_resumes(tmp_path, alone_in_float32):
 
 
 def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
-    run = Run(tmp_path / "run")
-    train(Recipe(**PLAIN), run.folder, progress=False)
+    run = copied(alone, tmp_path / "run")
     assert run.last is not None
     for path in (run.result_file, run.weights, run.last):
         path.unlink()  # as if it had been killed in the second epoch

@@ -34,7 +34,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_bit_for_bit(tmp
 
     for step, last in ((4, None), (13, "step-000000010.ckpt")):  # before the first checkpoint, and after it
         process = forked(resume_and_die, killed, step)
-        process.join(300)
+        process.join(600)
         assert process.exitcode == -signal.SIGKILL and not killed.finished
         assert (killed.last and killed.last.name) == last
     errors = tmp_path / "errors"

@@ -46,7 +46,7 @@ def die_at(recipe, folder, step):
 def test_a_run_that_was_killed_and_resumed_ends_with_the_same_weights_bit_for_bit(kind, whole, tmp_path):
     recipe = kind(**RICH)
     process = forked(die_at, recipe, tmp_path / "run", 3)
-    process.join(120)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert_same_end(train(recipe, tmp_path / "run", resume=True, progress=False), whole)
 
