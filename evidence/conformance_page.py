@@ -1,6 +1,7 @@
 """Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json timm.json`.
 
-The files are the outputs of `graticule check --sweep transformers --json` and `graticule check --sweep timm --json`.
+The files are the outputs of `graticule check --sweep transformers --json` and `graticule check --sweep timm --json`; the
+tables of one that is left out stay.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ def table_of_models(models: list[dict[str, Any]]) -> str:
 
 def main(*files: str) -> None:
     """Write the page."""
-    transformers, timm = (json.loads(Path(file).read_text(encoding="utf-8"))["classes"] for file in files)
     text = PAGE.read_text(encoding="utf-8")
-    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "timm", "torch"))
-    text = between(text, "versions", f"Measured on {date.today()} with {versions}.")
-    text = between(text, "transformers", table(transformers))
-    text = between(text, "timm", table_of_models(timm))
-    text = between(text, "reproducers", reproducers([*transformers, *timm]))
+    for file in files:
+        swept = json.loads(Path(file).read_text(encoding="utf-8"))
+        library, classes = swept["sweep"], swept["classes"]
+        said = ", ".join(f"{name} {version(name)}" for name in (library, "torch"))
+        text = between(text, f"versions of {library}", f"Measured on {date.today()} with {said}.")
+        text = between(text, library, table(classes) if library == "transformers" else table_of_models(classes))
+        text = between(text, f"reproducers of {library}", reproducers(classes) or "No model failed.")
     write_text(PAGE, text)
     print("wrote", PAGE)
 
