@@ -1,7 +1,6 @@
 """Write the tables of docs/conformance.md: `python -m evidence.conformance_page transformers.json timm.json`.
 
-The files are the outputs of `graticule check --sweep transformers --json` and `graticule check --sweep timm --json`; the
-tables of one that is left out stay.
+The files are the outputs of `graticule check --sweep LIBRARY --json`; the tables of one that is left out stay.
 """
 
 from __future__ import annotations
