@@ -10,8 +10,8 @@ from sphinx.application import Sphinx
 #: A signature of several lines, which Sphinx writes as a list of definitions without terms.
 SIGNATURE = re.compile(r"<dl>\s*((?:<dd>(?:(?!</?dl>).)*?</dd>\s*)+)</dl>", re.DOTALL)
 
-#: A figure of one of the pages, and a link that is all that a cell of a table has.
-FIGURE = re.compile(r'<p>(<img [^>]*src="(?:\.\./)*_images/\w+\.png"[^>]*>)</p>')
+#: A figure outside of a table, and a link that is all that a cell of a table has.
+FIGURE = re.compile(r'(?<!<td>)<p>(<img [^>]*src="(?:\.\./)*_images/\w+\.png"[^>]*>)</p>')
 ALONE = re.compile(r'<td>(<p>)?<a class="([^"]*)"([^>]*)>(<span class="std std-doc">)?([^<]*)(?=</)')
 
 
