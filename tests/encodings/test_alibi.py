@@ -5,14 +5,13 @@ import math
 import pytest
 import torch
 
-import graticule
 from graticule import Crop, Grid
 from graticule.encodings.alibi import Alibi, default_slopes
 from graticule.encodings.forms import bias as layer_bias
 from graticule.position.bias import LowRank
 from graticule.surgery.fold import fold
 from in_turn import in_turn
-from tiny import draw, images, spec, tiny
+from tiny import draw, images, tiny
 
 BUILT, OTHER = Grid(3, 5, prefix=1), Grid(4, 2, prefix=1)
 #: Distances of two patches, row and column apart.
@@ -150,20 +149,7 @@ def test_all_layers_share_one_bias_that_folds_into_one_constant():
     assert torch.equal(model(x), before)
 
 
-def test_it_takes_the_first_layers_only_and_no_joining():
-    position = graticule.build_position(
-        BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", joining=spec("default", layers=2)
-    )
-    assert [given.bias is not None for given in position(BUILT)] == [True, True, False]
-    for kwargs, message in (
-        (
-            {"joining": "lape"},
-            "`joining` must be 'default' with encoding 'alibi': there is nothing to join, got 'lape'",
-        ),
-        ({"joining": "default(layers=4)"}, "`layers` must be from 1 to .*3, got 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            graticule.build_position(BUILT, dim=12, depth=3, num_heads=3, encoding="alibi", **kwargs)
+def test_other_distances_and_too_few_heads_are_refused():
     for heads, distance, message in (
         (0, "euclidean", "`num_heads` must be at least 1, got 0"),
         (1, "axes", "`num_heads` must be at least 2 where `distance` is 'axes', got 1"),

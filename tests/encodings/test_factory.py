@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graticule
-from graticule import Grid, LayerPosition, build_position, encodings
+from graticule import Grid, build_position, encodings
 from graticule.encodings.conditional import BeforeProjections, BetweenBlocks, ConvolutionalProjection, Peg, QueryKeyPeg
 from graticule.encodings.forms.absolute import JoinedPosition
 from graticule.encodings.forms.bias import BiasPosition, NormalizedBias
@@ -148,12 +148,6 @@ def test_the_order_of_the_names_does_not_matter():
     assert [[field is None for field in layer] for layer in a(GRID)] == [
         [field is None for field in layer] for layer in b(GRID)
     ]
-
-
-def test_eta_leaves_the_later_layers_of_a_relative_bias_empty():
-    positions = build("relative_bias", "default(layers=1)")(GRID)
-    assert positions[0].bias is not None
-    assert positions[1:] == [LayerPosition()] * 2
 
 
 REFUSED = [
@@ -372,12 +366,6 @@ def test_joined_layers_are_those_of_the_table_beside_a_peg():
 def test_lape_normalises_a_relative_bias_beside_a_peg():
     parts = build("peg+relative_bias", "lape").parts
     assert [type(bias) for bias in parts[1].encodings] == [NormalizedBias] * DEPTH
-
-
-def test_eta_leaves_the_later_layers_without_shaws_bias():
-    positions = build("shaw", "default(layers=2)")(GRID)
-    assert [position.bias is not None for position in positions] == [True, True, False]
-    assert callable(positions[0].bias)
 
 
 def test_shaw_shares_the_channels_of_a_head():

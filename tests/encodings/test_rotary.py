@@ -320,19 +320,6 @@ def test_joined_layers_are_the_first_ones_and_the_others_get_nothing(encoding):
         assert model.position.encoding.freqs.shape[1] == 2
 
 
-@in_turn("encoding", ["rope", "rope_mixed"])
-@in_turn("layers", [0, 4])
-def test_as_many_joined_layers_as_there_are_not_are_refused(encoding, layers):
-    with pytest.raises(ValueError, match=f"`layers` must be from 1 to the depth of the model, 3, got {layers}"):
-        tiny(encoding, joining=spec("default", layers=layers))
-
-
-@pytest.mark.parametrize("joining", ["lape", "shared"])
-def test_a_rotary_encoding_alone_has_nothing_to_join(joining):
-    with pytest.raises(ValueError, match="`joining` must be 'default' with encoding 'rope'"):
-        tiny("rope", joining)
-
-
 def test_two_rotary_encodings_are_refused():
     with pytest.raises(ValueError, match="`rotary` must be given by one encoding at most"):
         tiny("rope+rope_mixed")
