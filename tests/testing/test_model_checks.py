@@ -231,6 +231,13 @@ def test_windows_that_follow_the_size_are_no_mistake():
     assert found.outcome == "passed" and "with other windows by set_input_size" in found.detail
 
 
+def test_a_rotation_beside_a_table_that_is_resampled_in_each_pass_is_no_mistake():
+    model = timm.create_model("qwen3_vit_88m", depth=1, img_size=(64, 96))
+    others = [name for name in CHECKS if name != "crop"]
+    (found,) = inspect_model(model, img_size=(64, 96), skip=others)
+    assert found.outcome == "not applicable" and "or resampled for it" in found.detail
+
+
 def test_set_input_size_that_forgets_a_part_is_found():
     only = set(CHECKS) - {"sizes"}
     assert outcomes(Resized(), skip=only)["sizes"][0] == "passed"
