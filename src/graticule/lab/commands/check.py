@@ -129,7 +129,7 @@ def _sweep_timm(folder: Path | None) -> Iterator[Swept]:
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(TemporaryDirectory()))
         place.mkdir(parents=True, exist_ok=True)
-        families = timm.list_modules()
+        families = [family for family in timm.list_modules() if _names_of_timm(family)]
         for family in bar(families, desc="families of timm", unit="family"):
             file = place / f"{family}.json"
             if not file.is_file():
@@ -167,6 +167,13 @@ def _checked(name: str) -> str:
     return json.dumps({"target": name, "error": f"cannot be checked: {last}"})
 
 
+def _names_of_timm(family: str) -> list[str]:
+    """Return the names of the models of a family, without ours, which are registered with timm."""
+    import timm
+
+    return [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
+
+
 #: Names of classes of attention in timm.
 _ATTENTION = re.compile("Attn|Attention|GPSA|SHMA|SHSA|LiteMLA")
 
@@ -179,7 +186,7 @@ def _small_model(family: str) -> tuple[str, bool]:
     import timm
     import torch
 
-    names = [name for name in timm.list_models(module=family) if not name.startswith("graticule_")]
+    names = _names_of_timm(family)
     words = ("nano", "tiny", "pico", "xx", "small", "_s", "")
     found: dict[str, tuple[bool, int, bool]] = {}
     for name in dict.fromkeys(name for word in words for name in names if word in name):
