@@ -80,12 +80,10 @@ def pictures(split: Split, root: Path | None) -> tuple[FolderImages, DatasetInfo
 
 def existing(root: Path | None, what: str) -> Path:
     """Return the folder of a data set, which must exist; `what` describes it in the error."""
-    if root is None:
-        raise FileNotFoundError(
-            f"`data_root` must be a folder {what}, got none; a folder that is named as a data set is written ./NAME."
-        )
-    if not root.is_dir():
-        raise FileNotFoundError(f"`data_root` must be a folder {what}, got {str(root)!r}, which does not exist.")
+    if root is None or not root.is_dir():
+        missing = f"{str(root)!r}, which does not exist"
+        wrong = missing if root else "none; a folder that is named as a data set is written ./NAME"
+        raise FileNotFoundError(f"`data_root` must be a folder {what}, got {wrong}.")
     return root
 
 
