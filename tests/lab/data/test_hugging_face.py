@@ -150,8 +150,8 @@ def test_data_sets_of_another_form_are_refused_with_the_reason(kind, tmp_path):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    for root in (None, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=str(root)):
+    for root, said in ((None, "got none; "), (tmp_path / "nowhere", "nowhere', which does not exist")):
+        with pytest.raises(FileNotFoundError, match=said):
             load_dataset("hugging_face", "train", root)
 
 
