@@ -124,7 +124,9 @@ def test_what_films_cannot_have_is_refused():
     data.setup()
     with pytest.raises(ValueError, match="`augmentation` must be off for films and volumes"):
         data.train_dataloader()
-    with pytest.raises(ValueError, match="`img_size` must be height and width, or depth, height and width"):
+    with pytest.raises(
+        ValueError, match="`img_size` must be height and width, such as 64 64, or depth, height and width"
+    ):
         graticule.Recipe(img_size=(32,))
     with pytest.raises(ValueError, match="DEPTHxHEIGHTxWIDTH, such as 224 or 8x320x224"):
         graticule.Recipe(img_size=(6, 32, 32), train_sizes=("32x32",))
