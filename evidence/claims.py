@@ -91,12 +91,13 @@ class Asked:
         if self.data == "gym_place":
             return True
         study, terms = study_of(self.data), self.terms()
-        if study is None or self.data in KNOWN or len(terms) != 2 or study.endpoint.minus is not None:
+        if study is None or self.data in KNOWN or study.endpoint.minus is not None:
             return False
-        (_, choice, variant, at), (_, reference, other, there) = terms
+        choices, variants, ats = (tuple(term[index] for term in terms) for index in (1, 2, 3))
         end = study.endpoint
         _, allowed = STUDIES.get(self.data, ("", (end.at, f"{end.metric}, {end.at}")))
-        return (choice, reference) in study.tested and variant == other and at == there and at in allowed
+        same = len(set(variants)) == len(set(ats)) == 1
+        return choices in (*study.tested, *study.interactions) and same and ats[0] in allowed
 
     @property
     def link(self) -> str:

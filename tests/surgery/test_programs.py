@@ -168,6 +168,12 @@ def test_a_film_is_exported_in_both_formats_with_fixed_and_with_free_sides(encod
         export_function(tiny("none"), tmp_path / "x.pt2", dynamic=["depth"])
 
 
+def test_shaw_is_exported_with_as_many_heads_as_rows_of_patches(tmp_path):
+    """Otherwise an optimizer takes the heads for the rows."""
+    model = draw(tiny("shaw", img_size=(16, 32), patch_size=8, embed_dim=24, num_heads=2, depth=2)).eval()
+    assert export_function(model, tmp_path / "model.onnx").error < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODERS)
 def test_a_film_with_every_encoding_is_exported(encoding, tmp_path):

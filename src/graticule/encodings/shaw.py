@@ -72,7 +72,7 @@ class ShawBias(BiasEncoding):
         bias: Tensor | None = None
         for axis, (each, table) in enumerate(zip(displacements, self._tables(), strict=True), 2):
             vectors = table[_clipped_offsets(each, self.clip)].to(queries.dtype)  # (H, H, d) and (W, W, d)
-            own = _products(patches.movedim(axis, -2), vectors).movedim(-2, axis).contiguous()  # (B, h, H, W, H)
+            own = _products(patches, vectors, axis)  # (B, h, H, W, H)
             # those of a key's row and column are added, (B, h, H, W, H * W)
             bias = own if bias is None else (bias[..., :, None] + own[..., None, :]).flatten(-2)
         return grid.with_prefix_bias(cast("Tensor", bias).flatten(2, -2))
@@ -94,15 +94,15 @@ class ShawBias(BiasEncoding):
         return [getattr(self, name) for name in self.names]
 
 
-def _products(patches: Tensor, vectors: Tensor) -> Tensor:
-    """Return the products of (..., n, d) with the vectors of each of n, (n, m, d); (..., n, m).
+def _products(patches: Tensor, vectors: Tensor, axis: int) -> Tensor:
+    """Return the products of patches (..., n, ..., d) with the vectors of n on `axis`, (n, m, d); (..., n, ..., m).
 
-    This is an `einsum`, with shapes that can be exported for any size.
+    This is an `einsum`, with shapes that can be exported for any size. The axis of 1 keeps the optimizer of onnxscript
+    from leaving out the flattening, after which n would be multiplied with another axis of the same size.
     """
-    first = patches.movedim(-2, 0).contiguous()  # (n, ..., d)
-    found: Tensor = first.flatten(1, -2) @ vectors.mT
-    products: Tensor = found.unflatten(1, first.shape[1:-1])
-    return products.movedim(0, -2).contiguous()
+    first = patches.movedim(axis, 0)  # (n, ..., d)
+    products: Tensor = (first.flatten(1, -2)[:, None] @ vectors.mT[:, None])[:, 0]
+    return products.unflatten(1, first.shape[1:-1]).movedim(0, axis).contiguous()
 
 
 def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, ...]:

@@ -295,7 +295,8 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
     unfit = patch and image and (image[0] % patch[0] or image[1] % patch[1])
     if patch_size is None and image and (patch is None or (unfit and img_size is None)):
         with suppress(ValueError):  # of a model without blocks
-            patch = find_structure(model, image).patch_size  # its patches overlap, or it is a pyramid
+            seen = find_structure(model, image).patch_size  # its patches overlap, or it is a pyramid
+            patch = patch if image[0] % seen[0] or image[1] % seen[1] else seen
     if image is None:
         raise ValueError("`img_size` must be given for a model without an attribute img_size, got none.")
     if patch is None:
