@@ -101,8 +101,9 @@ def _products(patches: Tensor, vectors: Tensor, axis: int) -> Tensor:
     from leaving out the flattening, after which n would be multiplied with another axis of the same size.
     """
     first = patches.movedim(axis, 0)  # (n, ..., d)
-    products: Tensor = (first.flatten(1, -2)[:, None] @ vectors.mT[:, None])[:, 0]
-    return products.unflatten(1, first.shape[1:-1]).movedim(0, axis).contiguous()
+    found = (first.flatten(1, -2)[:, None] @ vectors.mT[:, None])[:, 0]
+    products: Tensor = found.unflatten(1, first.shape[1:-1])
+    return products.movedim(0, axis).contiguous()
 
 
 def _whole_displacements(grid: Grid, device: torch.device) -> tuple[Tensor, ...]:
