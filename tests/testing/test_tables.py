@@ -133,6 +133,8 @@ def test_a_sweep_and_a_target_exclude_each_other(capsys):
         (("--sweep", "timm", "vit_nano"), "`target` must be given, or else `sweep`, got both."),
         ((), "got neither"),
         (("--sweep", "transformers", "--skip", "axes"), "must be left out with `sweep`"),
+        (("--sweep", "transformers", "--output", "x"), "`output` must be left out without `sweep` timm"),
+        (("vit_nano_patch4_28", "--output", "x"), "`output` must be left out without `sweep` timm"),
     ):
         status, _, said = run_command(capsys, "check", *given)
         assert status == 1 and message in said

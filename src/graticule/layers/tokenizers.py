@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from timm.layers import PatchEmbed
@@ -60,11 +60,13 @@ class Patches(PatchEmbed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn images (B, C, height, width), films or volumes into tokens (B, N, D)."""
+        tokens: Tensor
         if self.frames > 1:
             x = x[:, :, None].expand(-1, -1, self.frames, -1, -1)
         elif len(self.reduction) == 2:
-            return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        tokens: Tensor = self.norm(self.proj(x).flatten(2).transpose(1, 2))
+            tokens = PatchEmbed.forward(self, x)
+            return tokens
+        tokens = self.norm(self.proj(x).flatten(2).transpose(1, 2))
         return tokens
 
     @property

@@ -18,6 +18,7 @@ from graticule.backbones.base import Backbone
 from graticule.external.images import by_image, call, image_channels, image_size, own_patch_size, pair, set_input_size
 from graticule.external.recorder import Recording, record
 from graticule.external.structure import added_tensors, find_structure
+from graticule.position.places import by
 
 Size = tuple[int, int]
 #: Tolerance of outputs in float64, relative to the largest; float32 buffers of a model are not exact.
@@ -284,8 +285,9 @@ def from_rows(like: Tensor, table: Table, rows: Tensor) -> Tensor:
 def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> tuple[Size, Size, int]:
     """Find the image size, the patch size and the number of channels of a model."""
     if isinstance(model, Backbone) and len(model.img_size) > 2:
-        films = " x ".join(map(str, model.img_size))
-        raise ValueError(f"`model` must take images, got {type(model).__name__}, which takes films of {films}.")
+        raise ValueError(
+            f"`model` must take images, got {type(model).__name__}, which takes films of {by(model.img_size)}."
+        )
     image: Any = img_size or image_size(model)
     patch: Any = patch_size
     if patch is None and image is not None and isinstance(model, Backbone):  # a tokenizer may pool after convolutions
@@ -302,9 +304,7 @@ def _sizes(model: nn.Module, img_size: Size | None, patch_size: Size | None) -> 
     if patch is None:
         raise ValueError("`patch_size` must be given for a model without an attribute patch_size, got none.")
     if image[0] % patch[0] or image[1] % patch[1]:
-        raise ValueError(
-            f"`img_size` must be a multiple of the patch size, {patch[0]} x {patch[1]}, got {image[0]} x {image[1]}."
-        )
+        raise ValueError(f"`img_size` must be a multiple of the patch size, {by(patch)}, got {by(image)}.")
     return image, patch, image_channels(model)
 
 

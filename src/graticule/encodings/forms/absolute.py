@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from graticule.position.grid import Grid
 from graticule.position.joining import JOININGS, Joining, PerLayer
 from graticule.position.layer import LayerPosition
+from graticule.position.places import by
 from graticule.position.position import ENCODINGS, Encoding, NoPosition, Position, Site
 
 
@@ -102,7 +103,7 @@ class FixedEncoding(AbsoluteEncoding):
             if not spread > 0 or not own:
                 raise ValueError(
                     f"`spread` must be positive, and the grid must have two patches or more, got spread {spread} for "
-                    f"a grid of {' x '.join(map(str, grid.shape))}; leave it out for the spread of the formula."
+                    f"a grid of {by(grid.shape)}; leave it out for the spread of the formula."
                 )
             self.factor = spread / own
         self.pos_embed = nn.Parameter((self.factor * table)[None].to(torch.get_default_dtype()), requires_grad=False)

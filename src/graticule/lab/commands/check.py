@@ -49,8 +49,8 @@ class Check(JsonOutput):
     sweep: Literal["transformers", "timm"] | None = None
     """instead of a target, classes of a library: tables of transformers, a model of each family of timm"""
     output: Path | None = None
-    """with --sweep timm (98 families, about half an hour on one core), a folder in which the results of each family are
-    kept; a family whose results are there is not checked again"""
+    """with --sweep timm (about 100 families, each stopped after 5 minutes), a folder in which results are kept; a
+    family whose results are there is not checked again"""
     img_size: str | None = None
     """side in pixels, or HEIGHTxWIDTH (default: that of the model)"""
     patch_size: Rare[str | None] = None
@@ -65,6 +65,8 @@ def run(arguments: list[str]) -> int:
     output = Output(options.json)
     if bool(options.target) == bool(options.sweep):
         raise ValueError("`target` must be given, or else `sweep`, got " + ("both." if options.target else "neither."))
+    if options.output and options.sweep != "timm":
+        raise ValueError("`output` must be left out without `sweep` timm, got one.")
     if options.sweep:
         return _sweep(options, output)
     sizes = {
@@ -72,8 +74,6 @@ def run(arguments: list[str]) -> int:
         for name, text in (("img_size", options.img_size), ("patch_size", options.patch_size))
         if text is not None
     }
-    if options.output:
-        raise ValueError("`output` must be left out without `sweep`, got one.")
     if options.target.endswith(".py"):
         if sizes or options.skip:
             raise ValueError("`img_size`, `patch_size` and `skip` must be left out for a plugin, got one of them.")
