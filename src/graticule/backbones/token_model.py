@@ -18,7 +18,7 @@ from graticule.encodings.forms.mixing import MixingPosition
 from graticule.position.grid import Crop, Grid
 from graticule.position.layer import LayerPosition
 from graticule.position.position import Position, check_fields
-from graticule.registry.checks import Checked
+from graticule.registry.checks import Checked, sides
 
 register_notrace_module(Position)  # its grid is not a tensor, so torch.fx records the call as one node
 
@@ -172,7 +172,7 @@ Batch = tuple[Tensor, Crop | None]
 
 
 def forward_each(
-    model: nn.Module, images: Images, crop: Crop | Crops | None, compute: Callable[[list[Batch]], list[Any]]
+    model: Any, images: Images, crop: Crop | Crops | None, compute: Callable[[list[Batch]], list[Any]]
 ) -> Any:
     """Return the outputs of a model for images (C, height, width), in their order, by batches of one size and crop.
 
@@ -188,8 +188,11 @@ def forward_each(
             f"`x` must have at least one image, and `crop` one entry per image, got {len(images)} images and "
             f"{len(crops)} crops."
         )
-    if wrong := [tuple(image.shape) for image in images if image.ndim != 3]:
-        raise ValueError(f"`x` must be a list of images of (channels, height, width), got one of {wrong[0]}.")
+    axes = len(model.img_size)
+    if wrong := [tuple(image.shape) for image in images if image.ndim != axes + 1]:
+        kind = "images" if axes == 2 else "films or volumes"
+        wanted = f"(channels, {', '.join(sides(axes))})"
+        raise ValueError(f"`x` must be a list of {kind} of {wanted}, got one of {wrong[0]}.")
     groups: dict[tuple[torch.Size, Crop | None], list[int]] = {}
     for index, (image, part) in enumerate(zip(images, crops, strict=True)):
         groups.setdefault((image.shape, part), []).append(index)

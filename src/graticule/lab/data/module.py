@@ -35,6 +35,7 @@ from graticule.lab.data.transforms import (
     TransformedImages,
     aspect_groups,
     evaluation_transform,
+    packed,
     shifts_only,
     stated_sizes,
     training_transform,
@@ -86,6 +87,9 @@ class DataModule(Loading, L.LightningDataModule):
             not change.
         group_by_aspect: each training batch has images of similar aspect ratio, at the nearest of `train_sizes`, and
             random crops vary around that ratio.
+        tokens_per_step: the most tokens of a training batch, whose images then have different `train_sizes`; it has at
+            most `batch_size` images.
+        tokens: the tokens of an image of each of `train_sizes`, with `tokens_per_step`.
     """
 
     info: DatasetInfo
@@ -109,6 +113,8 @@ class DataModule(Loading, L.LightningDataModule):
         repeats: int = 1,
         train_sizes: Sequence[tuple[int, ...]] = (),
         group_by_aspect: bool = False,
+        tokens_per_step: int | None = None,
+        tokens: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if drop_last and batch_size % 2:
@@ -133,6 +139,8 @@ class DataModule(Loading, L.LightningDataModule):
         self.drop_last = drop_last
         self.repeats = repeats
         self.group_by_aspect = group_by_aspect
+        self.tokens_per_step = tokens_per_step
+        self.tokens = tokens
         self._groups: tuple[np.ndarray, tuple[tuple[int, ...], ...]] | None = None
         self._images: dict[Split, Any] = {}
         self._train: Any = None
@@ -199,14 +207,21 @@ class DataModule(Loading, L.LightningDataModule):
             drop_last=self.drop_last,
             sizes=len(self.train_sizes) if len(self.train_sizes) > 1 else None,
             sizes_of=sizes_of,
+            tokens=self.tokens,
+            budget=self.tokens_per_step,
         )
 
     def train_dataloader(self, order: BatchOrder | None = None) -> DataLoader[Any]:
-        """Return batches of images (B, C, height, width) and labels (B,), in another order each epoch."""
+        """Return batches of images (B, C, height, width), or lists of B images, and labels (B,).
+
+        Their order differs from epoch to epoch.
+        """
+        mixed = self.tokens_per_step is not None
         if self._train is None:
             each = [self._train_images(size) for size in self.train_sizes]
-            self._train = each[0] if len(each) == 1 else SizedImages(each)
-        return self.load(self._train, whole=_gives_batches(self._train), batch_sampler=order or self.train_order())
+            self._train = each[0] if len(each) == 1 else SizedImages(each, mixed)
+        whole = not mixed and _gives_batches(self._train)
+        return self.load(self._train, packed if mixed else None, whole=whole, batch_sampler=order or self.train_order())
 
     def _train_images(self, size: tuple[int, ...]) -> Any:
         """Return the training images at `size`, in memory if those of all sizes fit."""

@@ -5,6 +5,7 @@ PyTorch is imported where it is needed, so that commands that only print options
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,9 @@ class Recipe(TrainingRecipe):
     """sizes of the training images, sides in pixels or HEIGHTxWIDTH, one per step at random (default: `img_size`)"""
     group_by_aspect: Flag = False
     """put images of similar aspect ratio in each step, at the nearest of `train_sizes`; for images of many shapes"""
+    tokens_per_step: Count | None = None
+    """put images of different `train_sizes` into each step, in one packed row of at most this many tokens, over all
+    devices, nodes and micro-batches, and of at most `batch_size` images (default: one size per step)"""
     patch_size: Side | None = None
     """side of a patch (default: the backbone's)"""
     global_pool: Literal["token", "avg"] | None = None
@@ -145,6 +149,19 @@ class Recipe(TrainingRecipe):
             raise ValueError(
                 f"`aug_repeats` must be 1 if `group_by_aspect` is on, which groups whole steps, got {self.aug_repeats}."
             )
+
+        if self.tokens_per_step is not None:
+            if len(sizes) < 2:
+                raise ValueError(
+                    f"`train_sizes` must be two sizes or more with `tokens_per_step`, got {len(sizes)}; without it, "
+                    "the images of a step have one size."
+                )
+            one_size = ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "group_by_aspect", "compile")
+            for name in (*one_size, *(("strategy",) if self.strategy == "fsdp" else ())):
+                if value := self._value(name):
+                    raise ValueError(
+                        f"`{name}` must be left out with `tokens_per_step`: it needs batches of one size, got {value}."
+                    )
 
     def quick(self) -> Self:
         """Return a recipe with the same code path: two epochs of a few dozen images, on the CPU."""
@@ -197,8 +214,11 @@ class Classification(Task[Recipe, "DataModule"]):
             repeats=recipe.aug_repeats,
             train_sizes=parse_sizes(recipe.train_sizes, "train_sizes", len(recipe.img_size)),
             group_by_aspect=recipe.group_by_aspect,
+            tokens_per_step=recipe.tokens_per_step,
         )
         data.setup()
+        if recipe.tokens_per_step is not None:
+            data.tokens = self._count_tokens(data)
         augmentation, small = recipe.augmentation, data.info.size is not None
         recipe.check_effect("augmentation.crop_pct", not small, f"images larger than those of {recipe.dataset}")
         by_area = augmentation.scale is not None or not (small or augmentation.random_crop_padding)
@@ -207,6 +227,18 @@ class Classification(Task[Recipe, "DataModule"]):
         if run is not None:
             check_class_names(data.info.class_names, class_names(run), str(run.folder))
         return data
+
+    def _count_tokens(self, data: DataModule) -> list[int]:
+        """Return the tokens of an image of each size, and check that the model takes images of all in one row."""
+        import torch
+
+        with torch.device("meta"):
+            model = self.build_model(self.describe(data))
+            images = [torch.zeros(model.in_chans, *size) for size in data.train_sizes]
+            # some positions, such as LieRE's, need values to be computed, but can be packed
+            with torch.no_grad(), contextlib.suppress(NotImplementedError):
+                model.forward_packed(images)
+        return [model.grid_at(size).tokens for size in data.train_sizes]
 
     def describe(self, data: DataModule) -> dict[str, Any]:
         """Return the classes, their names in the order of the model's outputs, and the facts of the images."""
@@ -271,7 +303,7 @@ class Classification(Task[Recipe, "DataModule"]):
                 distilled(True)
 
     def loss(self, model: nn.Module, batch: Any, epoch: int) -> Tensor:
-        """Return the loss of images (B, C, height, width) and labels (B,)."""
+        """Return the loss of images (B, C, height, width), or of a list of B images, and labels (B,)."""
         import torch.nn.functional as F
 
         images, labels = batch
@@ -281,7 +313,7 @@ class Classification(Task[Recipe, "DataModule"]):
             self.mixup.mixup_enabled = not off or epoch < off
             images, labels = self.mixup(images, labels)  # labels: (B, num_classes)
             smoothing = 0.0
-        outputs = model(images)
+        outputs = cast("Any", model).forward_packed(images) if isinstance(images, list) else model(images)
         # a distillation token has its own head for the teacher; other models learn from both in one classifier
         logits, distilled = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -326,6 +358,12 @@ class Classification(Task[Recipe, "DataModule"]):
         lines = [f"{one['class']} {100 * one['probability']:.1f} %" for one in top]
         entries = {"classes.json": [{"image_id": number, "top": top}]}
         return Found(Prediction(image, labels=lines), entries, lines=lines)
+
+    @property
+    def rate(self) -> tuple[str, int]:
+        """Return the unit of speed, and the amount per step; of packed rows, their budget of tokens."""
+        budget = self.recipe.tokens_per_step
+        return super().rate if budget is None else ("tokens/s", budget)
 
     @property
     def sync_batchnorm(self) -> bool:
