@@ -63,7 +63,8 @@ POSITIONS = (
 #: Positions that are adapted.
 ADAPTED = {
     **{"factorized": ("factorized", "default"), "rope_mixed": ("rope_mixed", "default"), "peg": ("peg", "default")},
-    **{"learnable, lape": ("learnable", "lape"), "none": ("none", "default"), "rope": ("rope", "default")},
+    **{"learnable, lape": ("learnable", "lape"), "relative_bias": ("relative_bias", "default")},
+    **{"none": ("none", "default"), "rope": ("rope", "default")},
 }
 #: Steps per epoch of an adaptation, and the epochs after which it is judged.
 STEPS, JUDGED = 100, (1, 3, 10)
@@ -322,8 +323,6 @@ def features_of(model: Any, files: list[Path], side: int) -> Tensor:
 def adapt(options: argparse.Namespace) -> dict[str, Any]:
     """Adapt the encoder at 112 pixels to each position, on pictures without labels; judge it in between."""
     judge, (images, _) = Judge(options), cifar(options, True, 16, 112)
-    data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}
-    found = {"original": judge(), **data.get("adapt", {})}
     folder = Path(options.output)
     source, scenes = folder / "original", sorted((Path(options.camvid) / "images" / "train").glob("*.jpg"))
     if not source.exists():
@@ -366,10 +365,12 @@ def adapt(options: argparse.Namespace) -> dict[str, Any]:
         }
         scores = {0: judge(start)} | {step: judge(graticule.load(saved)) for step, saved in steps.items()}
         one = {"scores": scores, "seconds": run.result()["seconds"]}
-        found.setdefault(f"{name}, {STEPS * options.epochs} steps", {})[str(options.seed)] = one
         print(name, options.seed, one, flush=True)
-        write_json(DATA, data | {"adapt": found})
-    return found
+        data = json.loads(DATA.read_text()) if DATA.exists() else {"runs": {}}  # other seeds may run beside this one
+        found = data.setdefault("adapt", {"original": judge()})
+        found.setdefault(f"{name}, {STEPS * options.epochs} steps", {})[str(options.seed)] = one
+        write_json(DATA, data)
+    return data["adapt"]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from graticule.position.grid import Grid
@@ -37,7 +39,14 @@ class Position(nn.Module, ABC):
         self.register_forward_pre_hook(_check_grid, with_kwargs=True)
 
     def __call__(self, grid: Places, **given: Any) -> Any:
-        """Return the same as `forward`, after the hooks; points of each sample are computed one after the other."""
+        """Return the same as `forward`, after the hooks; points of each sample are computed one after the other.
+
+        Autocast does not reduce its precision: it is computed once for all images, and its errors are in all of them.
+        """
+        held = next((one.device.type for one in chain(self.parameters(), self.buffers())), "cpu")
+        if torch.is_autocast_enabled(held):
+            with torch.autocast(held, enabled=False):
+                return self(grid, **given)
         samples = grid.samples if isinstance(grid, Points) else None
         if samples is None:
             return super().__call__(grid, **given)

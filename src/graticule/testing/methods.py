@@ -190,13 +190,24 @@ def _check_model(build: _Build, compiled: bool) -> None:
 
 @torch.no_grad()
 def _check_layers(model: Any) -> None:
-    """Check that the fields of each layer have the shapes documented in `LayerPosition`, on some grids."""
+    """Check that the fields of each layer have the shapes documented in `LayerPosition`, on some grids.
+
+    And that autocast does not round tables, which are computed once for all images.
+    """
+    model.eval()  # a training position may draw random numbers
     for shape in (model.grid.shape, _GRIDS[1], (1, 7)):
         try:
             grid = Grid(*shape, prefix=model.grid.prefix)
-            _check_shapes(model.position(grid), grid.tokens)
+            layers = model.position(grid)
         except ValueError:
             continue  # a clear error is allowed
+        _check_shapes(layers, grid.tokens)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model.position(grid)
+        for layer, other in zip(layers, rounded, strict=True):
+            for field, value in layer._asdict().items():
+                if isinstance(value, Tensor):
+                    check_same(getattr(other, field), value, f"autocast must not round `{field}`")
 
 
 def _check_shapes(positions: list[Any], n: int) -> None:
