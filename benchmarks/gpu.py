@@ -254,7 +254,6 @@ def loop(bench: Bench) -> None:
     forms: dict[str, dict[str, Any]] = {"float32": {}, "bf16-mixed": {"precision": "bf16-mixed"}}
     if not bench.quick:
         forms |= {"16-mixed": {"precision": "16-mixed"}, "compile": {"compile": True}}
-    forms["ddp, one device"] = {"strategy": "ddp"}
     small = {"limit_train": 100, "limit_test": 20, "epochs": 1, "warmup_epochs": 0} if bench.quick else {"epochs": 3}
     for name, changes in forms.items():
         bench.free()

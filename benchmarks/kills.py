@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py --kills 100 --seed 0 --folder FOLDER
 
-Seven kinds of commands on the CPU, among them a comparison, a study, and runs of two processes; each is run once
+Six kinds of commands on the CPU, among them a comparison, a study, and runs of two processes; each is run once
 without interruption and once killed (SIGKILL, to all its processes) at random times, sometimes while a checkpoint is
 being written, and restarted each time by the same command (train with --auto-resume). Then the final weights of every
-run, the last weights (of all shards, and both the moving average and the current weights), and the history except for
+run, the last weights (both the moving average and the current weights), and the history except for
 its seconds are compared bit by bit. The table is printed and written to FOLDER as kills.md and kills.json.
 
 A kill counts as "while writing" if it left a partially written checkpoint, `.step-*.tmp`. Faults of links and disks are
@@ -72,10 +72,6 @@ KINDS = {
         f"train {DIGITS} {RANDOM} --limit-train 600 --epochs 4 --batch-size 24 --devices 2 --accumulate 2 "
         "--ema-decay 0.95",
     ),
-    "d": (
-        "2 processes (FSDP)",
-        f"train {DIGITS} {RANDOM} --limit-train 600 --epochs 4 --devices 2 --strategy fsdp",
-    ),
     "e": (
         "Mask R-CNN, drop path, flips",
         f"train {SCENES} --head mask_rcnn(most=5) --neck simple_pyramid(channels=8) --drop-path-rate 0.2 "
@@ -112,11 +108,11 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=None, help="where runs and tables are written (default: a new one)"
     )
-    parser.add_argument("--kinds", default="abcdefg", help="which of the kinds a to g (default: all)")
+    parser.add_argument("--kinds", default="abcefg", help="which of the kinds (default: all)")
     parser.add_argument("--at-once", type=int, default=1, help="number of kinds that run at the same time")
     given = parser.parse_args()
     if not given.kinds or set(given.kinds) - set(KINDS) or given.kills < len(given.kinds):
-        parser.error(f"--kills must be at least the number of kinds, a to g, got {given.kills} for {given.kinds}")
+        parser.error(f"--kills must be at least the number of kinds, got {given.kills} for {given.kinds}")
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
     packed = pack_digits(folder / "packed") if "b" in given.kinds else folder

@@ -170,7 +170,6 @@ READERS = [
     "report ./image --no-position",
     "evaluate ./image",
     "look correlations ./image",
-    "export ./image --consolidate",
     "publish ./image again",
     "train --resume ./image",
     "evaluate ./published --images ./pictures",

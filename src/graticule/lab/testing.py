@@ -70,7 +70,7 @@ def check_task(recipe: TrainingRecipe) -> None:
     Raises:
         AssertionError: naming the law that does not hold.
     """
-    recipe = dataclasses.replace(recipe.quick(), keep=2, strategy="auto")
+    recipe = dataclasses.replace(recipe.quick(), keep=2)
     task = task_of(recipe)
     _check_recipe(recipe)
     with torch.random.fork_rng(devices=[]):

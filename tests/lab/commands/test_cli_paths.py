@@ -166,7 +166,7 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("graticule.checkpoints.read.save_file", full)
-    err = refused(capsys, "export", run.folder, "--consolidate", "--output", tmp_path / "a.safetensors")
+    err = refused(capsys, "export", run.folder, "--output", tmp_path / "a.safetensors")
     assert "a.safetensors could not be written" in err and "is the disk full?" in err
     assert not list(tmp_path.glob("*safetensors*"))
     with pytest.raises(OSError, match=r"weights\.safetensors could not be written.*is the disk full\?"):
@@ -197,7 +197,7 @@ def test_control_characters_in_names_and_values_are_escaped(capsys, tmp_path, ru
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
-    from graticule.lab.training.devices import load_weights
+    from graticule.lab.training.checkpoints import load_weights
 
     with pytest.raises(FileNotFoundError, match="does not exist; if the run is being trained"):
         load_weights(None, tmp_path / "step-000000001.ckpt")

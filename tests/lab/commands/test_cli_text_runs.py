@@ -7,16 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from commands import refused, run_command
 from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.training.checkpoints import saved_checkpoints
-from graticule.lab.training.devices import load_weights
 from graticule.lab.training.run import Run
-from graticule.lab.training.task import build_model
 from in_turn import in_turn
 from text_commands import write_text_folder
 
@@ -24,24 +19,6 @@ pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 # Commands on a run
-
-
-@pytest.mark.parametrize(("checkpoint", "epoch"), [("best", 0), ("last", 1)])
-def test_the_weights_of_a_run_on_text_are_written_to_one_file(capsys, tmp_path, table_run, checkpoint, epoch):
-    path = tmp_path / "weights.safetensors"
-    given = ("--consolidate", "--checkpoint", checkpoint, "--output", path)
-    code, out, _ = run_command(capsys, "export", table_run.folder, *given)
-    tokens = torch.randint(257, (2, 9))
-    saved = saved_checkpoints(table_run.checkpoints)  # one per epoch
-    models = [load_weights(build_model(table_run.recipe(), num_classes=257), one).eval() for one in saved]
-    assert len(models) == 2 and not torch.equal(models[0](tokens), models[1](tokens))
-    model = models[epoch]
-    assert code == 0 and str(path) in out and str(saved[epoch]) in out
-    assert f"{sum(p.numel() for p in model.parameters()):,} numbers" in out  # the tied weights once
-    ours, theirs = load_file(path), model.state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    loaded = load_weights(build_model(table_run.recipe(), num_classes=257), path).eval()
-    assert torch.equal(loaded(tokens), model(tokens))
 
 
 def test_position_correlations_of_a_run_on_text_are_drawn(capsys, tmp_path, table_run):

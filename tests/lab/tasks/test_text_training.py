@@ -1,4 +1,4 @@
-"""Language models are trained, saved, resumed and sharded by the same engine as backbones."""
+"""Language models are trained, saved and resumed by the same engine as backbones."""
 
 import dataclasses
 import json
@@ -193,15 +193,6 @@ def both(folder, **options) -> Run:
 
 def test_two_processes_make_the_steps_and_the_scores_of_one(tmp_path, alone):
     assert_equal_runs(both(tmp_path / "run"), alone)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_sharded_parameters_make_the_steps_and_the_scores_of_one(tmp_path, tied):
-    options = {"precision": "32-true", "tied": tied}
-    alone = train(TextRecipe(**(PLAIN | options)), tmp_path / "alone", progress=False)
-    run = both(tmp_path / "run", strategy="fsdp", **options)
-    assert run.last is not None and run.last.is_dir()
-    assert_equal_runs(run, alone, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"grad_checkpointing": True}])

@@ -179,14 +179,6 @@ def test_single_skipped_steps_never_stop_a_run(tmp_path, monkeypatch, spoil):
     assert _MOST_SKIPPED > 4
 
 
-def test_a_skipped_step_leaves_sharded_parameters_alone_too(tmp_path, monkeypatch, spoil, single_process_group):
-    recipe = short(nonfinite="skip", strategy="fsdp")
-    spoil(images_of(recipe, 0, 1)[0])
-    run = train(recipe, tmp_path / "run", progress=False)
-    assert run.result()["skipped_steps"] == 2
-    assert all(value.isfinite().all() for value in load_file(run.weights).values())
-
-
 @pytest.mark.parametrize("nonfinite", ["skip", "stop"])
 def test_a_loss_that_is_not_finite_in_one_process_is_skipped_or_stopped_at_by_all(tmp_path, monkeypatch, nonfinite):
     recipe = Recipe(**(PLAIN | {"devices": 2, "nonfinite": nonfinite, "keep": 9, "checkpoint_steps": 1}))

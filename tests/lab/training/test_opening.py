@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import graticule
-from graticule.lab.cli import main
 from graticule.lab.training.loop import train
 from short_runs import copied, short
 
@@ -31,12 +30,10 @@ def test_a_run_is_opened_by_its_folder_with_its_best_or_last_weights_in_evaluati
 
 
 def test_each_file_of_weights_that_a_run_writes_is_opened_with_the_model_of_its_run(run):
-    assert main(["export", str(run.folder), "--consolidate", "--checkpoint", "last"]) == 0
     for file, checkpoint in (
         (run.weights, "best"),
         (run.best, "best"),
         (run.last, "last"),
-        (run.folder / "weights-last.safetensors", "last"),
     ):
         model = graticule.load(str(file))
         assert same_weights(model, run.model(checkpoint=checkpoint)), file.name

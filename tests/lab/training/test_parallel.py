@@ -1,23 +1,19 @@
 """Several processes compute the same as one."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from forked import forked, two_processes
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.cli import main
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.training.devices import check_shards, read_shards
-from graticule.lab.training.interruption import Preempted
 from graticule.lab.training.loop import train
 from graticule.lab.training.run import Run
-from short_runs import assert_equal_runs, at_step, copied, signal_itself
+from short_runs import assert_equal_runs, copied
 
 #: Plain gradient descent in float64, so that errors by the order of sums stay small; 3 steps per epoch, the last one
 #: not full, and an odd number of test images.
@@ -34,8 +30,6 @@ PLAIN = {
     "precision": "64-true",
     "accelerator": "cpu",
 }
-FLOAT32 = {"precision": "32-true"}
-SHARDED = {"strategy": "fsdp", "checkpoint_steps": 2, "keep": 2} | FLOAT32
 
 
 def both(folder: Path, **options: Any) -> Run:
@@ -48,12 +42,6 @@ def both(folder: Path, **options: Any) -> Run:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Run:
     return train(Recipe(**PLAIN), tmp_path_factory.mktemp("alone") / "run", progress=False)
-
-
-@pytest.fixture(scope="module")
-def alone_in_float32(tmp_path_factory) -> Run:
-    """Return the reference of sharded runs: Lightning shards only in float32 and bfloat16."""
-    return train(Recipe(**(PLAIN | FLOAT32)), tmp_path_factory.mktemp("alone32") / "run", progress=False)
 
 
 def test_micro_batches_add_up_to_the_step_of_the_whole(tmp_path, alone):
@@ -100,33 +88,6 @@ def test_two_processes_with_two_micro_batches_each_make_the_steps_of_one(tmp_pat
     assert [images for _, images in sums] == [25, 25]
 
 
-def test_sharded_parameters_are_trained_saved_and_put_together_again(tmp_path, alone_in_float32):
-    run = both(tmp_path / "run", **SHARDED)
-    assert_equal_runs(run, alone_in_float32, atol=1e-6)
-    assert run.last is not None and run.last.is_dir()
-    assert len(list(run.last.glob("*.distcp"))) == 2  # each process wrote its shard
-    ours = read_shards(run.last)
-    theirs = run.model(checkpoint="last").state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_sharded_run_that_was_interrupted_resumes(tmp_path, alone_in_float32):
-    recipe, folder = Recipe(**(PLAIN | {"devices": 2} | SHARDED)), tmp_path / "run"
-
-    def interrupted() -> None:
-        if os.environ["RANK"] == "1":
-            at_step(pytest.MonkeyPatch(), 4, signal_itself)
-        with pytest.raises(Preempted):
-            train(recipe, folder, progress=False)
-
-    two_processes(interrupted)
-    run = Run(folder)
-    assert not run.finished
-    assert run.last is not None and run.last.name == "step-000000005.ckpt"  # the first epoch's 3, and 2
-    assert_equal_runs(both(folder, **SHARDED), alone_in_float32, atol=1e-6)
-    assert "resumed after step 5" in run.log_file.read_text()
-
-
 def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
     run = copied(alone, tmp_path / "run")
     assert run.last is not None
@@ -136,29 +97,6 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path, alone):
     assert_equal_runs(both(run.folder), alone)
 
 
-def test_unsupported_combinations_are_refused_before_any_work(tmp_path):
+def test_a_batch_that_processes_cannot_share_is_refused():
     with pytest.raises(ValueError, match=r"devices x nodes x accumulate, 2 x 1 x 3, got 20; the nearest is 18 or 24"):
         Recipe(batch_size=20, devices=2, accumulate=3)
-    with pytest.raises(ValueError, match="`ema_decay` must be left out with strategy fsdp"):
-        Recipe(strategy="fsdp", ema_decay=0.9)
-    with pytest.raises(ValueError, match="`precision` must be"):
-        train(Recipe(strategy="fsdp", precision="16-mixed"), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_sharded_checkpoint_that_is_not_whole_or_would_run_code_is_not_read(tmp_path):
-    import pickle
-
-    with pytest.raises(ValueError, match=r"lacks \.metadata"):
-        check_shards(tmp_path)
-    (tmp_path / "meta.pt").write_bytes(b"")
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Path.cwd))  # a method: getattr of a class
-    with pytest.raises(ValueError, match="would import"):
-        check_shards(tmp_path)
-    (tmp_path / ".metadata").write_bytes(b"cos\nsystem\n(S'touch %b'\ntR." % str(tmp_path / "ran").encode())
-    with pytest.raises(ValueError, match=r"would import os\.system"):
-        check_shards(tmp_path)
-    assert not (tmp_path / "ran").exists()
-    (tmp_path / ".metadata").write_bytes(b"\x80\x04")
-    with pytest.raises(ValueError, match="damaged"):
-        check_shards(tmp_path)

@@ -11,7 +11,6 @@ from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_source
 from graticule.lab.commands.options import JsonOutput, Output, parse, parse_size
 from graticule.lab.commands.targets import NamedModels
-from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
     from graticule.surgery.export import Exported
@@ -29,7 +28,6 @@ class Export(NamedModels, JsonOutput):
         graticule export RUN --dynamic batch
         graticule export RUN --output model.pt2 --dynamic batch height width
         graticule export timm:deit_tiny_patch16_224 --weights FILE --joining lape
-        graticule export RUN --consolidate --checkpoint last
 
     With a fixed height and width, position is folded into constants. Nothing is written if the outputs differ by more
     than 1e-4 of the largest one (in float32).
@@ -49,8 +47,6 @@ class Export(NamedModels, JsonOutput):
     """blocks (or stages, if there are several), counted from 0, whose maps are further outputs"""
     maps: bool = False
     """for a detector or segmentation model, export only the backbone with its pyramid, whose maps are outputs"""
-    consolidate: bool = False
-    """write no program, but the checkpoint of a run, sharded or not, as one safetensors file under its own names"""
     int8: bool = False
     """quantize the weights of linear layers to 8 bits"""
     images: str | None = None
@@ -60,8 +56,6 @@ class Export(NamedModels, JsonOutput):
 def run(arguments: list[str]) -> int:
     """Export a model, run it and compare it."""
     options = parse(Export, "export", arguments)
-    if options.consolidate:
-        return _consolidate(options)
     shown = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
     chosen = options.format or ("onnx" if options.output is None else None)
@@ -90,26 +84,6 @@ def run(arguments: list[str]) -> int:
     shown.say(*report(exported))
     shown.give(dataclasses.asdict(exported))
     shown.wrote(output)
-    return 0
-
-
-def _consolidate(options: Export) -> int:
-    """Write the weights of a checkpoint as they are loaded: for a run with a moving average, the average."""
-    if options != Export(options.model, output=options.output, checkpoint=options.checkpoint, consolidate=True):
-        raise ValueError("`consolidate` must be given with --checkpoint and --output only, got other options.")
-    from graticule.checkpoints.read import save_weights
-    from graticule.lab.training.run import Run
-    from graticule.system.files import followed
-
-    run = Run.open(options.model)
-    path = followed(options.output) or run.folder / f"weights-{options.checkpoint}.safetensors"
-    if path.suffix != ".safetensors" or path.is_dir():
-        raise ValueError(f"`output` must be a file that ends in .safetensors, got {str(path)!r}.")
-    weights = run.model(checkpoint=options.checkpoint).state_dict()
-    source = run.best if options.checkpoint == "best" else run.last
-    save_weights(weights, path)
-    count = sum(value.numel() for value in weights.values())
-    print(printable(f"wrote {path}: {len(weights)} tensors, {count:,} numbers, of {source}"))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Checkpoints, written atomically: after epochs, every few steps, and when a cluster preempts the run.
 
-A checkpoint is `step-000001234.ckpt`, a file, or a folder to which each process writes its shard (strategy fsdp). The
-last few are kept, and that of the best epoch, which `best.json` names.
+A checkpoint is a file, `step-000001234.ckpt`. The last few are kept, and that of the best epoch, which `best.json`
+names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from pydantic import Field
+from torch import nn
 from typing_extensions import TypedDict
 
+from graticule.checkpoints.load import load_checkpoint, load_own
 from graticule.checkpoints.read import read_checkpoint
-from graticule.lab.training.devices import REST
 from graticule.lab.training.interruption import SIGNALS, Preempted, handling_signals
 from graticule.lab.training.results import Metric
 from graticule.registry.fields import Count, Epochs, NotNegative, Number, Whole, check_value, read_typed
@@ -99,9 +100,22 @@ class Rest(TypedDict):
 
 def read_rest(path: Path) -> Rest:
     """Read a checkpoint's progress, history and best score."""
-    found = read_checkpoint(path if path.is_file() else path / REST)
-    rest: Rest = check_value(Rest, found, f"{path} is damaged")
+    rest: Rest = check_value(Rest, read_checkpoint(path), f"{path} is damaged")
     return rest
+
+
+def load_weights(model: nn.Module, path: Path) -> nn.Module:
+    """Load the weights of a checkpoint into `model`, and return it.
+
+    Raises:
+        FileNotFoundError: if it does not exist (any more).
+        ValueError: if it is damaged or does not fit.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; if the run is being trained, a newer one may have replaced it."
+        )
+    return load_checkpoint(model, path) if hasattr(model, "position") else load_own(model, path)
 
 
 def remove_leftovers(folder: Path) -> None:

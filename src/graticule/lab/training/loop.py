@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerStatus
 from timm.optim import create_optimizer_v2
 from torch import nn
@@ -35,9 +36,8 @@ from graticule.lab.training.checkpoints import (
     remove_leftovers,
     saved_checkpoints,
 )
-from graticule.lab.training.devices import build_strategy, read_shards, reason_of
 from graticule.lab.training.interruption import Interrupted, Preempted
-from graticule.lab.training.module import ShardedModule, TrainingModule, warmup_of
+from graticule.lab.training.module import TrainingModule, warmup_of
 from graticule.lab.training.opening import open_backbone
 from graticule.lab.training.recipe import USUAL_OPTIMIZERS, TrainingRecipe
 from graticule.lab.training.run import Run, run_of, surroundings
@@ -69,8 +69,7 @@ def start(task: Task[Any, Any], model: nn.Module, data: Any) -> Transfer | None:
         found: Path | None = run.best if run is not None and run.folder == source else source
         if found is None:
             raise FileNotFoundError(f"`start_from` must be a run with a checkpoint, got {str(source)!r}.")
-        held = found if run is None or found.is_file() else read_shards(found)
-        taken = task.take_weights(model, held, same)
+        taken = task.take_weights(model, found, same)
         if not same:
             rows = (row._replace(detail="other classes") if row.detail == "as asked" else row for row in taken.rows)
             taken = Transfer(tuple(rows))
@@ -143,7 +142,7 @@ def _train(task: Task[Any, Any], run: Run, saver: Checkpoints, resume: bool, pro
     task.setup(model, data, trainer.strategy.root_device)
     if recipe.compile:
         model.compile()
-    module = (ShardedModule if recipe.strategy == "fsdp" else TrainingModule)(task, model, batches)
+    module = TrainingModule(task, model, batches)
     with contextlib.ExitStack() as stack:
         if first:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +202,7 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
     recipe = task.recipe
     if recipe.ema_decay is not None:
         callbacks.insert(0, EMAWeightAveraging(decay=recipe.ema_decay))
-    plugins: list[Any] = [WholeFileCheckpoints()] if recipe.strategy != "fsdp" else []
+    plugins: list[Any] = [WholeFileCheckpoints()]
     if SLURMEnvironment.detect():
         plugins.append(SLURMEnvironment(auto_requeue=False))  # signals are handled by `Checkpoints`
     with _expected_warnings():
@@ -212,7 +211,7 @@ def build_trainer(task: Task[Any, Any], run: Run, callbacks: list[L.Callback]) -
             accelerator=recipe.accelerator,
             devices=recipe.devices,
             num_nodes=recipe.nodes,
-            strategy=build_strategy(recipe),
+            strategy=DDPStrategy(gradient_as_bucket_view=True) if recipe.devices * recipe.nodes > 1 else "auto",
             precision=recipe.precision,
             gradient_clip_val=recipe.clip_grad,
             accumulate_grad_batches=recipe.accumulate,
@@ -248,7 +247,7 @@ def _check_optimizer(recipe: TrainingRecipe, device: torch.device) -> None:
     except Exception as error:  # each fails in its own way
         raise ValueError(
             f"`optimizer` must be one that runs here, on {device.type} and without second derivatives, got "
-            f"{recipe.optimizer!r} ({reason_of(error)})."
+            f"{recipe.optimizer!r} ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})."
         ) from None
 
 

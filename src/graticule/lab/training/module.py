@@ -15,7 +15,6 @@ from timm.scheduler import create_scheduler_v2
 from torch import Tensor, nn
 
 from graticule.lab.data.sampling import BatchOrder
-from graticule.lab.training.devices import shard
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.task import Task
 from graticule.lab.training.validation import Sums, exact_dtype
@@ -249,23 +248,6 @@ def build_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opt
         param_group_fn=partial(groups, weight_decay=recipe.weight_decay, no_weight_decay_list=kept),
         **eps,
     )
-
-
-class ShardedModule(TrainingModule):
-    """A `TrainingModule` with the parameters of the model sharded across processes, for all tasks."""
-
-    _sharded = False
-
-    def configure_model(self) -> None:
-        """Shard the parameters, once."""
-        if not self._sharded:
-            mesh: Any = self.device_mesh
-            shard(self.model, mesh["data_parallel"])
-            self._sharded = True
-
-    def _nothing(self, loss: Tensor) -> Tensor:
-        """Return 0 times the loss: its backward pass gathers the parameters, and the gradients are dropped."""
-        return loss * 0.0
 
 
 def warmup_of(recipe: TrainingRecipe, steps: int) -> int:

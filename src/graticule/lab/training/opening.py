@@ -13,7 +13,7 @@ from torch import nn
 from graticule.backbones.base import Backbone
 from graticule.hub.files import CONFIG
 from graticule.hub.kinds import HUB, TIMM, from_pretrained
-from graticule.lab.training.devices import load_weights
+from graticule.lab.training.checkpoints import load_weights
 from graticule.lab.training.run import Run, run_of
 from graticule.registry.checks import checked, known_name
 from graticule.registry.plugins import load_plugin, load_plugins, module_name
@@ -29,9 +29,9 @@ def load(
 
     Args:
         source: `hf:OWNER/NAME` on the Hugging Face hub, or `timm:NAME` with its published weights, both as backbones of
-            this library; the folder of a run; a file of its weights in that folder: `weights.safetensors`, a checkpoint
-            (`checkpoints/step-000000100.ckpt`, one file or sharded), or that of `graticule export --consolidate`; or a
-            folder of `graticule publish` or `save_pretrained`, also of transformers.
+            this library; the folder of a run; a file of its weights in that folder: `weights.safetensors`, or a
+            checkpoint (`checkpoints/step-000000100.ckpt`); or a folder of `graticule publish` or `save_pretrained`,
+            also of transformers.
         plugin: a Python file or an installed entry point that registers the classes of the run, or several. Code that
             is not named is not imported.
         checkpoint: the checkpoint of a run, best or last.

@@ -40,6 +40,9 @@ MACHINE = (
     *("keep", "checkpoint_steps", "data_root"),
 )
 
+#: Fields that earlier versions had, with the values that still have the same meaning.
+_EARLIER: dict[str, tuple[object, ...]] = {"strategy": ("auto", "ddp")}
+
 #: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 USUAL_JOINING = "default"
@@ -146,8 +149,6 @@ class TrainingRecipe:
     """GPUs (or processes, on CPUs) per node"""
     nodes: Count = 1
     """machines; start the same command on each, by torchrun or SLURM"""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """strategy for several devices: ddp (or auto) keeps a whole model on each, fsdp shards it"""
     accumulate: Count = 1
     """micro-batches per step on every device, whose gradients are accumulated"""
     grad_checkpointing: Flag = False
@@ -172,11 +173,6 @@ class TrainingRecipe:
             raise ValueError(
                 f"`batch_size` must be a multiple of devices x nodes x accumulate, {self.devices} x {self.nodes} x "
                 f"{self.accumulate}, got {self.batch_size}; the nearest is {near}."
-            )
-        if self.strategy == "fsdp" and self.ema_decay is not None:
-            raise ValueError(
-                f"`ema_decay` must be left out with strategy fsdp: Lightning's moving average is not sharded, got "
-                f"{self.ema_decay}."
             )
         if self.freeze is not None:
             parse_freeze(self.freeze)
@@ -342,6 +338,8 @@ class TrainingRecipe:
         values = dict(values)
         if (task := values.pop("task", cls.task)) != cls.task:
             raise ValueError(f"`task` of the recipe must be {cls.task}, got {task!r}.")
+        for name in [name for name, same in _EARLIER.items() if name in values and values[name] in same]:
+            del values[name]
         if unknown := values.keys() - {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"`recipe` must not have the keys {keys_with_hints(unknown, cls)}.")
         return cls(**values)

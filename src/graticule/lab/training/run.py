@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from typing_extensions import TypedDict
 
-from graticule.lab.training.checkpoints import best_checkpoint, saved_checkpoints
-from graticule.lab.training.devices import load_weights
+from graticule.lab.training.checkpoints import best_checkpoint, load_weights, saved_checkpoints
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run_folder import RunFolder, locked
