@@ -453,9 +453,9 @@ def test_a_name_with_a_comma_is_quoted_among_the_known_ones():
 def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
-    code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run", "--json")
+    code, out, _ = run_command(capsys, "study", "mine.py", "--list", "--json")
     assert code == 0 and len(json.loads(out)["runs"]) == 3  # and their sum
-    code, out, _ = run_command(capsys, "study", "mine.py", "--dry-run")
+    code, out, _ = run_command(capsys, "study", "mine.py", "--list")
     assert code == 0 and "2 runs to train, 0 in runs/study-mine/study_mine.csv; about 4.0 s on one core" in out
     assert [line.split()[-2:] for line in out.splitlines() if line.startswith(("learnable", "all"))] == [
         ["2.0", "s"],
@@ -499,8 +499,7 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
         ([str(STUDIES / "amplitude.py"), "--report"], "has no results yet"),
         ([str(STUDIES / "amplitude.py"), "--quick", "--docs", "docs"], "`docs` must be left out with --quick"),
         ([str(STUDIES / "amplitude.py"), "--on", "nowhere"], "`on` must be here"),
-        ([str(STUDIES / "amplitude.py"), "--on", "locl:2", "--dry-run"], "`on` must be here"),
-        ([str(STUDIES / "amplitude.py"), "--on", "slurm(timeout_mins=3)", "--dry-run"], "did you mean 'timeout_min'"),
+        ([str(STUDIES / "amplitude.py"), "--on", "locl:2", "--list"], "`on` must be here"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(capsys, tmp_path, monkeypatch, arguments, said):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import JsonOutput, Output, check_overrides, overridden, parse_part
-from graticule.lab.studies.execution import parse_on, slurm_script
+from graticule.lab.studies.execution import parse_on
 from graticule.registry.specs import split_outside
 
 if TYPE_CHECKING:
@@ -62,24 +61,15 @@ class RunOptions(JsonOutput):
     """values of the recipe for every run, such as lr=1e-3; a choice can change them again"""
     list_: bool = False
     """list the runs with their states and an estimate of the remaining time, and train nothing"""
-    dry_run: Rare[bool] = False
-    """the same, with the script of a job for --on slurm"""
     part: Rare[str | None] = None
     """K/N, such as 2/4: train only the K-th of N parts of the runs, for several machines that share the folder"""
     on: Rare[str] = "here"
-    """where the runs are trained: here, in sequence; local:N, N processes of one thread each; dask:ADDRESS, the
-    workers of a Dask scheduler; slurm(timeout_min=240, slurm_partition='gpu', ...), a job of submitit for each"""
+    """where the runs are trained: here, in sequence, or local:N, N processes of one thread each"""
 
     def parsed(self) -> tuple[Output, tuple[int, int] | None]:
         """Return the output and the part; the options of this class are checked."""
         parse_on(self.on)
         return Output(self.json), parse_part(self.part)
-
-    def lists(self, folder: Path) -> bool:
-        """Return whether runs are only listed; a script that --dry-run asks for is printed."""
-        if self.dry_run and self.on.startswith("slurm"):
-            print(slurm_script(self.on, folder))
-        return self.list_ or self.dry_run
 
     def report_part(self, left: int, output: Output) -> None:
         """Say that a part is finished, and how many runs are not."""

@@ -83,11 +83,11 @@ def run(arguments: list[str]) -> int:
         check_lengths(task.build_model(task.describe(data)), options.lengths, data)
     default = f"compare-{Path(options.recipe).stem}{'-quick' * options.quick}{folder_suffix(options)}"
     folder = output_folder(options.output, Path("runs") / default)
-    if options.lists(folder):
+    if options.list_:
         columns, *rows = planned_rows(plan(choices, options.seeds, folder))
         output.give(output.table(columns, rows))
         return 0
-    with executor_of(options.on, folder) as executor:
+    with executor_of(options.on) as executor:
         how: Any = {
             "replace": options.replace,
             "executor": executor,

@@ -35,7 +35,7 @@ class Gym(JsonOutput):
     output: Path | None = None
     """folder of tables and picture (default: runs/gym)"""
     on: Rare[str] = "here"
-    """where the models are trained, as in graticule compare: here, local:N, dask:ADDRESS, slurm(...)"""
+    """where the models are trained, as in graticule compare: here, or local:N"""
     list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
     quick: bool = False
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
 
     choices = choices or parse_choices(base, standard_choices(), "gym")
     folder = output_folder(options.output, Path(f"runs/gym{'-quick' * options.quick}"))
-    with executor_of(options.on, folder) as executor:
+    with executor_of(options.on) as executor:
         profile = gym(
             choices,
             folder,

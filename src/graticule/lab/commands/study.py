@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
         output.say(f"p may be read {LOOKS} times, after equal shares of the seeds, if it must be below {said}")
         output.give({"tests": tests, "levels": levels})
         return 0
-    if options.lists(folder):
+    if options.list_:
         rows = read_table(table)
         missing = missing_runs(part_of_it, rows, folder, **given)
         columns, *planned = planned_rows(missing)
@@ -122,7 +122,7 @@ def run(arguments: list[str]) -> int:
         output.give({"runs": records, "kept": kept, "cost": cost})
         return 0
     if not options.report:
-        with executor_of(options.on, folder) as executor:
+        with executor_of(options.on) as executor:
             progress = not options.json
             left = run_study(part_of_it, folder, table, part=part, executor=executor, progress=progress, **given)
         if left:

@@ -1,7 +1,6 @@
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
 from .execution import executor_of as executor_of
-from .execution import slurm_script as slurm_script
 from .execution import train_runs as train_runs
 from .plan import plan as plan
 from .plan import planned_rows as planned_rows

@@ -188,7 +188,7 @@ def compare(
         progress: whether progress is printed.
         command: recorded in `comparison.json`.
         replace: whether a comparison in `folder` that has further choices or seeds may be replaced.
-        executor: trains the runs, as any `concurrent.futures.Executor`, a Dask client or an executor of submitit; this
+        executor: trains the runs, such as any `concurrent.futures.Executor`; this
             process by default, one run after the other.
         part: (k, n): train only the k-th of n parts of the runs, for several machines that share `folder`. The result
             is None until all runs are finished.

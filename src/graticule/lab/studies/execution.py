@@ -1,4 +1,4 @@
-"""Execution of the runs of a study: in this process, in local processes, by Dask or by SLURM.
+"""Execution of the runs of a study: in this process, or in local processes.
 
 A run is trained wherever its folder can be written. Resuming, retrying and waiting are the same for all executors: a
 run whose process died is submitted again and resumes from its checkpoint, and runs that other processes train are
@@ -8,70 +8,22 @@ waited for. This module does not import PyTorch: a process sets its number of th
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from importlib import import_module
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 from graticule.lab.studies.plan import PlannedRun, format_seconds, seconds_left
 from graticule.lab.terminal import bar as progress_bar
-from graticule.registry.checks import install, known_name
-from graticule.registry.specs import Spec
 
 Job = TypeVar("Job")
-
-#: Arguments of the script that no option sets, and options of submitit that have another name in the script.
-_OURS = ("command", "folder", "job_name")
-_SHARED = {"timeout_min": "time", "mem_gb": "mem", "tasks_per_node": "ntasks_per_node"}
-
-
-def slurm_executor(on: str, folder: Path) -> Any:
-    """Build the executor of submitit that `slurm(...)` describes; `cluster='local'` needs no SLURM."""
-    submitit = _package("slurm", "submitit")
-    options = dict(Spec.parse(on, "on").options)
-    cluster = options.pop("cluster", "slurm")
-    try:
-        executor = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
-        executor.update_parameters(name="graticule", **options)
-    except (NameError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"`on` must have options of submitit, got {on!r}: {error}") from None
-    return executor
-
-
-def slurm_script(on: str, folder: Path) -> str:
-    """Return the batch script of one run for SLURM, without submitting it."""
-    write = _package("slurm", "submitit").slurm.slurm._make_sbatch_string
-    plain = [name for name in inspect.signature(write).parameters if name not in _OURS]
-    known = ["cluster", *_SHARED, *plain, *(f"slurm_{name}" for name in plain)]
-    options = dict(Spec.parse(on, "on").options)
-    for name in options:
-        known_name("on", name, known)
-    options.pop("cluster", None)
-    if "mem_gb" in options:
-        options["mem_gb"] = f"{options['mem_gb']}GB"
-    named = {_SHARED.get(name, name.removeprefix("slurm_")): value for name, value in options.items()}
-    command = f"{sys.executable} -m submitit.core._submit {folder / 'slurm'}"
-    script: str = write(command=command, folder=str(folder / "slurm"), job_name="graticule", **named)
-    return script
-
-
-def _package(kind: str, package: str) -> Any:
-    """Import a package that a kind of `--on` needs."""
-    try:
-        return import_module(package)
-    except ModuleNotFoundError:
-        raise ImportError(f"`on` {kind} must have the package {package}: {install('cluster')}.") from None
 
 
 #: Number of times that a run whose process died is submitted again without a new checkpoint in between.
@@ -83,7 +35,7 @@ _POLL, _PATIENCE = 0.2, 5.0
 
 
 class Submitted(Protocol):
-    """A call in another process, as a `concurrent.futures.Future` or a job of submitit."""
+    """A call in another process, as a `concurrent.futures.Future`."""
 
     def done(self) -> bool:
         """Return whether it has ended."""
@@ -93,7 +45,7 @@ class Submitted(Protocol):
 
 
 class Submits(Protocol):
-    """An executor of runs: any `concurrent.futures.Executor`, a Dask client, an executor of submitit."""
+    """An executor of runs, such as any `concurrent.futures.Executor`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Submitted:
         """Call `fn(*args)` in another process."""
@@ -163,52 +115,30 @@ def train_job(recipe: Mapping[str, Any], folder: str, plugins: Sequence[str]) ->
     return "finished"
 
 
-def parse_on(on: str) -> tuple[str, str]:
-    """Parse `--on`: here, local, dask or slurm, and the text after its colon; starts nothing."""
-    kind, colon, value = on.partition(":")
-    if on.partition("(")[0] == "slurm":
-        Spec.parse(on, "on")
-        return "slurm", ""
-    if (kind == "here" and not colon) or (kind == "dask" and value):
-        return kind, value
+def parse_on(on: str) -> int:
+    """Parse `--on`: the number of local processes; 0 for this process."""
+    kind, _, value = on.partition(":")
+    if on == "here":
+        return 0
     if kind == "local" and value.isdecimal() and int(value) > 0:
-        return kind, value
-    raise ValueError(
-        "`on` must be here, local:N (N processes of one thread each), dask:ADDRESS, or slurm with options of submitit, "
-        f"such as slurm(timeout_min=240, slurm_partition='gpu'), got {on!r}."
-    )
+        return int(value)
+    raise ValueError(f"`on` must be here, or local:N (N processes of one thread each), got {on!r}.")
 
 
 @contextlib.contextmanager
-def executor_of(on: str, folder: Path) -> Iterator[Submits | None]:
-    """Build the executor that `--on` names: here (None), local:N, dask:ADDRESS, or slurm(OPTION=VALUE, ...).
-
-    Args:
-        on: the text.
-        folder: for the scripts and logs of SLURM.
-    """
-    kind, value = parse_on(on)
-    if kind == "here":
+def executor_of(on: str) -> Iterator[Submits | None]:
+    """Build the executor that `--on` names: here (None) or local:N."""
+    if not (processes := parse_on(on)):
         yield None
-    elif kind == "local":
-        pool = LocalProcesses(int(value))
-        try:
-            yield pool
-        except BaseException:
-            _terminate(active_children())
-            raise
-        finally:
-            pool.close()
-    elif kind == "dask":
-        distributed = _package("dask", "distributed")
-        try:
-            client = distributed.Client(value, timeout="10s")
-        except OSError as error:
-            raise ValueError(f"`on` must have the address of a Dask scheduler, got {value!r}: {error}.") from None
-        with client:
-            yield SimpleNamespace(submit=partial(client.submit, pure=False))  # not the result of an equal call
-    else:
-        yield slurm_executor(on, folder)
+        return
+    pool = LocalProcesses(processes)
+    try:
+        yield pool
+    except BaseException:
+        _terminate(active_children())
+        raise
+    finally:
+        pool.close()
 
 
 def _terminate(processes: Sequence[BaseProcess]) -> None:
@@ -305,7 +235,7 @@ def collect(
                 result = future.result()
             except (ValueError, TypeError, FileNotFoundError, ImportError) as error:  # raised by the job itself
                 ended.append((job, error))
-            except Exception as error:  # each executor raises a different exception if a process died
+            except Exception as error:  # the exception if a process died depends on the executor
                 if give_up(job):
                     ended.append((job, error))
                 else:
