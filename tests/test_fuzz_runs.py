@@ -19,11 +19,11 @@ from graticule.registry.fields import Count, check_value
 
 RECIPES = [kind().to_dict() for kind in (Recipe, TextRecipe)]
 RESULT = {"best_top1": 50.0, "best_epoch": 1, "last_top1": 40.0, "epochs": 2, "seconds": 3.5}
-RESULT |= {"skipped_images": ["a.png"], "skipped_steps": 0}
+RESULT |= {"skipped_images": ["a.png"]}
 METRICS = "epoch,train_loss,val_loss,val_top1,lr,seconds\n1,2.3,2.2,12.5,0.001,3.1\n2,2.1,2.0,20,0.0001,3\n"
 REST = {
     "progress": {
-        **{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]], "skipped_steps": 0, "skipped_in_a_row": 0},
+        **{"epoch": 1, "batches": 2, "sums": [[3.5, 20.0]]},
         "accumulate": 1,
     },
     "callbacks": {

@@ -112,8 +112,8 @@ def test_none_resets_a_value_of_a_recipe(tmp_path):
 
 
 def test_a_value_that_is_none_of_the_choices_is_a_bad_option(capsys):
-    err = refused(capsys, "train", "pydoc_quick", "--nonfinite", "go")
-    assert "stop" in err and "skip" in err
+    err = refused(capsys, "train", "pydoc_quick", "--precision", "half")
+    assert "32-true" in err and "bf16-mixed" in err
 
 
 class Terminal(io.StringIO):

@@ -97,7 +97,7 @@ def test_micro_batches_can_change_between_epochs_and_not_within_one(tmp_path, ca
         ("--epochs 3 --seed 1", ["`epochs`", "`seed`"]),
         ("--augmentation.erasing 0.1", ["`augmentation`"]),
         ("--batch-size 10 --accumulate 2", ["`batch_size`"]),
-        ("--nonfinite skip", ["`nonfinite`"]),
+        ("--clip-grad 1", ["`clip_grad`"]),
     ],
 )
 def test_other_changes_of_a_resumed_run_are_refused_by_name(tmp_path, capsys, within, options, named):

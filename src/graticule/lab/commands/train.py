@@ -115,8 +115,6 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
     if skipped := result["skipped_images"]:
         named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
         print(f"{len(skipped)} broken images were left out: {named}")
-    if steps := result.get("skipped_steps"):
-        print(f"{steps} steps were left out, since their loss was not finite: see {shown}/nonfinite-*.json")
     task = run.task()
     written = [name for name in task.files if (run.folder / name).exists()]
     files = ["recipe.json", *written, "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]

@@ -71,8 +71,6 @@ class _Progress(TypedDict):
     epoch: Epochs
     batches: Whole
     sums: Annotated[list[tuple[Number, NotNegative]], Field(min_length=1)]
-    skipped_steps: Whole
-    skipped_in_a_row: Whole
     accumulate: Count
 
 

@@ -406,6 +406,5 @@ def _finish(run: Run, data: TaskData, module: TrainingModule, history: list[dict
             "epochs": len(history),
             "seconds": sum(row["seconds"] for row in history),
             "skipped_images": [str(path) for path in data.skipped],
-            "skipped_steps": module.skipped_steps,
         },
     )

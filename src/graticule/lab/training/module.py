@@ -20,9 +20,6 @@ from graticule.lab.training.task import Task
 from graticule.lab.training.validation import Sums, exact_dtype
 from graticule.system.files import write_json
 
-#: Most consecutive steps with a non-finite loss that are skipped.
-_MOST_SKIPPED = 50
-
 
 class TrainingModule(L.LightningModule):
     """A model and its task, trained according to the recipe.
@@ -39,10 +36,6 @@ class TrainingModule(L.LightningModule):
         self.model = model
         self.recipe = task.recipe
         self.batches = batches
-        self.skipped_steps = 0
-        self._skipped_in_a_row = 0
-        self._skip = False
-        self._before: Any = None  # the state that a skipped step restores
         self._loss: Tensor | float = 0.0  # sums over the epoch so far, in this process
         self._count = 0.0
         self._held_out = Sums()
@@ -67,41 +60,32 @@ class TrainingModule(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
-        if self.recipe.nonfinite == "skip" and batch_idx % self.recipe.accumulate == 0:
-            self._remember()
         loss, count = self.task.loss(self.model, batch, self.current_epoch), len(batch[0])
-        if not self._finite(loss, batch_idx):
-            self._skip = True
-        if self._skip:
-            return self._nothing(loss)
+        self._check_finite(loss, batch_idx)
         self._loss = self._loss + loss.detach() * count
         self._count += count
         weight = self.batches.weight(batch_idx)
         return loss if weight == 1 else loss * weight
 
-    def _finite(self, loss: Tensor, batch_idx: int) -> bool:
-        """Return whether the loss is finite, in all processes.
+    def _check_finite(self, loss: Tensor, batch_idx: int) -> None:
+        """Check that the loss is finite in all processes.
 
         Raises:
-            FloatingPointError: if it is not, and may not be skipped (any more); a file then has the examples.
+            FloatingPointError: if it is not, in all processes, so that none waits for another; a file then has the
+                examples.
         """
         here = torch.isfinite(loss.detach())
         finite = here
-        if self.batches.world_size > 1:  # all processes skip or stop together, so that none waits for another
+        if self.batches.world_size > 1:
             finite = self.trainer.strategy.reduce((~here).float(), reduce_op="max") == 0
         if finite:
-            return True
+            return
         kept = self._keep_batch(loss, batch_idx) if not here else None
-        skip = self.recipe.nonfinite == "skip"
-        if skip and self._skipped_in_a_row < _MOST_SKIPPED:
-            return False
-        row = f", in the {self._skipped_in_a_row + 1}. step in a row" if skip else ""
         found = "the loss of another process is not finite" if kept is None else f"the loss is {loss.item()}"
         named = "" if kept is None else f", and the {self.task.examples} of the batch are named in {kept}"
         raise FloatingPointError(
-            f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}{row}; a smaller `lr`, "
-            "a longer warm-up or `clip_grad` may help, and `nonfinite` skip leaves such steps out. The last checkpoint "
-            f"is intact{named}."
+            f"{found} in epoch {self.current_epoch + 1}, batch {batch_idx + 1}; a smaller `lr`, a longer warm-up or "
+            f"`clip_grad` may help. The last checkpoint is intact{named}."
         )
 
     def _keep_batch(self, loss: Tensor, batch_idx: int) -> Path:
@@ -117,34 +101,6 @@ class TrainingModule(L.LightningModule):
             self.task.examples: [key[1] for key in keys],
         }
         return write_json(Path(self.trainer.default_root_dir) / name, values)
-
-    def _remember(self) -> None:
-        """Store the state that the forward passes of a step change: BatchNorm's statistics, and the epoch's sums."""
-        norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-        self._before = statistics, self._loss, self._count
-
-    def _nothing(self, loss: Tensor) -> Tensor:
-        """Return a loss with zero gradients for every parameter, since processes wait for each other's gradients."""
-        return torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0.0
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Make a step, or skip it: then only the position in the schedule changes."""
-        if self.recipe.nonfinite != "skip":
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-            return
-        result = optimizer_closure()  # forward and backward pass
-        if not self._skip:
-            self._skipped_in_a_row = 0
-            optimizer.step(closure=lambda: result)
-            return
-        optimizer.zero_grad(set_to_none=True)
-        statistics, self._loss, self._count = self._before
-        for buffer, value in statistics:
-            buffer.copy_(value)
-        self.skipped_steps += 1
-        self._skipped_in_a_row += 1
-        self._skip = False
 
     def on_validation_epoch_start(self) -> None:
         """Reset the sums of validation."""
@@ -187,8 +143,6 @@ class TrainingModule(L.LightningModule):
             "epoch": progress.processed,
             "batches": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready if within else 0,
             "sums": sums,
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self._skipped_in_a_row,
             "accumulate": self.recipe.accumulate,
         }
 
@@ -202,8 +156,6 @@ class TrainingModule(L.LightningModule):
             self._loss, self._count = _total(sums)
         else:
             self._loss, self._count = 0.0, 0.0
-        self.skipped_steps = progress["skipped_steps"]
-        self._skipped_in_a_row = progress.get("skipped_in_a_row", 0)
 
     def configure_optimizers(self) -> Any:
         """Build the optimizer and its schedule by step."""

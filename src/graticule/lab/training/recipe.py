@@ -41,7 +41,7 @@ MACHINE = (
 )
 
 #: Fields that earlier versions had, with the values that still have the same meaning.
-_EARLIER: dict[str, tuple[object, ...]] = {"strategy": ("auto", "ddp")}
+_EARLIER: dict[str, tuple[object, ...]] = {"strategy": ("auto", "ddp"), "nonfinite": ("stop",)}
 
 #: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
@@ -159,8 +159,6 @@ class TrainingRecipe:
     """number of last checkpoints that are kept, besides the best"""
     checkpoint_steps: Count | None = None
     """also save a checkpoint every this many steps (default: only at the end of each epoch)"""
-    nonfinite: Literal["stop", "skip"] = "stop"
-    """on a loss that is not finite: stop the run, or skip the step and count it"""
     seed: Usual[Seed] = 0
     """seed of initialization, order and augmentation"""
 

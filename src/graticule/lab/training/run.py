@@ -234,7 +234,6 @@ def _result(metric: Metric) -> Any:
             "epochs": Count,
             "seconds": NotNegative,
             "skipped_images": list[str],
-            "skipped_steps": Whole,
         },
     )
 
