@@ -88,15 +88,15 @@ def lape_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def pairs_run(tmp_path_factory):
-    """Train a short run on byte pairs of a folder of texts; tests must not change its folder."""
+def folder_run(tmp_path_factory):
+    """Train a short run on a folder of texts; tests must not change its folder."""
     from graticule.lab.training.loop import train
     from text_commands import short_recipe, write_text_folder
 
-    folder = tmp_path_factory.mktemp("pairs")
+    folder = tmp_path_factory.mktemp("folder")
     texts = {"dataset": "text_folder", "data_root": write_text_folder(folder / "texts")}
-    recipe = short_recipe(tokenizer="bpe", vocab_size=270, encoding="bucketed_bias", **texts)
-    return train(recipe, folder / "pairs", progress=False)
+    recipe = short_recipe(encoding="bucketed_bias", **texts)
+    return train(recipe, folder / "run", progress=False)
 
 
 @pytest.fixture(scope="session")

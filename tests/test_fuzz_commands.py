@@ -38,7 +38,6 @@ CALLS = {
     "report": ["./image --curves", "./image ./mixer --curves", "./image", "./image ./mixer --no-position"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image ./pictures/val/0/0.png"],
-    "generate": ["./text --tokens 3"],
     "look": [
         *("correlations ./image", "correlations ./published", "mixing ./mixer"),
         *("translation ./image --count 2", "translation ./published --images ./pictures --count 2"),
@@ -174,7 +173,6 @@ READERS = [
     "train --resume ./image",
     "evaluate ./published --images ./pictures",
     "check ./published",
-    "generate ./text --tokens 2",
 ]
 
 

@@ -21,7 +21,6 @@ from graticule.lab.data.images import EncodedImages
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
 from graticule.lab.data.sets.mnist import read_idx
-from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.system.files import read_utf8
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (3, 4, 5)).astype(np.uint8)
@@ -99,23 +98,6 @@ def test_a_text(folder, content):
     found = outcome(lambda: read_utf8(folder / "a.txt", 1 << 20), names="a.txt")
     if isinstance(found, str):
         assert found.encode() == content.removeprefix(b"\xef\xbb\xbf")
-
-
-@fuzzed(20, merges=st.lists(st.tuples(st.integers(-1, 275), st.integers(-1, 275)), max_size=20))
-def test_the_merges_of_a_tokenizer(merges):
-    found = outcome(lambda: BytePairTokenizer(merges), names="`merges`")
-    if not isinstance(found, ValueError):
-        text = "a text of \x00\x01\x02\x03 and aé中😀"
-        assert found.decode(found.encode(text)) == text and 257 <= found.vocab_size <= 257 + len(merges)
-
-
-@fuzzed(30, data=st.data())
-def test_a_saved_tokenizer(folder, data):
-    merges = (97, 98), (256, 99)
-    path = BytePairTokenizer(merges).save(folder / "tokenizer.json")
-    with replaced(path, data.draw(altered(path))):
-        found = outcome(lambda: BytePairTokenizer.load(path), names="tokenizer")
-    assert isinstance(found, ValueError) or (found.decode(found.encode("abc")), found.merges) == ("abc", merges)
 
 
 class OneImage(EncodedImages):

@@ -28,7 +28,7 @@ PACKAGES = {
     "testing": "Contracts that encodings, joinings, resamplers and backbones have to pass, for your own tests.",
     "lab.tasks": "Tasks: data, model, loss and score.",
     "lab.training": "Runs: recipes, training, results.",
-    "lab.data": "Data sets, texts, tokenizers and augmentation.",
+    "lab.data": "Data sets, texts and augmentation.",
     "lab.studies": "Comparisons of choices with several seeds.",
     "lab.figures": "Figures of measurements and of runs.",
     "lab.pages": "Pages: reports, audits, the explorer.",

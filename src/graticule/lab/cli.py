@@ -30,7 +30,6 @@ _GROUPS = {
     "Look": {
         "evaluate": "score models at several image sizes or text lengths",
         "predict": "draw and write predictions of a run: classes, boxes, masks",
-        "generate": "continue a text with a run on text",
         "runs": "list runs with their progress and results",
         "report": "write a page on runs: results, tests, curves, recipes, position",
         "look": "draw position in each layer: correlations, attention, mixing",

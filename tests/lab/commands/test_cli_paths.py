@@ -166,9 +166,9 @@ def test_a_full_disk_is_named_where_weights_are_written(capsys, tmp_path, run, m
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("graticule.checkpoints.read.save_file", full)
-    err = refused(capsys, "export", run.folder, "--output", tmp_path / "a.safetensors")
-    assert "a.safetensors could not be written" in err and "is the disk full?" in err
-    assert not list(tmp_path.glob("*safetensors*"))
+    err = refused(capsys, "publish", run.folder, tmp_path / "new")
+    assert "model.safetensors could not be written" in err and "is the disk full?" in err
+    assert not list(tmp_path.rglob("*safetensors*"))
     with pytest.raises(OSError, match=r"weights\.safetensors could not be written.*is the disk full\?"):
         train(short(), tmp_path / "another", progress=False)
     assert not list((tmp_path / "another").glob("*weights*"))
@@ -223,15 +223,6 @@ def test_a_number_out_of_its_range_is_named_with_its_option(capsys, tmp_path, op
     code, _, err = run_command(capsys, "train", "digits_quick", "--output", tmp_path / "run", *options.split())
     words = " ".join(err.replace("│", " ").split())
     assert code in (1, 2) and said in words and not (tmp_path / "run").exists()
-
-
-def test_a_prompt_of_a_device_or_beyond_all_texts_is_refused(capsys, tmp_path):
-    err = refused(capsys, "generate", tmp_path, "--prompt-file", "/dev/zero")
-    assert "must be a plain file, got a device" in err
-    with (tmp_path / "long.txt").open("wb") as file:
-        file.truncate(1 << 25)
-    err = refused(capsys, "generate", tmp_path, "--prompt-file", tmp_path / "long.txt")
-    assert "`prompt_file` must have at most 16,777,216 bytes" in err
 
 
 @pytest.mark.parametrize(("where", "code"), [(">&-", 0), ("> /dev/full", 1)])

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from commands import refused, run_command
-from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.run import Run
 from in_turn import in_turn
-from text_commands import write_text_folder
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -35,7 +33,7 @@ def test_looks_at_images_refuse_a_run_on_text_and_name_other_commands(capsys, ta
     before = sorted(table_run.folder.iterdir())
     err = refused(capsys, "look", kind, table_run.folder)
     assert sorted(table_run.folder.iterdir()) == before
-    for said in ("`runs` must be on images", str(table_run.folder), "evaluate RUN --lengths", "generate RUN"):
+    for said in ("`runs` must be on images", str(table_run.folder), "evaluate RUN --lengths", "look correlations RUN"):
         assert said in err
     (tmp_path / "images").mkdir()  # also after one on images
     described = {"recipe": Recipe().to_dict(), "num_classes": 10, "channels": 1, "class_names": list("0123456789")}
@@ -88,12 +86,6 @@ def test_a_folder_that_cannot_be_trained_on_is_named(capsys, tmp_path, files, sa
         ("--dataset text_folder", ["`data_root`"]),
         ("--dataset digits", ["`dataset`", "pydoc, text_folder"]),
         ("--dataset pydocs", ["did you mean 'pydoc'"]),
-        ("--tokenizer bpe", ["`vocab_size` must be given"]),
-        ("--tokenizer bpe --vocab-size 256", ["`vocab_size` must be from 257", "got 256"]),
-        ("--tokenizer bpe --vocab-size 99999999", ["to 1,048,576, got 99999999"]),
-        ("--vocab-size 300", ["`vocab_size` must be left out with `tokenizer` bytes", "300"]),
-        ("--tokenizer bites", ["`tokenizer`", "bpe", "FILE.json", "did you mean 'bytes'"]),
-        ("--tokenizer nowhere.json", ["`tokenizer`", "nowhere.json", "does not exist"]),
         ("--encoding peg", ["encoding", "would use later tokens"]),
         ("--encoding sgu", ["encoding"]),
         ("--encoding rotary_1", ["did you mean 'rope_1d'"]),
@@ -121,21 +113,8 @@ def test_an_option_of_images_is_answered_with_those_of_text(capsys, tmp_path, op
     assert not folder.exists() and f"unknown option '{option.split()[0]}'" in err
     assert "graticule train pydoc_quick --help-all" in err
     every = run_command(capsys, "train", "pydoc_quick", "--help-all")[1]
-    assert all(f" {name} " in every for name in ("--context", "--vocab-size", "--encoding", "--no-tied"))
+    assert all(f" {name} " in every for name in ("--context", "--drop-rate", "--encoding", "--no-tied"))
     assert f" {option.split()[0]} " not in every
-
-
-def test_weights_of_another_vocabulary_are_refused(capsys, tmp_path, table_run, pairs_run):
-    err = refused_training(capsys, tmp_path, "--start-from", pairs_run.folder)
-    assert "vocabulary" in err and str(pairs_run.folder) in err
-    vocabularies = [json.loads(run.recipe_file.read_text())["vocabulary"] for run in (table_run, pairs_run)]
-    assert all(vocabulary in err for vocabulary in vocabularies)
-    root = write_text_folder(tmp_path / "others", c="other words are put together otherwise " * 60)
-    options = ("--dataset", "text_folder", "--data-root", root, "--tokenizer", "bpe", "--vocab-size", 270)
-    err = refused_training(
-        capsys, tmp_path, *options, "--start-from", pairs_run.folder
-    )  # as many tokens, but different ones
-    assert "vocabulary" in err and vocabularies[1] in err
 
 
 def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run):
@@ -147,8 +126,8 @@ def test_a_run_on_text_is_started_from_and_repeated(capsys, tmp_path, table_run)
     assert Run.open(tmp_path / "run").recipe().context == 48 and re.search(r"^embed +loaded", out, re.MULTILINE)
 
 
-def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, pairs_run):
-    shutil.copytree(pairs_run.folder, tmp_path / "run")
+def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_path, folder_run):
+    shutil.copytree(folder_run.folder, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     code, out, _ = run_command(capsys, "train", "--resume", run.folder)
     assert code == 0 and "already finished" in out
@@ -157,18 +136,4 @@ def test_a_run_on_text_is_resumed_and_one_that_is_finished_says_so(capsys, tmp_p
     before = run.metrics_file.read_bytes()
     code, _, err = run_command(capsys, "train", "--resume", run.folder)
     assert code == 0 and run.finished, err
-    assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == pairs_run.result()["best_bpb"]
-    assert (run.folder / "tokenizer.json").read_bytes() == (pairs_run.folder / "tokenizer.json").read_bytes()
-
-
-def test_a_run_is_not_resumed_with_another_tokenizer_or_none(capsys, tmp_path, pairs_run):
-    shutil.copytree(pairs_run.folder, tmp_path / "run")
-    run = Run.open(tmp_path / "run")
-    run.result_file.unlink()
-    BytePairTokenizer.train(["another text of other words"], 270).save(run.folder / "tokenizer.json")
-    err = refused(capsys, "train", "--resume", run.folder)
-    assert "vocabulary" in err and str(run.folder) in err
-    (run.folder / "tokenizer.json").unlink()
-    err = refused(capsys, "train", "--resume", run.folder)
-    assert str(run.folder / "tokenizer.json") in err and "does not exist" in err
-    assert not run.finished
+    assert run.metrics_file.read_bytes() == before and run.result()["best_bpb"] == folder_run.result()["best_bpb"]

@@ -2,7 +2,6 @@
 
 import gzip
 import inspect
-import json
 import os
 import pickle
 import struct
@@ -18,7 +17,6 @@ from test_fashion_mnist_files import write as write_fashion
 
 from graticule.lab.data.registry import load_dataset, load_text
 from graticule.lab.data.sets.cifar import read_pickle
-from graticule.lab.data.tokens import BytePairTokenizer
 
 
 def pipe(path):
@@ -227,39 +225,3 @@ def test_names_of_classes_in_cifar_must_be_names_and_as_many_as_there_are_classe
         meta.write_bytes(pickle.dumps({b"label_names": wrong}, 2))
         with pytest.raises(ValueError, match=r"batches\.meta must have 10 different names"):
             load_dataset("cifar10", "test", tmp_path)
-
-
-def tokenizer(path, merges):
-    path.write_text(json.dumps({"format": "graticule byte pairs, 1", "fingerprint": "", "merges": merges}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("merges", "match"),
-    [
-        ([[97, 97], *([n, n] for n in range(256, 400))], "67,108,864 bytes in all"),
-        ([[97, 10**30]], "earlier tokens"),
-        ([[-1, 97]], "earlier tokens"),
-        ([[97, 1e300]], "must be a valid integer"),
-        ([[[97], 97]], "must be a valid integer"),
-        (10**30, "must be a valid list"),
-    ],
-    ids=["doubling", "beyond", "negative", "float", "nested", "number"],
-)
-def test_an_absurd_tokenizer_is_refused_before_it_takes_memory(tmp_path, merges, match):
-    with pytest.raises(ValueError, match=match):
-        BytePairTokenizer.load(tokenizer(tmp_path / "tokenizer.json", merges))
-
-
-@pytest.mark.parametrize("kind", [name for name in SPECIAL if name != "nowhere"])
-def test_a_tokenizer_must_be_a_plain_file(tmp_path, kind):
-    path = tmp_path / "tokenizer.json"
-    SPECIAL[kind][0](path)
-    with pytest.raises(ValueError, match=r"tokenizer\.json must be a plain file"):
-        BytePairTokenizer.load(path)
-
-
-@pytest.mark.parametrize("size", [-1, 256, 2**21, 2**62, 10**30])
-def test_an_absurd_vocabulary_is_refused_before_any_training(size):
-    with pytest.raises(ValueError, match="`vocab_size` must be from 257"):
-        BytePairTokenizer.train(["some text"], size)

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler
-from graticule.lab.data.text_module import EvaluationWindows, TextModule, TextWindows
-from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer
+from graticule.lab.data.text_module import ByteTokenizer, EvaluationWindows, TextModule, TextWindows
 
 LENGTHS = (64, 128, 256, 512, 1024)
 
@@ -69,22 +68,18 @@ def test_too_little_text_for_a_window_is_an_error():
         TextWindows(counted(100), 0, 0)
 
 
-def tokenizers():
-    return [ByteTokenizer(), BytePairTokenizer([(ord("a"), ord("b")), (256, ord("c")), (ord("d"), ord("d"))])]
-
-
 @pytest.mark.parametrize("length", [1, 3, 8, 13, 14, 100])
-@pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.name)
-def test_evaluation_has_every_token_as_a_target_once_and_the_same_bytes_at_any_length(tokenizer, length):
+def test_evaluation_has_every_token_as_a_target_once_at_any_length(length):
+    tokenizer = ByteTokenizer()
     documents = ["abcab", "", "zddäd"]
     tokens = tokenizer.stream(documents)
-    windows = EvaluationWindows(tokens, length, tokenizer)
+    windows = EvaluationWindows(tokens, length)
     inputs, targets = windows.__getitems__(range(len(windows)))
     assert inputs.shape == targets.shape == (math.ceil(len(tokens) / length), length)
     assert targets[targets != PADDING].tolist() == tokens.tolist()
     assert inputs.flatten()[: len(tokens)].tolist() == [tokenizer.end, *tokens[:-1].tolist()]
     assert ((inputs >= 0) & (inputs < tokenizer.vocab_size)).all()  # padding is also a valid index of the embedding
-    assert windows.num_bytes == len("".join(documents).encode()) + len(documents)
+    assert len(tokens) == len("".join(documents).encode()) + len(documents)
     for index in range(len(windows)):
         assert torch.equal(windows[index][1], targets[index])
         assert (windows[-1 - index][1] == PADDING).all() and torch.equal(windows[-1 - index][0], inputs[index])
@@ -94,18 +89,18 @@ def test_a_model_that_knows_nothing_of_bytes_needs_eight_bits_each_at_any_length
     tokenizer = ByteTokenizer()
     tokens = tokenizer.stream(["Some text."])
     for length in (4, 5, 64):
-        windows = EvaluationWindows(tokens, length, tokenizer)
+        windows = EvaluationWindows(tokens, length)
         _, targets = windows.__getitems__(range(len(windows)))
         logits = torch.zeros(*targets.shape, tokenizer.vocab_size, dtype=torch.float64)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
-        assert nats.item() / math.log(2) / windows.num_bytes == pytest.approx(math.log2(257))
+        assert nats.item() / math.log(2) / len(tokens) == pytest.approx(math.log2(257))
 
 
 def test_a_length_or_a_text_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="`length` must be at least 1, got 0"):
-        EvaluationWindows(counted(10), 0, ByteTokenizer())
+        EvaluationWindows(counted(10), 0)
     with pytest.raises(ValueError, match="`tokens` must be at least 1"):
-        EvaluationWindows(counted(0), 8, ByteTokenizer())
+        EvaluationWindows(counted(0), 8)
 
 
 def module(**options):
@@ -144,11 +139,9 @@ def test_processes_and_parts_share_the_windows_of_an_epoch_and_a_resumed_run_see
     assert not torch.equal(epoch_batches(data, 6)[0][0], whole[0])
 
 
-@pytest.mark.parametrize("options", [{}, {"tokenizer": "bpe", "vocab_size": 300}], ids=["bytes", "bpe"])
-def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_processes(options):
-    data = module(eval_batch_size=32, **options)
+def test_the_held_out_text_is_seen_once_at_every_length_by_any_number_of_processes():
+    data = module(eval_batch_size=32)
     everything = torch.from_numpy(data._tokens["test"].astype(np.int64))
-    assert data.num_bytes("test") == module().num_bytes("test")
     for length in LENGTHS:
         batches = list(data.eval_dataloader(length))
         assert torch.equal(torch.cat([t[t != PADDING] for _, t in batches]), everything)
@@ -168,29 +161,12 @@ def test_a_limit_counts_windows_and_gives_the_same_text_at_every_length():
     assert data.num_bytes("test") == 1280
 
 
-def test_a_saved_tokenizer_and_an_existing_one_give_the_same_batches(tmp_path):
-    for split, name in (("train", "a.txt"), ("train", "short.md"), ("val", "b.txt")):
-        (tmp_path / split).mkdir(exist_ok=True)
-        (tmp_path / split / name).write_text("x" if name == "short.md" else f"Some {split} text, some text. " * 30)
-    options = {"dataset": "text_folder", "root": tmp_path, "context": 16, "batch_size": 4}
-    trained = module(**options, tokenizer="bpe", vocab_size=270)
-    path = trained.tokenizer.save(tmp_path / "tokenizer.json")
-    for tokenizer in (path, str(path), trained.tokenizer):
-        other = module(**options, tokenizer=tokenizer)
-        assert other.info == trained.info
-        assert torch.equal(epoch_batches(other, 1)[0][0], epoch_batches(trained, 1)[0][0])
-
-
 def test_invalid_settings_are_refused_by_name():
     for name in ("limit_train", "limit_test", "context", "eval_batch_size"):
         with pytest.raises(ValueError, match=f"`{name}` must be at least 1, got 0"):
             TextModule(**{name: 0})
     with pytest.raises(ValueError, match="did you mean 'pydoc'"):
         TextModule("pydocs")
-    with pytest.raises(ValueError, match="`vocab_size` must be left out"):
-        TextModule(tokenizer=ByteTokenizer(), vocab_size=300)
-    with pytest.raises(ValueError, match="`vocab_size` must be left out"):
-        TextModule(vocab_size=300).setup()
     with pytest.raises(ValueError, match="`context` must not exceed"):
         TextModule(context=500_000).setup()
     with pytest.raises(ValueError, match=r"`batch_size`.*2"):

@@ -44,14 +44,6 @@ def data() -> TextModule:
     return text()
 
 
-@pytest.fixture(scope="module", params=["bytes", "bpe"])
-def any_data(request) -> TextModule:
-    if request.param == "bpe":
-        pytest.importorskip("tokenizers")
-        return text(tokenizer="bpe", vocab_size=300)
-    return text()
-
-
 def small(data, encoding="learnable", joining="default", **kwargs):
     size = {"vocab_size": data.info.vocab_size, "context": CONTEXT, "embed_dim": 24, "num_heads": 3, "depth": 2}
     return graticule.create_language_model("lm_nano", encoding=encoding, joining=joining, **{**size, **kwargs})
@@ -108,37 +100,34 @@ def test_the_model_is_unchanged_and_learns_on(data, encoding, joining, resampled
     assert model.embed.weight.grad.abs().sum() > 0
 
 
-def test_every_length_has_every_token_and_the_same_bytes(any_data):
-    model = draw(small(any_data, "bucketed_bias"))
+def test_every_length_has_every_token_and_the_same_bytes(data):
+    model = draw(small(data, "bucketed_bias"))
     lengths = (1, 2, 7, 16, 100, TOKENS)
-    for score, length in zip(scores(model, any_data, *lengths), lengths, strict=True):
+    for score, length in zip(scores(model, data, *lengths), lengths, strict=True):
         assert (score.length, score.tokens) == (length, TOKENS)
         bits = score.loss * score.tokens / math.log(2)
-        assert bits / score.bits_per_byte == pytest.approx(any_data.num_bytes("test"), rel=1e-12)
+        assert bits / score.bits_per_byte == pytest.approx(data.num_bytes("test"), rel=1e-12)
 
 
-def test_the_bytes_weighted_mean_over_places_is_that_of_the_text(any_data):
-    model = draw(small(any_data, "rope_1d"))
-    _, targets = next(iter(any_data.eval_dataloader(TOKENS)))
-    num_bytes = any_data.tokenizer.lengths[targets[0].numpy()]  # of every token of the text, in order
-    for score in scores(model, any_data, 1, 7, 16, 100, TOKENS):
+def test_the_weighted_mean_over_places_is_that_of_the_text(data):
+    model = draw(small(data, "rope_1d"))
+    for score in scores(model, data, 1, 7, 16, 100, TOKENS):
         places = np.arange(TOKENS) % score.length + 1
-        weights = [num_bytes[(first <= places) & (places <= last)].sum() for first, last, _ in score.by_place]
+        weights = [((first <= places) & (places <= last)).sum() for first, last, _ in score.by_place]
         mean = np.average([bits for _, _, bits in score.by_place], weights=weights)
-        assert sum(weights) == any_data.num_bytes("test")
+        assert sum(weights) == data.num_bytes("test")
         assert mean == pytest.approx(score.bits_per_byte, rel=1e-12)
 
 
-def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(any_data):
-    model = small(any_data)
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary_per_token(data):
+    model = small(data)
     for parameter in model.parameters():
         parameter.data.zero_()
-    token = math.log2(any_data.info.vocab_size)
-    for score in scores(model, any_data, 3, 16, 64):
+    token = math.log2(data.info.vocab_size)
+    for score in scores(model, data, 3, 16, 64):
         assert score.loss == pytest.approx(token * math.log(2), rel=1e-6)
-        assert score.bits_per_byte == pytest.approx(token * TOKENS / any_data.num_bytes("test"), rel=1e-6)
-    if any_data.info.vocab_size == 257:
-        assert [bits for *_, bits in score.by_place] == pytest.approx([math.log2(257)] * 7, rel=1e-6)
+        assert score.bits_per_byte == pytest.approx(token * TOKENS / data.num_bytes("test"), rel=1e-6)
+    assert [bits for *_, bits in score.by_place] == pytest.approx([math.log2(257)] * 7, rel=1e-6)
 
 
 def test_a_model_with_nan_weights_has_no_score_and_is_unchanged(data):

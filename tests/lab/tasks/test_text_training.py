@@ -13,9 +13,8 @@ from forked import two_processes
 from graticule.checkpoints.read import read_checkpoint
 from graticule.lab.data.sampling import PADDING
 from graticule.lab.data.text_module import TextModule
-from graticule.lab.data.tokens import BytePairTokenizer
 from graticule.lab.tasks.classification import Recipe
-from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats, tokenizer_of
+from graticule.lab.tasks.language import LanguageModeling, TextRecipe, token_nats
 from graticule.lab.training.loop import train
 from graticule.lab.training.module import TrainingModule
 from graticule.lab.training.run import Run
@@ -23,6 +22,7 @@ from graticule.lab.training.task import build_data, build_model, list_tasks, rea
 from graticule.lab.training.validation import held_out
 from in_turn import in_turn
 from short_runs import assert_equal_runs, assert_same_end, copied, rows, stopped
+from text_commands import write_text_folder
 
 #: Two epochs of three steps, the last one not full; an odd number of held-out windows.
 SHORT = {
@@ -176,7 +176,8 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_one_that_was_not(tmp_pat
     assert_same_end(train(run.recipe(), run.folder, resume=True, progress=False), whole)
 
 
-def test_values_that_do_not_change_the_result_may_change_in_a_resumed_run(tmp_path, texts):
+def test_values_that_do_not_change_the_result_may_change_in_a_resumed_run(tmp_path):
+    texts = write_text_folder(tmp_path / "texts")
     recipe = short(dataset="text_folder", data_root=texts)
     run = stopped(recipe, tmp_path / "run", step=2)
     moved = texts.rename(tmp_path / "moved")
@@ -268,44 +269,10 @@ def test_arguments_of_a_recipe_are_passed_to_the_model():
     assert model.context == 16 and model.pos_drop.p == 0.3
 
 
-# Vocabularies
+# Weights of other runs
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """Write a folder of texts with a few words that repeat."""
-    folder = tmp_path / "texts"
-    for split, times in (("train", 60), ("val", 20)):
-        (folder / split).mkdir(parents=True)
-        (folder / split / "a.txt").write_text("the grid of latitude and longitude is a graticule. " * times)
-    return folder
-
-
-def byte_pairs(texts, **options) -> TextRecipe:
-    pytest.importorskip("tokenizers")
-    given = {"dataset": "text_folder", "data_root": texts, "tokenizer": "bpe", "vocab_size": 280}
-    return short(**(given | {"limit_train": None, "limit_test": None} | options))
-
-
-def test_a_learned_vocabulary_stays_with_the_run(tmp_path, texts):
-    run = train(byte_pairs(texts), tmp_path / "run", progress=False)
-    own = BytePairTokenizer.load(run.folder / "tokenizer.json")
-    assert own.fingerprint == tokenizer_of(run).fingerprint and own.vocab_size == 280 == run.model().vocab_size
-    assert run.result()["last_bpb"] == pytest.approx(naive_bits(run.model(checkpoint="last"), run.data()), abs=1e-5)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    assert run.data().info.vocabulary == own.fingerprint  # the current texts are read with the tokenizer learned before
-
-
-def test_a_run_is_resumed_with_the_vocabulary_that_it_learned(tmp_path, texts):
-    run = stopped(byte_pairs(texts), tmp_path / "run", step=2)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 80)
-    again = train(run.recipe(), run.folder, resume=True, progress=False)
-    assert tokenizer_of(again).fingerprint == tokenizer_of(run).fingerprint
-    # the tokens of another vocabulary of the same size would cost a different number of bits
-    assert again.result()["last_bpb"] == pytest.approx(naive_bits(again.model(checkpoint="last"), again.data()), 1e-5)
-
-
-def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vocabulary(tmp_path, texts, capsys, run):
+def test_a_run_starts_from_one_of_another_length_and_encoding(tmp_path, capsys, run):
     first = copied(run, tmp_path / "first")
     options = {"start_from": first.folder, "context": 32, "joining": "default"}
     second = train(short(limit_train=25, lr=1e-9, min_lr=0.0, **options), tmp_path / "second", progress=False)
@@ -313,26 +280,10 @@ def test_a_run_starts_from_one_of_another_length_and_encoding_but_of_the_same_vo
     torch.testing.assert_close(ours["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"], atol=1e-6, rtol=0)
     torch.testing.assert_close(ours["embed.weight"], theirs["embed.weight"], atol=1e-6, rtol=0)
     assert "16 -> 32" in capsys.readouterr().out
-    for source in (first.folder, first.weights, first.last):
-        with pytest.raises(ValueError, match=r"`tokenizer` must have the vocabulary of .*first"):
-            train(byte_pairs(texts, start_from=source), tmp_path / "third", progress=False)
-    assert not (tmp_path / "third").exists()
 
 
-def test_a_run_on_images_has_no_tokenizer_and_no_run_on_text_starts_from_it(tmp_path, plain_run):
+def test_no_run_on_text_starts_from_a_run_on_images(tmp_path, plain_run):
     with pytest.raises(FileNotFoundError, match=r"`start_from` must be a run or a checkpoint, got .*nowhere"):
         train(short(start_from=tmp_path / "nowhere"), tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match="`start_from` must be a run on text"):
         train(short(start_from=plain_run.folder), tmp_path / "run", progress=False)
-    with pytest.raises(ValueError, match="`run` must be a run on text"):
-        tokenizer_of(plain_run)
-
-
-def test_the_vocabulary_of_the_run_can_be_taken_along(tmp_path, texts):
-    first = train(byte_pairs(texts), tmp_path / "first", progress=False)
-    (texts / "train" / "a.txt").write_text("another text, which would give other pairs. " * 60)
-    with pytest.raises(ValueError, match=f"--tokenizer {first.folder / 'tokenizer.json'} uses that of the run"):
-        train(byte_pairs(texts, start_from=first.folder), tmp_path / "second", progress=False)
-    options = {"tokenizer": str(first.folder / "tokenizer.json"), "vocab_size": None, "start_from": first.folder}
-    second = train(byte_pairs(texts, **options), tmp_path / "second", progress=False)
-    assert tokenizer_of(second).fingerprint == tokenizer_of(first).fingerprint

@@ -82,7 +82,6 @@ def run(arguments: list[str]) -> int:
         f"decoders        {', '.join(known['decoders'])} (for segmentation)",
         f"data sets       {', '.join(known['datasets'])}",
         f"texts           {', '.join(known['texts'])}",
-        f"tokenizers      {', '.join(known['tokenizers'])} (or the file of a saved one)",
         "recipes",
         *(f"  {name:{max(map(len, recipes))}}  {about}" for name, about in recipes.items()),
     )

@@ -110,9 +110,8 @@ def check_on_images(targets: Sequence[str], command: str) -> None:
         if run is not None and run.task().inputs != "images":
             raise ValueError(
                 f"`runs` must be on images, which graticule {command} draws, got {str(run.folder)!r}, which is on "
-                f"{run.task().inputs}; for text there are graticule evaluate RUN --lengths 128 512, graticule look "
-                "correlations RUN and graticule generate RUN; for detection and segmentation, graticule evaluate RUN "
-                "and graticule predict RUN."
+                f"{run.task().inputs}; for text there are graticule evaluate RUN --lengths 128 512 and graticule look "
+                "correlations RUN; for detection and segmentation, graticule evaluate RUN and graticule predict RUN."
             )
 
 

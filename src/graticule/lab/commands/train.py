@@ -116,8 +116,7 @@ def execute(recipe: TrainingRecipe, folder: Path, resume: bool) -> int:
         named = printable(", ".join(skipped[:5])) + (", ..." if skipped[5:] else "")
         print(f"{len(skipped)} broken images were left out: {named}")
     task = run.task()
-    written = [name for name in task.files if (run.folder / name).exists()]
-    files = ["recipe.json", *written, "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
+    files = ["recipe.json", "metrics.csv", "log.txt", "weights.safetensors", "checkpoints/", "tensorboard/"]
     print(f"wrote {shown}: {', '.join(files)}")
     if next_step := task.next_step(shlex.quote(shown)):
         print(next_step)

@@ -1,4 +1,4 @@
-"""Data sets, texts, tokenizers and augmentation.
+"""Data sets, texts and augmentation.
 
 Names are imported when they are first used: a recipe needs no PyTorch.
 """

@@ -22,16 +22,11 @@ from .sampling import PADDING as PADDING
 from .sampling import BatchOrder as BatchOrder
 from .sampling import EpochSampler as EpochSampler
 from .sampling import EvaluationOrder as EvaluationOrder
+from .text_module import ByteTokenizer as ByteTokenizer
 from .text_module import EvaluationWindows as EvaluationWindows
 from .text_module import TextInfo as TextInfo
 from .text_module import TextModule as TextModule
 from .text_module import TextWindows as TextWindows
-from .text_module import build_tokenizer as build_tokenizer
-from .text_module import list_tokenizers as list_tokenizers
-from .tokens import BytePairTokenizer as BytePairTokenizer
-from .tokens import ByteTokenizer as ByteTokenizer
-from .tokens import Tokenizer as Tokenizer
-from .tokens import check_vocabulary as check_vocabulary
 from .transforms import CanvasImages as CanvasImages
 from .transforms import SeededImages as SeededImages
 from .transforms import evaluation_transform as evaluation_transform

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,48 @@ from torch.utils.data import DataLoader, Dataset
 from graticule.lab.data.images import Split, fingerprint
 from graticule.lab.data.registry import list_texts, load_text
 from graticule.lab.data.sampling import PADDING, BatchOrder, EpochSampler, Key, Loading
-from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, Tokenizer
 from graticule.registry.checks import known_name
 
 #: Separates the offset from the order of an epoch, which is drawn from (seed, epoch).
 _OFFSETS = 1
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8, 0 to 255, and one, `end`, that ends a document.
+
+    Reference: ByT5 (Xue et al., 2022), without its three special tokens at the start.
+
+    Attributes:
+        fingerprint: identifies the vocabulary in the files of a run.
+    """
+
+    vocab_size = 257
+    end = 256
+    fingerprint = "bytes-257-4f53cda18c2b"
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of `text`, (n,), without the end of a document.
+
+        Raises:
+            UnicodeEncodeError: if UTF-8 cannot encode it, such as half of a surrogate pair.
+        """
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of `tokens`; bytes that are not UTF-8, which a model can produce, become "\\ufffd".
+
+        The end of a document adds no text.
+        """
+        numbers = [int(token) for token in tokens]
+        for token in numbers:
+            if not 0 <= token <= self.end:
+                raise ValueError(f"`tokens` must be from 0 to {self.end}, got {token}.")
+        return bytes(token for token in numbers if token < self.end).decode("utf-8", errors="replace")
+
+    def stream(self, texts: Iterable[str]) -> np.ndarray:
+        """Return the tokens of all `texts`, each followed by the end of a document: (n,), uint16."""
+        parts = [np.append(self.encode(text), self.end) for text in texts]
+        return np.concatenate([np.empty(0), *parts]).astype(np.uint16)
 
 
 class TextWindows(Dataset[tuple[Tensor, Tensor]]):
@@ -73,8 +110,8 @@ class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
     """Held-out text, split into windows that do not overlap; each token sees only its own window.
 
     The stream begins with a token that ends a document, which is never a target. Every other token is the target of
-    one window, and their bytes, `num_bytes`, are the same at every length and with every tokenizer: the bytes of the
-    text, and one more per document. Bits per byte are the sum of the nats of all targets / ln 2 / num_bytes.
+    one window: the bytes of the text, and one more per document. Bits per byte are the sum of the nats of all targets /
+    ln 2 / their number.
 
     The last window, if it is shorter, is padded at its end, with targets `PADDING`. The index -1 - i gives window i
     without any target, for the padding of `EvaluationOrder`.
@@ -82,20 +119,18 @@ class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
     Args:
         tokens: (n,), all documents, each with the token that ends it.
         length: targets per window.
-        tokenizer: the tokenizer of `tokens`.
     """
 
-    def __init__(self, tokens: np.ndarray, length: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokens: np.ndarray, length: int) -> None:
         if length < 1:
             raise ValueError(f"`length` must be at least 1, got {length}.")
         if not len(tokens):
             raise ValueError("`tokens` must be at least 1, got none.")
         self.length = length
-        self.num_bytes = tokenizer.bytes_of(tokens)
         windows = -(-len(tokens) // length)
         self._targets = np.full(windows * length, PADDING, dtype=np.int64)
         self._targets[: len(tokens)] = tokens
-        self._inputs = np.full(windows * length, tokenizer.end, dtype=np.int64)
+        self._inputs = np.full(windows * length, ByteTokenizer.end, dtype=np.int64)
         self._inputs[1 : len(tokens)] = tokens[:-1]
 
     def __len__(self) -> int:
@@ -115,38 +150,11 @@ class EvaluationWindows(Dataset[tuple[Tensor, Tensor]]):
         return inputs, targets.masked_fill(repeated[:, None], PADDING)
 
 
-def list_tokenizers() -> list[str]:
-    """List the kinds of tokenizers."""
-    return [ByteTokenizer.name, BytePairTokenizer.name]
-
-
-def build_tokenizer(name: str, texts: Sequence[str], vocab_size: int | None = None) -> Tokenizer:
-    """Build a tokenizer for training `texts`: 'bytes', 'bpe' with `vocab_size` tokens, or the file of a saved one.
-
-    Raises:
-        ValueError, FileNotFoundError: for an unknown name, a file that does not exist or is damaged, or a
-            `vocab_size` that is invalid or has no effect.
-        ImportError: if the library `tokenizers` is needed and not installed.
-    """
-    if name == BytePairTokenizer.name:
-        if vocab_size is None:
-            raise ValueError("`vocab_size` must be given with `tokenizer` bpe, such as 1000.")
-        return BytePairTokenizer.train(texts, vocab_size)
-    if vocab_size is not None:
-        raise ValueError(
-            f"`vocab_size` must be left out with `tokenizer` {name}, which has a fixed one, got {vocab_size}."
-        )
-    if name.endswith(".json"):
-        return BytePairTokenizer.load(name)
-    known_name("tokenizer", name, [*list_tokenizers(), "FILE.json"])
-    return ByteTokenizer()
-
-
 @dataclass(frozen=True)
 class TextInfo:
     """The facts of a text that a language model and its task need.
 
-    `end` is the token that ends a document, `vocabulary` the fingerprint of the tokenizer.
+    `end` is the token that ends a document, `vocabulary` the fingerprint of the tokens.
     """
 
     name: str
@@ -170,15 +178,13 @@ class TextModule(Loading, L.LightningDataModule):
         batch_size: windows per training batch.
         eval_batch_size: windows per batch in evaluation at the training length; at others, as many tokens.
         seed: seed of order and offsets of the windows.
-        tokenizer: 'bytes', 'bpe' (trained on the training text), the file of a saved one, or a tokenizer.
-        vocab_size: number of tokens of 'bpe'.
         limit_train: use only this many windows from the beginning of the training text.
         limit_test: use only this many windows of `context` from the beginning of the held-out text, whatever the
             evaluated length.
     """
 
     info: TextInfo
-    tokenizer: Tokenizer
+    tokenizer = ByteTokenizer()
 
     def __init__(
         self,
@@ -189,8 +195,6 @@ class TextModule(Loading, L.LightningDataModule):
         batch_size: int = 64,
         eval_batch_size: int = 256,
         seed: int = 0,
-        tokenizer: str | Path | Tokenizer = "bytes",
-        vocab_size: int | None = None,
         limit_train: int | None = None,
         limit_test: int | None = None,
     ) -> None:
@@ -200,8 +204,6 @@ class TextModule(Loading, L.LightningDataModule):
         for name, value in {**given, "limit_train": limit_train, "limit_test": limit_test}.items():
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        if isinstance(tokenizer, Tokenizer) and vocab_size is not None:
-            raise ValueError(f"`vocab_size` must be left out with an existing tokenizer, got {vocab_size}.")
         self.dataset = dataset
         self.root = root
         self.context = context
@@ -210,8 +212,6 @@ class TextModule(Loading, L.LightningDataModule):
         self.seed = seed
         self.limits: dict[Split, int | None] = {"train": limit_train, "test": limit_test}
         self.skipped: list[Path] = []  # a text that cannot be read is an error, never skipped
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._tokens: dict[Split, np.ndarray] = {}
         self._train: TextWindows | None = None
 
@@ -221,24 +221,19 @@ class TextModule(Loading, L.LightningDataModule):
         return self.context
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the text, train the tokenizer if needed, and tokenize the text.
+        """Read the text and tokenize it.
 
         Raises:
-            ValueError, FileNotFoundError, ImportError: for a text or a tokenizer that does not exist or is damaged, or
-                too little text for one window.
+            ValueError, FileNotFoundError: for a text that does not exist or is damaged, or is too short for a window.
         """
         if self._train is not None:
             return
-        corpus = load_text(self.dataset, self.root)
-        given = self._tokenizer
-        if not isinstance(given, Tokenizer):
-            given = build_tokenizer(str(given), [document.text for document in corpus["train"]], self._vocab_size)
-        self.tokenizer = given
-        for split, documents in corpus.items():
-            tokens = given.stream(document.text for document in documents)
+        own = self.tokenizer
+        for split, documents in load_text(self.dataset, self.root).items():
+            tokens = own.stream(document.text for document in documents)
             limit = self.limits[split]
             self._tokens[split] = tokens if limit is None else tokens[: limit * self.context]
-        self.info = TextInfo(self.dataset, given.vocab_size, given.end, given.fingerprint)
+        self.info = TextInfo(self.dataset, own.vocab_size, own.end, own.fingerprint)
         self._train = TextWindows(self._tokens["train"], self.context, self.seed)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -247,7 +242,7 @@ class TextModule(Loading, L.LightningDataModule):
 
     def num_bytes(self, split: Split) -> int:
         """Return the number of bytes of a split; for "test", the denominator of bits per byte."""
-        return self.tokenizer.bytes_of(self._tokens[split])
+        return len(self._tokens[split])
 
     def train_order(self, rank: int = 0, world_size: int = 1, accumulate: int = 1) -> BatchOrder:
         """Return the order of the windows in the batches of one of `world_size` processes."""
@@ -267,7 +262,7 @@ class TextModule(Loading, L.LightningDataModule):
 
         Inputs are (B, length), targets (B, length), `PADDING` if there is none. All processes get as many windows.
         """
-        windows = EvaluationWindows(self._tokens["test"], length, self.tokenizer)
+        windows = EvaluationWindows(self._tokens["test"], length)
         batch_size = max(self.eval_batch_size * self.context // length, 1)
         return self.load_test(windows, batch_size, rank, world_size, whole=True)
 

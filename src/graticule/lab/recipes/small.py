@@ -157,7 +157,7 @@ def fashion_mnist() -> graticule.Recipe:
 
 @graticule.register_recipe(
     "pydoc_quick",
-    "A small language model on the embedded text, Python's own help: train, evaluate and generate in minutes.",
+    "A small language model on the embedded text, Python's own help: train and evaluate in minutes.",
     model="lm_tiny",
     encoding="alibi",
     epochs=7,

@@ -60,7 +60,6 @@ class Catalog(TypedDict):
     decoders: list[str]
     datasets: list[str]
     texts: list[str]
-    tokenizers: list[str]
 
 
 def catalog() -> Catalog:
@@ -76,7 +75,6 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
     from graticule.dense.features import NECKS
     from graticule.dense.segmentation import DECODERS
     from graticule.lab.data.registry import list_datasets, list_texts
-    from graticule.lab.data.text_module import list_tokenizers
     from graticule.lab.training.task import list_tasks
     from graticule.position.joining import JOININGS
     from graticule.position.position import ENCODINGS
@@ -97,7 +95,6 @@ def build_catalog(known: Catalog | None = None) -> Catalog:
         "decoders": sorted(DECODERS),
         "datasets": list(list_datasets()),
         "texts": list(list_texts()),
-        "tokenizers": list(list_tokenizers()),
     }
 
 
@@ -135,7 +132,7 @@ def measure_language(name: str) -> LanguageSize:
     import torch
 
     import graticule
-    from graticule.lab.data.tokens import ByteTokenizer
+    from graticule.lab.data.text_module import ByteTokenizer
     from graticule.lab.tasks.language import TextRecipe
 
     tokens, context = ByteTokenizer().vocab_size, TextRecipe.context

@@ -18,7 +18,7 @@ from graticule.lab.figures.scores import length_plot, resolution_plot
 from graticule.lab.studies.comparison import Comparison, supported_decimals
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes, spread
 from graticule.lab.studies.tables import Rows, markdown, size_text
-from graticule.lab.tasks.language import check_lengths, evaluate_text, tokenizer_of
+from graticule.lab.tasks.language import check_lengths, evaluate_text
 from graticule.lab.tasks.parts.image_scores import Mode, check_crop, check_sizes, evaluate
 from graticule.lab.terminal import bar as progress_bar
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
@@ -272,7 +272,7 @@ def lengths(
     lengths = list(lengths)
     if comparison.metric != BITS_PER_BYTE:
         raise ValueError(f"`comparison` must be of runs on text, got one that is judged by {comparison.metric.label}.")
-    data = {choice: runs[0].data() for choice, runs in comparison.runs.items()}  # each has its own tokenizer
+    data = {choice: runs[0].data() for choice, runs in comparison.runs.items()}
     for choice, runs in comparison.runs.items():
         check_lengths(runs[0].model(data[choice], "last"), lengths, data[choice])
     found = Lengths(
@@ -284,12 +284,7 @@ def lengths(
         {choice: {} for choice in data},
     )
 
-    def data_of(choice: str, run: Run) -> Any:
-        """Return the data of a run: if the text changed between two runs, their tokens differ."""
-        same = tokenizer_of(run).fingerprint == data[choice].info.vocabulary
-        return data[choice] if same else run.data()
-
-    for choice, held_out, model in _last_models(comparison, data_of, device, progress):
+    for choice, held_out, model in _last_models(comparison, lambda choice, run: data[choice], device, progress):
         scores = evaluate_text(model, held_out, lengths, device=device, progress=False)
         for score in scores:
             found.scores[choice][score.length].append(score.bits_per_byte)

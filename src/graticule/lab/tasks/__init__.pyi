@@ -12,7 +12,6 @@ from .language import TextRecipe as TextRecipe
 from .language import TextScore as TextScore
 from .language import check_lengths as check_lengths
 from .language import evaluate_text as evaluate_text
-from .language import tokenizer_of as tokenizer_of
 from .parts.detection_scores import CocoScores as CocoScores
 from .parts.image_evaluation import ImageEvaluation as ImageEvaluation
 from .parts.image_scores import Causes as Causes

@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import TypedDict
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from graticule.backbones.language import LanguageModel
     from graticule.lab.data.text_module import TextModule
-    from graticule.lab.data.tokens import Tokenizer
     from graticule.registry.plugins import Definition
 
 
@@ -134,10 +132,6 @@ class TextRecipe(TrainingRecipe):
     """windows per batch in evaluation"""
     context: Usual[Count] = 128
     """tokens per window in training, for which position information is built"""
-    tokenizer: Usual[str] = "bytes"
-    """bytes, bpe (byte pairs learned from the training text), or the file of a saved one"""
-    vocab_size: Count | None = None
-    """number of tokens of bpe"""
     tied: Flag = True
     """share the weights of the token embedding with the head"""
     drop_rate: ShareBelowOne = 0.0
@@ -165,22 +159,14 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     description = _Vocabulary
     examples = "windows"
     inputs = "text"
-    files = ("tokenizer.json",)
 
     num_bytes: int
 
     def build_data(self, run: TrainedRun | None = None) -> TextModule:
-        """Build the text and its tokens; for a run, with its tokenizer."""
+        """Build the text and its tokens."""
         from graticule.lab.data.text_module import TextModule
 
-        recipe = self.recipe
-        tokenizer = None if run is None else tokenizer_of(run)
-        data = TextModule(
-            **recipe.data_arguments(),
-            context=recipe.context,
-            tokenizer=recipe.tokenizer if tokenizer is None else tokenizer,
-            vocab_size=recipe.vocab_size if tokenizer is None else None,
-        )
+        data = TextModule(**self.recipe.data_arguments(), context=self.recipe.context)
         data.setup()
         return data
 
@@ -218,25 +204,10 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
         arguments = model_arguments(recipe, list_language_arguments(), given)
         return built(partial(create_language_model, recipe.model, **arguments), recipe)
 
-    def save(self, data: TextModule, folder: Path) -> None:
-        """Write the tokenizer, if it was learned or read from a file."""
-        from graticule.lab.data.tokens import BytePairTokenizer
-
-        if isinstance(data.tokenizer, BytePairTokenizer):
-            data.tokenizer.save(folder / self.files[0])
-
     def same_outputs(self, source: TrainedRun, data: TextModule) -> bool:
-        """Return True; a run with another vocabulary is refused, since its tokens mean something else."""
-        from graticule.lab.data.tokens import check_vocabulary
-
+        """Return True; a run that is not on text is refused, since its inputs mean something else."""
         if "vocabulary" not in source.described():
             raise ValueError(f"`start_from` must be a run on text, got {str(source.folder)!r}, which is not.")
-        try:
-            check_vocabulary(data.tokenizer, tokenizer_of(source).fingerprint, str(source.folder))
-        except ValueError as error:
-            file = source.folder / self.files[0]
-            advice = f"; --tokenizer {file} uses that of the run" if file.is_file() else ""
-            raise ValueError(f"{str(error).rstrip('.')}{advice}.") from None
         return True
 
     def setup(self, model: nn.Module, data: TextModule, device: torch.device) -> None:
@@ -265,30 +236,6 @@ class LanguageModeling(Task[TextRecipe, "TextModule"]):
     def rate(self) -> tuple[str, int]:
         """Return the unit, tokens per second, and the number of tokens per step."""
         return "tok/s", self.recipe.batch_size * self.recipe.context
-
-    def next_step(self, folder: str) -> str:
-        """Return the command that generates text."""
-        return f'to generate text: graticule generate {folder} --prompt "..."'
-
-
-def tokenizer_of(run: TrainedRun) -> Tokenizer:
-    """Load the tokenizer of a run on text.
-
-    Raises:
-        FileNotFoundError, ValueError: if it is missing, damaged, or not the one that the run was trained with.
-        ImportError: if the library `tokenizers` is needed and not installed.
-    """
-    from graticule.lab.data.tokens import BytePairTokenizer, ByteTokenizer, check_vocabulary
-
-    fingerprint = run.described().get("vocabulary")
-    if fingerprint is None:
-        raise ValueError(f"`run` must be a run on text, got {str(run.folder)!r}, which is not.")
-    plain = ByteTokenizer()
-    if fingerprint == plain.fingerprint:
-        return plain
-    found = BytePairTokenizer.load(run.folder / LanguageModeling.files[0])
-    check_vocabulary(found, fingerprint, str(run.folder))
-    return found
 
 
 def check_lengths(model: nn.Module, lengths: Sequence[int], data: TextModule) -> None:
@@ -364,32 +311,29 @@ def _score(
     resampled = length > model.context and bool(model.position.resampled_encodings())
     model = _at_length(model, length)
     nats = torch.zeros(length, dtype=torch.float64)  # per position in a window, over all windows
-    num_bytes = torch.zeros(length, dtype=torch.int64)
-    sizes = torch.as_tensor(data.tokenizer.lengths)
-    tokens, first = 0, None
+    counts = torch.zeros(length, dtype=torch.int64)
+    first = None
     loader, label = data.eval_dataloader(length), f"{length} tokens"
     for (inputs, targets), found, _ in batch_results(
         lambda batch: token_nats(model(batch[0]), batch[1]), loader, label, device, progress
     ):
         first = inputs if first is None else first
         nats += found.cpu().sum(0, dtype=torch.float64)
-        counted = targets != PADDING
-        num_bytes += (sizes[targets.masked_fill(~counted, 0)] * counted).sum(0)
-        tokens += int(counted.sum())
+        counts += (targets != PADDING).sum(0)
     assert first is not None  # `check_lengths` raises if there is no whole window
     cost = inference_cost(model, first.to(device))
     bits = nats / math.log(2)
     return TextScore(
         length=length,
-        bits_per_byte=float(bits.sum() / num_bytes.sum()),
-        loss=float(nats.sum() / tokens),
-        tokens=tokens,
+        bits_per_byte=float(bits.sum() / counts.sum()),
+        loss=float(nats.sum() / counts.sum()),
+        tokens=int(counts.sum()),
         resampled=resampled,
         batch=cost.batch,
         tokens_per_second=cost.images_per_second * length,
         memory=cost.memory / length,
         by_place=[
-            (begin, end, float(bits[begin - 1 : end].sum() / num_bytes[begin - 1 : end].sum()))
+            (begin, end, float(bits[begin - 1 : end].sum() / counts[begin - 1 : end].sum()))
             for begin, end in _doubling(length)
         ],
     )

@@ -187,7 +187,7 @@ def _check_folder(run: Run, task: Task[Any, Any], resume: bool) -> None:
         FileExistsError: if it already contains a run and `resume` is off.
         ValueError: if it contains a run of another recipe, or links that lead out of it.
     """
-    run.check_links(task.files)
+    run.check_links()
     if run.recipe_file.exists() and resume:
         run.check_plugins()
     if run.recipe_file.exists() and not resume:

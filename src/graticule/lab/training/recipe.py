@@ -41,7 +41,12 @@ MACHINE = (
 )
 
 #: Fields that earlier versions had, with the values that still have the same meaning.
-_EARLIER: dict[str, tuple[object, ...]] = {"strategy": ("auto", "ddp"), "nonfinite": ("stop",)}
+_EARLIER: dict[str, tuple[object, ...]] = {
+    "strategy": ("auto", "ddp"),
+    "nonfinite": ("stop",),
+    "tokenizer": ("bytes",),
+    "vocab_size": (None,),
+}
 
 #: Optimizers of timm and the joining that need no check.
 USUAL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")

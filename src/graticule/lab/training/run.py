@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -103,22 +103,12 @@ class Run(RunFolder):
                 "restore it, or start a new run in another folder."
             )
 
-    def check_links(self, further: Sequence[str] = ()) -> None:
+    def check_links(self) -> None:
         """Check that no file or folder of the run is a link that leads out of its folder.
 
         Training replaces, appends to and removes them, and would do the same to unrelated files.
-
-        Args:
-            further: names of files that the task writes.
         """
-        files = (
-            self.recipe_file,
-            self.metrics_file,
-            self.log_file,
-            self.weights,
-            self.result_file,
-            *(self.folder / name for name in further),
-        )
+        files = (self.recipe_file, self.metrics_file, self.log_file, self.weights, self.result_file)
         folders = (self.checkpoints, self.events)
         within = [path for folder in folders if not folder.is_symlink() for path in folder.rglob("*")]
         for path in (*files, self.folder / ".lock", *folders, *within):

@@ -94,8 +94,6 @@ class Task(ABC, Generic[R, D]):
     unit: ClassVar[str] = "ex/s"
     #: The inputs of the model, images or text: commands for classifiers accept runs on "images" only.
     inputs: ClassVar[str] = "images"
-    #: Names of further files that `save` writes into the run folder.
-    files: ClassVar[tuple[str, ...]] = ()
 
     recipe: R
 
@@ -134,7 +132,7 @@ class Task(ABC, Generic[R, D]):
         """Build the untrained model for the facts of `describe`."""
 
     def save(self, data: D, folder: Path) -> None:
-        """Write the `files` of the task into the folder of a new run."""
+        """Write files of the task into the folder of a new run."""
 
     def same_outputs(self, source: TrainedRun, data: D) -> bool:
         """Return whether the outputs of the run `source` mean the same as ours, so that its head can be loaded.
