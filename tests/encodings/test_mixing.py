@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+import graticule
 from graticule.encodings.build import build_position
 from graticule.encodings.gqpe import QuadraticMixing
 from graticule.encodings.lrpe import LearnableMixing, MixingSum
@@ -68,6 +69,18 @@ def test_spread_starts_local_with_groups_in_all_directions_and_widths():
     alone = QuadraticMixing(grid, start="spread")
     assert not alone.center.any()
     assert not QuadraticMixing(grid, 8, shift=False, start="spread").center.any()
+
+
+@in_turn("groups", [None, 3])
+def test_dense_matrices_can_start_as_the_gaussians_with_which_gqpe_starts(groups):
+    grid = Grid(4, 5)
+    weights = DenseMixing(grid, groups=groups, gaussian=True)(grid)
+    expected = (-grid.offsets().float().square().sum(-1) / 2).softmax(-1)  # one patch wide
+    torch.testing.assert_close(weights, expected.expand_as(weights), rtol=0, atol=0.05)
+    assert (weights - QuadraticMixing(grid, groups or 1)(grid)).abs().max() < 0.05  # both with noise of 0.01
+    posmlp = graticule.create_model("posmlp_nano_32", encoding="gsgu(gaussian=True)", gate_norm=False, img_size=32)
+    biases = [value for name, value in posmlp.named_parameters() if ".biases." in name]
+    assert biases and not any(bias.any() for bias in biases)
 
 
 def test_the_released_form_gamma_moves_the_center_by_the_antisymmetric_part_and_the_printed_one_does_not():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from graticule.encodings.forms.mixing import MixingEncoding, TokenMixing, resize_rows
+from graticule.encodings.gqpe import QuadraticMixing
 from graticule.position.grid import Grid
 from graticule.position.position import register_encoding
 from graticule.position.resampling import BICUBIC, Resampler, build_resampler
@@ -30,21 +31,34 @@ class DenseMixing(MixingEncoding):
         std: standard deviation of the initial values.
         resampler: resampler of the matrices for another grid.
         groups: number of groups, each with a matrix; None for one matrix without an axis of groups.
+        gaussian: whether the Gaussians that `gqpe` and `ggqpe` start with are added to the initial values, which is
+            ours: the unit then starts as theirs, and differs from it in what is learned alone.
     """
 
     resampled = True
 
-    def __init__(self, grid: Grid, std: float = 1e-6, resampler: str = "bicubic", groups: int | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        std: float = 1e-6,
+        resampler: str = "bicubic",
+        groups: int | None = None,
+        gaussian: bool = False,
+    ) -> None:
         super().__init__(grid, 1 if groups is None else groups)
         self.std = std
+        self.gaussian = gaussian
         self.resampler = build_resampler(resampler)
         several = () if groups is None else (groups,)
         self.weight = nn.Parameter(torch.empty(*several, grid.patches, grid.patches))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialize the matrix."""
         nn.init.normal_(self.weight, std=self.std)
+        if self.gaussian:
+            self.weight.add_(QuadraticMixing(self.grid, self.groups)(self.grid).view_as(self.weight))
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the matrices for `grid`, (groups, N, N)."""
@@ -89,8 +103,8 @@ class Sgu(TokenMixing, DenseMixing):
 
     @classmethod
     def default_bias(cls, options: Mapping[str, Any]) -> float:
-        """Return 1: with weights near zero the unit starts as the identity, as in gMLP."""
-        return 1.0
+        """Return 1: with weights near zero the unit starts as the identity, as in gMLP; 0 if it starts as GQPE's."""
+        return float(not options.get("gaussian", False))
 
 
 @register_encoding("gsgu")
