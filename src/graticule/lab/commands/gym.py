@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import JsonOutput, Output, command_line, output_folder, parse
 from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import executor_of, parse_on
+from graticule.registry.plugins import load_plugin, source_of
+from graticule.system.files import read_json
+
+if TYPE_CHECKING:
+    from graticule.lab.gym.profile import Profile
 
 
 @dataclass
@@ -19,6 +26,7 @@ class Gym(JsonOutput):
         graticule gym --choices encoding=learnable encoding=rope --seeds 0
         graticule gym --choices encoding=peg joining=lape --tasks place border
         graticule gym --list
+        graticule gym --card my_methods.py --table docs/data/gym.csv
 
     A score is linear in the accuracy, 0 at chance level and 1 if perfect. A choice is a list of values of the options
     below, separated by commas, as in compare. The same command resumes an interrupted gym.
@@ -36,6 +44,11 @@ class Gym(JsonOutput):
     """folder of tables and picture (default: runs/gym)"""
     on: Rare[str] = "here"
     """where the models are trained, as in graticule compare: here, or local:N"""
+    card: Path | None = None
+    """a plugin that registers an encoding: train it on all tasks with seeds 0 to 4, test it also on 9 x 9 cells, and
+    write its card; --choices names the choice if the plugin registers something else"""
+    table: Path | None = None
+    """for --card: gym.csv of other choices, such as docs/data/gym.csv, among which the card gives its ranks"""
     list_: bool = False
     """list the tasks, their requirements and chance levels; train nothing"""
     quick: bool = False
@@ -58,19 +71,35 @@ def run(arguments: list[str]) -> int:
     parse_on(options.on)
     from graticule.lab.commands.choices import parse_choices
 
+    if options.card is not None:
+        _set_protocol(options, options.card)
+    elif options.table is not None:
+        raise ValueError(f"`table` must be given with `card`, got {str(options.table)!r} alone.")
     base = options.recipe.quick() if options.quick else options.recipe
     given = options.choices or _single(base)
     choices = parse_choices(base, given, "gym")  # before PyTorch is imported
-    from graticule.lab.gym.run import gym, standard_choices
+    from graticule.lab.gym.run import gym, standard_choices, standard_tasks
 
     choices = choices or parse_choices(base, standard_choices(), "gym")
-    folder = output_folder(options.output, Path(f"runs/gym{'-quick' * options.quick}"))
+    seeds, table = options.seeds[:1] if options.quick else options.seeds, None
+    if options.table is not None:
+        from graticule.lab.gym.card import complete
+        from graticule.lab.gym.profile import read_profile
+
+        if not options.table.is_file():
+            raise FileNotFoundError(
+                f"`table` must be a file gym.csv, got {str(options.table)!r}, which does not exist."
+            )
+        sides = [base.side, *options.sizes]
+        table = complete(read_profile(options.table), standard_tasks(choices), seeds, sides)
+    kind = "gym" if options.card is None else f"gym-card-{options.card.stem}"
+    folder = output_folder(options.output, Path(f"runs/{kind}{'-quick' * options.quick}"))
     with executor_of(options.on) as executor:
         profile = gym(
             choices,
             folder,
             tasks=options.tasks,
-            seeds=options.seeds[:1] if options.quick else options.seeds,
+            seeds=seeds,
             sides=options.sizes,
             command=command_line("gym", arguments),
             executor=executor,
@@ -79,9 +108,47 @@ def run(arguments: list[str]) -> int:
         output.say(f"\n{profile.title(side)}")
         columns, *rows = profile.table(side)
         output.table(columns, rows)
-    output.wrote(*(folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")))
+    written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
+    if options.card is not None:
+        written += _write_card(profile, table, options, options.card, folder)
+    output.wrote(*written)
     output.give([dataclasses.asdict(row) for row in profile.rows])
     return 0
+
+
+def _set_protocol(options: Gym, plugin: Path) -> None:
+    """Load the plugin of a card, and set the choice, the seeds and the sizes."""
+    fixed = Gym()
+    if (options.tasks, options.seeds, options.sizes) != (fixed.tasks, fixed.seeds, fixed.sizes):
+        raise ValueError("`card` must be without --tasks, --seeds and --sizes, which are the same for all cards.")
+    if options.recipe != fixed.recipe:
+        raise ValueError("`card` must be without values of the recipe; name the choice by --choices.")
+    load_plugin(plugin)
+    from graticule.lab.gym.card import SEEDS, SIDES
+    from graticule.lab.gym.run import choice_of
+    from graticule.position.position import ENCODINGS
+
+    own = [name for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
+    options.choices = options.choices or [choice_of(name) for name in own]
+    if len(options.choices) != 1:
+        raise ValueError(
+            f"`card` must be a plugin that registers one encoding, or be given with one of --choices, got "
+            f"{str(plugin)!r} with {', '.join(options.choices) or 'none'}."
+        )
+    options.seeds, options.sizes = list(SEEDS), list(SIDES)
+
+
+def _write_card(profile: Profile, table: Profile | None, options: Gym, plugin: Path, folder: Path) -> list[Path]:
+    from graticule.lab.gym.card import write_card
+    from graticule.lab.gym.profile import choice_labels
+
+    record = read_json(folder / "gym.json")
+    digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+    versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("graticule", "torch"))
+    notes = [f"`{record['command']}`, {record['date'][:10]}, {versions}; {plugin.name} has the SHA-256 {digest}."]
+    if options.quick:
+        notes.append("A check of a few steps with one seed, not a result.")
+    return write_card(profile, table, folder, choice_labels(profile.choices)[0], notes)
 
 
 def _single(base: GymRecipe) -> list[str]:

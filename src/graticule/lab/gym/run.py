@@ -133,8 +133,8 @@ def standard_choices() -> list[str]:
     They are every registered encoding by itself, absolute ones also joined by LaPE, and, as a control, a learnable
     table that starts with the amplitude that LaPE's norm gives it.
     """
-    alone = [name for name, kind in ENCODINGS.items() if not issubclass(kind, TokenMixing)]
     mixing = [name for name, kind in ENCODINGS.items() if issubclass(kind, TokenMixing)]
+    alone = [name for name in ENCODINGS if name not in mixing]
     absolute = [name for name in alone if ENCODINGS[name].joined == "table"]
     ordered = ["none", *absolute, *(name for name in alone if name != "none" and name not in absolute)]
     found = []
@@ -144,7 +144,12 @@ def standard_choices() -> list[str]:
             found.append("encoding=learnable(std=1)")
         if name in absolute:
             found.append(f"encoding={name},joining=lape")
-    return [*found, *(f"encoding={name},{_GATED}" for name in mixing)]
+    return [*found, *map(choice_of, mixing)]
+
+
+def choice_of(encoding: str) -> str:
+    """Return the text of a choice: an encoding in the default model, or in a gated MLP if it mixes tokens."""
+    return f"encoding={encoding}" + f",{_GATED}" * issubclass(ENCODINGS[encoding], TokenMixing)
 
 
 def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
