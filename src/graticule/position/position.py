@@ -44,7 +44,7 @@ class Position(nn.Module, ABC):
         Autocast does not reduce its precision: it is computed once for all images, and its errors are in all of them.
         """
         held = next((one.device.type for one in chain(self.parameters(), self.buffers())), "cpu")
-        if torch.is_autocast_enabled(held):
+        if held != "meta" and torch.is_autocast_enabled(held):
             with torch.autocast(held, enabled=False):
                 return self(grid, **given)
         samples = grid.samples if isinstance(grid, Points) else None
