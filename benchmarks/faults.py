@@ -34,7 +34,6 @@ WRITERS = (
     "report {run} --no-position --output {disk}/report.html",
     "correlations {run} --output {disk}/correlations",
     "explore {run} --no-open --output {disk}/explore.html",
-    "report {run} --curves --output {disk}/plot.png",
     "gym --tasks column --steps 2 --test 4 --seeds 0 --choices encoding=none encoding=rope --output {disk}/gym",
     "translation {run} --images 2 --output {disk}/translation",
 )

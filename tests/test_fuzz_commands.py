@@ -35,7 +35,7 @@ CALLS = {
     "models": ["", "deit*"],
     "new": ["encoding Mine --output mine", "task Other --output mine"],
     "runs": [".", "./image ./text", "./image --format csv"],
-    "report": ["./image --curves", "./image ./mixer --curves", "./image", "./image ./mixer --no-position"],
+    "report": ["./image", "./image ./mixer --no-position"],
     "evaluate": ["./image", "./published --images ./pictures", "./text --lengths 16", "./image --sizes 20"],
     "predict": ["./image ./pictures/val/0/0.png"],
     "look": [
@@ -165,7 +165,6 @@ def test_any_options_give_a_result_or_one_line(place, here, arguments):
 #: Commands that read a run or a published model.
 READERS = [
     "runs .",
-    "report ./image --curves",
     "report ./image --no-position",
     "evaluate ./image",
     "look correlations ./image",

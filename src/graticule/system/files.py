@@ -116,13 +116,6 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
     return path
 
 
-def followed(path: Path | None) -> Path | None:
-    """Return the file that a link at `path` leads to, so that writing leaves the link as it is; else `path` itself."""
-    if path is None or not path.is_symlink() or _is_stream(path):
-        return path
-    return path.resolve()
-
-
 def _is_stream(path: Path) -> bool:
     """Return whether `path` is written to and not replaced: a device, a pipe, a socket, or a file in /dev."""
     if path.is_absolute() and path.parts[1:2] == ("dev",):

@@ -98,7 +98,7 @@ def test_a_shell_completes_commands_options_recipes_and_choices(capsys):
     code, script, err = run_command(capsys, "--completion", "bash")
     assert code == 0 and err == ""
     assert sorted(complete(script, "graticule", "co")) == ["compare"]
-    assert complete(script, "graticule", "report", "--gr") == ["--group"]
+    assert complete(script, "graticule", "report", "--unt") == ["--untrained"]
     assert complete(script, "graticule", "train", "digits_qu") == ["digits_quick"]
     assert complete(script, "graticule", "runs", "--sort", "b") == ["best"]
 

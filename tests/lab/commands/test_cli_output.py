@@ -131,8 +131,8 @@ def test_terminals_have_colors_unless_they_are_not_wanted_and_pipes_have_none(mo
         monkeypatch.setenv(name, value)
     wrong = [
         ["report", "--help"],
-        ["report", "--curves", "--sise", "3"],
-        ["report", "--curves", "a", "--against", "hours"],
+        ["report", "--sise", "3"],
+        ["runs", "a", "--sort", "hours"],
     ]
     piped = [run_command(capsys, *arguments) for arguments in wrong]
     assert "\x1b" not in repr(piped)

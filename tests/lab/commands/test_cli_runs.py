@@ -1,4 +1,4 @@
-"""`graticule runs` and `graticule report --curves` on the command line, on run folders with the files of training."""
+"""`graticule runs` and `graticule report` on the command line, on run folders with the files of training."""
 
 import csv
 import dataclasses
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from commands import refused, run_command
 from graticule.lab.tasks.classification import Recipe
@@ -257,12 +256,6 @@ def test_unusual_names_are_one_row_each(capsys, tmp_path):
     shown = {row[0] for row in table(out)[1:9]}
     assert shown == {*names[:4], "line\\nend", "\\x1b[31mred", "=1+1", "no\\udcfftext"}
     assert len(records(capsys, tmp_path)) == 8
-    code, out, err = run_command(
-        capsys, "report", "--curves", *[tmp_path / name for name in names], "--output", tmp_path / "o.png"
-    )
-    assert code == 0 and err == ""
-    with (tmp_path / "o.csv").open(newline="") as file:
-        assert {row["run"] for row in csv.DictReader(file)} == shown
 
 
 def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, tmp_path, monkeypatch):
@@ -280,29 +273,13 @@ def test_an_empty_folder_has_no_runs_and_one_that_is_not_there_is_named(capsys, 
     [
         (["runs", "--srot", "name"], "did you mean --sort"),
         (["runs", "--sort", "size"], "best"),
-        (["report", "--curves", "runs/done", "--metrc", "lr"], "did you mean --metric"),
-        (
-            ["report", "--curves", "runs/done", "--metric", "top1"],
-            "`metric` must be one that runs/done has, epoch, train_loss",
-        ),
-        (["report", "--curves", "runs/done", "--metric", "val_bpb"], "`metric` must be one that runs/done has"),
-        (["report", "--curves", "runs/done", "--against", "steps"], "seconds"),
-        (["report", "--curves"], "`RUN ...`"),
-        (["report", "--curves", "runs/nowhere"], "'runs/nowhere', which does not exist"),
-        (["report", "--curves", "runs/none"], "'runs/none', in which none has an epoch yet"),
-        (["report", "--curves", "runs/done", "runs/done"], "`runs` must differ"),
-        (["report", "--curves", "runs/done", "runs/../runs/done"], "`runs` must differ"),
-        (
-            ["report", "--curves", "runs/done", "runs/new"],
-            "must have finished an epoch, got 'runs/new', which has not yet",
-        ),
-        (["report", "--curves", "runs/done", "runs/broken"], "runs/broken is damaged: metrics.csv, line 2"),
-        (
-            ["report", "--curves", "runs/done", "--output", "picture.jpg"],
-            "`output` must be a file NAME.png, NAME.pdf or NAME.svg",
-        ),
-        (["report", "--curves", "runs/done", "--output", "runs"], "`output`"),
-        (["report", "--curves", "runs/done", "--output", "runs/done/metrics.png"], "NAME not metrics"),
+        (["report", "runs/done", "--outptu", "a"], "did you mean --output"),
+        (["report"], "`RUN ...`"),
+        (["report", "runs/nowhere"], "'runs/nowhere', which does not exist"),
+        (["report", "runs/none"], "'runs/none', in which none has an epoch yet"),
+        (["report", "runs/done", "runs/new"], "must have finished at least one epoch, got new"),
+        (["report", "runs/done", "runs/broken"], "must not be damaged, got broken: metrics.csv, line 2"),
+        (["report", "runs/done", "--output", "picture.jpg"], "`output` must be a file NAME.html"),
     ],
 )
 def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, arguments, said):
@@ -312,159 +289,11 @@ def test_wrong_arguments_are_refused_and_nothing_is_written(capsys, folder, argu
     assert snapshot(folder.parent) == before
 
 
-# plot
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def assert_is_a_picture(path: Path) -> None:
-    with Image.open(path) as picture:
-        assert min(picture.size) > 500 and len(picture.convert("RGB").getcolors(1 << 24)) > 20
-
-
-def test_plot_draws_runs_as_far_as_they_are_and_writes_the_numbers_beside(capsys, folder):
-    with locked(folder / "study" / "seed-0"):  # a running run
-        code, out, err = run_command(
-            capsys, "report", "--curves", "runs/done", "runs/study/seed-0", "runs/study/seed-1"
-        )
-    assert code == 0 and err == ""
-    assert out.splitlines()[-1] == "wrote runs/done/convergence.png and runs/done/convergence.csv"
-    assert_is_a_picture(folder / "done" / "convergence.png")
-    rows = read_table(folder / "done" / "convergence.csv")
-    assert list(rows[0]) == ["run", "runs", "epoch", "seconds", "val_top1", "deviation"]
-    assert [(row["run"], row["epoch"], row["seconds"], row["val_top1"]) for row in rows] == [
-        ("done", "1", "10", "70"),
-        ("done", "2", "20", "81.5"),
-        ("done", "3", "30", "80"),
-        ("study/seed-0", "1", "10", "60"),
-        ("study/seed-0", "2", "20", "65"),
-        ("study/seed-1", "1", "10", "62"),
-        ("study/seed-1", "2", "20", ""),  # a gap
-    ]
-    assert all(row["runs"] == "1" and row["deviation"] == "" for row in rows)
-    assert table(out)[1] == ["done", "3", "80.00", "81.50 (2)"]
-
-
-@pytest.mark.parametrize("metric", ["val_top1", "train_loss", "val_loss", "lr"])
-def test_every_metric_can_be_drawn_against_seconds(capsys, folder, metric):
-    given = ("--metric", metric, "--against", "seconds", "--output", folder / "looks" / "a.png")
-    code, out, _ = run_command(capsys, "report", "--curves", "runs/done", *given)
-    assert code == 0 and f"{folder}/looks/a.png and {folder}/looks/a.csv" in out
-    expected = {"val_top1": 80, "train_loss": 2 / 3, "val_loss": 1, "lr": 0.001 / 3}[metric]
-    assert float(read_table(folder / "looks" / "a.csv")[-1][metric]) == pytest.approx(expected)
-
-
-def test_runs_that_differ_in_the_seed_alone_are_drawn_as_one_with_their_deviation(capsys, tmp_path):
-    for joining, first in (("default", 60), ("lape", 64)):
-        for seed in (0, 1, 2):
-            scores = [first + seed, first + 10 + 2 * seed, first + 12]
-            write_run(tmp_path / f"{joining}-{seed}", scores[: 3 - (seed == 2)], joining=joining, seed=seed)
-    write_run(tmp_path / "alone", (50, 55), joining="shared")
-    folders = sorted(path for path in tmp_path.iterdir())
-    code, out, _ = run_command(capsys, "report", "--curves", *folders, "--group", "--output", tmp_path / "a.png")
-    assert code == 0, out
-    rows = read_table(tmp_path / "a.csv")
-    labels = ["joining=shared", "joining=default (3 seeds)", "joining=lape (3 seeds)"]
-    assert list(dict.fromkeys(row["run"] for row in rows)) == labels
-    found = [(row["runs"], row["epoch"], row["val_top1"], row["deviation"]) for row in rows if row["run"] == labels[1]]
-    assert found == [("3", "1", "61", "1"), ("3", "2", "72", "2")]
-    assert f"{labels[1]}: drawn to epoch 2 of 3" in out and "joining=shared: drawn" not in out
-    assert_is_a_picture(tmp_path / "a.png")
-
-
-def test_plot_takes_a_folder_of_runs_and_leaves_out_those_without_an_epoch(capsys, folder):
-    shutil.rmtree(folder / "broken")
-    code, out, err = run_command(capsys, "report", "--curves", "runs")
-    assert code == 0 and err == "", err
-    assert out.splitlines()[0] == "left out runs/new: no epoch yet"
-    assert out.splitlines()[-1] == "wrote runs/convergence.png and runs/convergence.csv"
-    assert {row["run"] for row in read_table(folder / "convergence.csv")} == {"done", "study/seed-0", "study/seed-1"}
-    code, out, err = run_command(capsys, "report", "--curves", "runs/study", "--json", "--output", folder / "a.png")
-    assert code == 0 and err == f"wrote {folder}/a.png and {folder}/a.csv\n"
-    assert json.loads(out)[0] == {"run": "seed-0", "epochs": 2, "val_top1": 65.0, "best (epoch)": "65.00 (2)"}
-
-
-def test_runs_without_an_epoch_in_common_are_not_grouped(capsys, tmp_path):
-    first, second = (write_run(tmp_path / str(seed), (50, 60), seed=seed) for seed in (0, 1))
-    (second / "metrics.csv").write_text("epoch,val_top1\n7,50\n")
-    assert "an epoch in common to be grouped, got 0, 1" in refused(
-        capsys, "report", "--curves", first, second, "--group"
-    )
-
-
-def test_a_damaged_recipe_matters_where_runs_are_grouped_alone(capsys, tmp_path):
-    one = write_run(tmp_path / "one", (50, 60))
-    (one / "recipe.json").write_text("{")
-    code, *_ = run_command(capsys, "report", "--curves", one, "--output", tmp_path / "a.png")
-    assert code == 0
-    err = refused(capsys, "report", "--curves", one, "--group", "--output", tmp_path / "b.png")
-    assert "one is damaged: recipe.json" in err and not (tmp_path / "b.png").exists()
-
-
-def test_a_metric_or_seconds_that_a_run_has_not_are_named(capsys, tmp_path):
-    one = write_run(tmp_path / "one", (50,))
-    (one / "metrics.csv").write_text("epoch,val_top1\n1,50\n")
-    err = refused(capsys, "report", "--curves", one, "--metric", "lr")
-    assert "`metric` must be one that" in err and "epoch, val_top1, got 'lr'" in err
-    assert "lacks the seconds" in refused(capsys, "report", "--curves", one, "--against", "seconds")
-    code, *_ = run_command(capsys, "report", "--curves", one)
-    assert code == 0 and read_table(one / "convergence.csv")[0]["seconds"] == ""
-
-
-def test_numbers_that_are_nowhere_finite_are_drawn_as_no_line(capsys, tmp_path):
-    lost, found = (write_run(tmp_path / name, scores) for name, scores in (("lost", ("nan", "inf")), ("found", (5, 6))))
-    code, out, err = run_command(capsys, "report", "--curves", lost, found, "--output", tmp_path / "a.png")
-    assert code == 0 and err == "" and ["lost", "2", "nan", "-"] in table(out)
-    assert [row["val_top1"] for row in read_table(tmp_path / "a.csv")] == ["", "", "5", "6"]
-
-
-def test_more_runs_than_lines_can_look_different_are_refused(capsys, tmp_path):
-    runs = [write_run(tmp_path / "run", (50,))]
-    runs += [Path(shutil.copytree(runs[0], tmp_path / str(i))) for i in range(28)]
-    err = refused(capsys, "report", "--curves", *runs, "--output", tmp_path / "a.png")
-    assert "1 to 28" in err and "--group" in err and not (tmp_path / "a.png").exists()
-
-
-def test_runs_on_text_are_drawn_by_bits_per_byte_if_nothing_else_is_said(capsys, mixed):
-    code, out, err = run_command(capsys, "report", "--curves", "mixed/text/low", "mixed/text/high", "--output", "a.png")
-    assert code == 0 and err == ""
-    assert table(out)[0] == ["run", "epochs", "val_bpb", "best (epoch)"]
-    assert table(out)[1:3] == [["low", "3", "2.156", "2.156 (2)"], ["high", "2", "nan", "3.250 (1)"]]
-    rows = read_table(mixed.parent / "a.csv")
-    assert [row["val_bpb"] for row in rows] == ["3.5", "2.156", "2.1564", "3.25", ""]
-    assert_is_a_picture(mixed.parent / "a.png")
-
-
-def test_runs_that_are_judged_by_different_metrics_are_drawn_by_one_that_all_have(capsys, mixed):
-    runs = ("mixed/images/high", "mixed/text/low")
-    before = snapshot(mixed.parent)
-    err = refused(capsys, "report", "--curves", *runs)
-    assert snapshot(mixed.parent) == before
-    assert "`metric` must be given" in err
-    assert "got val_top1 (top-1) for images/high and val_bpb (bits per byte) for text/low" in err
-    err = refused(capsys, "report", "--curves", *runs, "--metric", "val_bpb")
-    assert "`metric` must be one that mixed/images/high has" in err and "got 'val_bpb'" in err
-    code, _, err = run_command(capsys, "report", "--curves", *runs, "--metric", "val_loss")
-    assert code == 0 and err == "" and {row["run"] for row in read_table(mixed / "images" / "high" / "convergence.csv")}
-
-
-def test_a_run_whose_recipe_is_damaged_is_drawn_by_what_its_metrics_have(capsys, mixed):
-    (mixed / "text" / "low" / "recipe.json").write_text("{")
-    code, out, _ = run_command(capsys, "report", "--curves", "mixed/text/low", "--output", "a.png")
-    assert code == 0 and table(out)[1] == ["low", "3", "2.156", "2.156 (2)"]
-
-
-def test_runs_of_a_task_from_outside_are_drawn_and_reported_by_its_metric(capsys, tmp_path, my_methods):
+def test_runs_of_a_task_from_outside_are_reported_by_its_metric(capsys, tmp_path, my_methods):
     runs = [
         write_run(tmp_path / str(seed), (0.5, 0.1234, 0.2), kind=my_methods.SlantRecipe, seed=seed) for seed in (0, 1)
     ]
     given = [*runs, "--plugin", my_methods.__file__]
-    code, out, err = run_command(capsys, "report", "--curves", *given, "--output", tmp_path / "a.png")
-    assert code == 0, err
-    assert table(out)[:2] == [["run", "epochs", "val_mae", "best (epoch)"], ["0", "3", "0.2000", "0.1234 (2)"]]
     code, _, err = run_command(capsys, "report", *given, "--no-position", "--output", tmp_path / "a.html")
     assert code == 0, err
     assert "mean absolute error on validation against epochs" in (tmp_path / "a.html").read_text(encoding="utf-8")

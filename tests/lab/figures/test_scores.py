@@ -91,15 +91,6 @@ def test_a_run_that_has_no_number_at_all_is_in_the_legend():
     drawn(convergence_plot({"a": line(math.nan)}, "val_loss"))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "unit", "size"), [(599, "s", 1), (600, "min", 60), (3 * 3600 - 1, "min", 60), (90_000, "h", 3600)]
-)
-def test_seconds_are_drawn_in_a_suitable_unit(seconds, unit, size):
-    (ax,) = drawn(convergence_plot({"a": [(60, 1, None), (seconds, 2, None)]}, "lr", "seconds")).axes
-    assert ax.get_xlabel() == f"time of training ({unit})" and ax.get_ylabel() == "learning rate"
-    np.testing.assert_allclose(ax.lines[0].get_xdata(), [60 / size, seconds / size])
-
-
 def test_labels_are_drawn_as_they_are():
     names = ["_hidden", "$x^$", "a $ b $ c", "50% \\alpha {", "mm3", "x" * 90]
     figure = drawn(convergence_plot({name: line(1, 2) for name in names}))
@@ -249,7 +240,6 @@ def test_a_long_legend_takes_nothing_from_the_axes():
         (convergence_plot, ({},), "`lines` must be 1 to 28"),
         (convergence_plot, ({str(i): line(1) for i in range(29)},), "got 29"),
         (convergence_plot, ({"a": line(1), "b": []},), "got none for 'b'"),
-        (convergence_plot, ({"a": line(1)}, "lr", "steps"), "`against` must be epoch or seconds, got 'steps'"),
         (length_plot, ({}, PLACES, 128), "`scores` must hold at least one line"),
         (length_plot, (SCORES, {"a": {1: []}}, 128), "`places` must have a value everywhere, got none for some of 'a'"),
         (length_plot, ({"a": {}}, PLACES, 128), "`scores` must have a value everywhere, got none for some of 'a'"),

@@ -179,7 +179,7 @@ def _report(comparison: Comparison, scores: Resolutions, folder: Path) -> Report
     for sentence in comparison.verdict():
         report.note(sentence)
     history = {name: [read_metrics(run.metrics_file) for run in runs] for name, runs in comparison.runs.items()}
-    lines = {name: [point.on() for point in curve(runs, "val_top1")] for name, runs in history.items()}
+    lines = {name: curve(runs, "val_top1") for name, runs in history.items()}
     report.figure(
         convergence_plot(lines, "val_top1"),
         "Mean over seeds; the band is one standard deviation. The default table starts slowly; it needs time to grow.",

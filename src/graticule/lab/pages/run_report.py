@@ -137,8 +137,7 @@ def _curves(
         column = metric if isinstance(metric, str) else metric.column
         if any(column not in one.metrics for one in summaries.values()):
             continue
-        points = {label: curve([summaries[name].metrics for name in names], column) for label, names in groups.items()}
-        lines = {label: [point.on() for point in line] for label, line in points.items()}
+        lines = {label: curve([summaries[name].metrics for name in names], column) for label, names in groups.items()}
         if all(lines.values()):
             several = any(len(names) > 1 for names in groups.values())
             said = "Mean over seeds; the band is one standard deviation." if several else "One line per run."

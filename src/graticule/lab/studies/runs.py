@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple, NotRequired
@@ -195,26 +194,17 @@ def read_metrics(path: Path) -> Metrics:
 
 
 class Point(NamedTuple):
-    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs.
-
-    seconds: of training up to this epoch, mean over runs.
-    """
+    """A metric at the end of an epoch: mean over runs, and standard deviation if there are several runs."""
 
     epoch: int
-    seconds: float
     mean: float
     deviation: float | None
-
-    def on(self, against: str = "epoch") -> tuple[float, float, float | None]:
-        """Return the point of a line against the epoch or the seconds: x, mean, deviation."""
-        return float(self.seconds if against == "seconds" else self.epoch), self.mean, self.deviation
 
 
 def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
     """Return `metric` over the epochs that all `runs` have finished; NaN if a run has no finite value there."""
     shared = set.intersection(*[set(run["epoch"]) for run in runs])
     points = []
-    clocks = [list(accumulate(run.get("seconds", [math.nan] * len(run["epoch"])))) for run in runs]
     places = [{epoch: row for row, epoch in enumerate(run["epoch"])} for run in runs]
     for epoch in sorted(shared):
         rows = [place[epoch] for place in places]
@@ -222,8 +212,7 @@ def curve(runs: Sequence[Metrics], metric: str) -> list[Point]:
         values = values if all(map(math.isfinite, values)) else [math.nan] * len(values)
         mean = fmean(values)
         deviation = None if len(values) < 2 else math.nan if math.isnan(mean) else stdev(values)
-        seconds = fmean(clock[row] for clock, row in zip(clocks, rows, strict=True))
-        points.append(Point(int(epoch), seconds, mean, deviation))
+        points.append(Point(int(epoch), mean, deviation))
     return points
 
 
