@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,24 +30,19 @@ class Predict(Figures, JsonOutput, OnDevice, OfCheckpoint):
     """Draw the predictions of a run: the most likely classes, boxes and masks with labels, or the class of each pixel.
 
         graticule predict RUN a.jpg b.jpg
-        graticule predict RUN                # a report on held-out images
 
     They are also written as JSON: boxes.json and masks.json are results in COCO's format, images.json has the ids of
-    the images. Without images, report.html is written for a detector or a segmentation model: held-out images with
-    ground truth beside predictions, scores and confusion of the classes, and the position information in the layers of
-    the backbone.
+    the images.
     """
 
     run: Positional[Path]
     """run folder"""
-    images: Positional[list[Path]] = field(default_factory=list)
+    images: Positional[list[Path]]
     """files of images"""
     threshold: Annotated[float, Range(0, 1)] = 0.5
     """detections with a lower score are not drawn; JSON has all"""
-    count: Annotated[int, Range(1)] = 8
-    """without images: number of held-out images that are drawn"""
     output: Path | None = None
-    """folder for pictures, JSON or the report (default: predictions in the run folder)"""
+    """folder for pictures and JSON (default: predictions in the run folder)"""
 
 
 def run(arguments: list[str]) -> int:
@@ -61,8 +56,6 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`images` must differ in their names, got {twice[0]} and another {twice[0].stem!r}.")
     device = choose_device(options.device)
     folder = output_folder(options.output, run.folder / "predictions")
-    if not options.images:
-        return _report(run, options, device, folder)
     return _predict(run, options, device, folder)
 
 
@@ -101,24 +94,6 @@ def _predict(run: Run, options: Predict, device: str, folder: Path) -> int:
     written.append(write_json(folder / "images.json", files))
     output.give(said)
     output.wrote(*written)
-    return 0
-
-
-def _report(run: Run, options: Predict, device: str, folder: Path) -> int:
-    """Write report.html on held-out images."""
-    from graticule.lab.pages.run_report import dense_report
-
-    task = run.task()
-    if not hasattr(task, "truth_of"):
-        raise ValueError(
-            f"`images` must be given: a report on held-out images is for detectors and segmentation models, and "
-            f"{run.folder} is of {task.recipe.task}."
-        )
-    report = dense_report(run, options.count, options.threshold, checkpoint=options.checkpoint, device=device)
-    output = Output(options.json)
-    path = report.write(folder / "report.html")
-    output.give({"report": path})
-    output.wrote(path)
     return 0
 
 

@@ -73,28 +73,6 @@ def picture(panels: Sequence[tuple[str, Shown]]) -> Figure:
     return figure
 
 
-def confusion_figure(matrix: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str]) -> Figure:
-    """Draw a confusion matrix: the share of each class (row) that is predicted as each class (column)."""
-    counts = np.asarray(matrix, dtype=float)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    side = max(3.5, 0.28 * len(columns))
-    figure = Figure(figsize=(side + 1.5, side), layout="constrained")
-    ax = figure.add_subplot()
-    drawn = ax.imshow(shares, vmin=0, vmax=1, cmap="viridis")
-    size = 8 if len(columns) <= 30 else 4
-    ax.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size)
-    ax.set_yticks(range(len(rows)), rows, fontsize=size)
-    ax.set(xlabel="found", ylabel="truth")
-    if len(columns) <= 15:
-        for row, column in np.ndindex(*shares.shape):
-            if counts[row, column]:
-                shade = "white" if shares[row, column] < 0.6 else "black"
-                text = f"{100 * shares[row, column]:.0f}"
-                ax.text(column, row, text, ha="center", va="center", fontsize=6, color=shade)
-    figure.colorbar(drawn, label="share of the row", shrink=0.8)
-    return figure
-
-
 def _present(shown: Shown) -> list[int]:
     if shown.classes is None:
         return []

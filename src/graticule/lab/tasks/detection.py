@@ -144,18 +144,6 @@ class Detection(DenseTask[DetectionRecipe]):
         entries = {"boxes.json": boxes, **({"masks.json": masks} if "masks" in found else {})}
         return Found(prediction, entries)
 
-    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
-        """Return the objects of an image; crowds are labeled as such."""
-        names, labels = described["class_names"], target["labels"].tolist()
-        crowds = target["iscrowd"].tolist()
-        return Prediction(
-            image,
-            boxes=target["boxes"],
-            labels=[names[n] + " (crowd)" * crowd for n, crowd in zip(labels, crowds, strict=True)],
-            numbers=labels,
-            masks=target["masks"].bool() if self.truth == ("boxes", "masks") else None,
-        )
-
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the average precision of the boxes over all images of all processes, in percent."""
         return self._scores.gathered().compute()["box_map"] or 0.0

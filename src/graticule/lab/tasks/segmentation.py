@@ -228,10 +228,6 @@ class Segmentation(DenseTask[SegmentationRecipe]):
         prediction = Prediction(image, classes=classes, class_names=names)
         return Found(prediction, {"classes.json": [{"image_id": number, "shares": found}]}, classes)
 
-    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
-        """Return the classes of the pixels of an image."""
-        return Prediction(image, classes=target["classes"], class_names=tuple(described["class_names"]))
-
     def score(self, sums: Mapping[str, float], count: int) -> float:
         """Return the mean over the classes of intersection over union, in percent."""
         classes = sum(name.startswith("both_") for name in sums)

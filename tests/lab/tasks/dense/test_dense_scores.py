@@ -10,7 +10,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from graticule.lab.tasks.parts.detection_scores import CocoScores, detection_confusion, encoded
+from graticule.lab.tasks.parts.detection_scores import CocoScores, encoded
 from graticule.lab.tasks.segmentation import class_ious, confusion, mean_iou, per_class
 
 
@@ -115,28 +115,6 @@ def test_run_lengths_of_a_mask_are_text():
     mask = torch.zeros(4, 6, dtype=torch.uint8)
     mask[1:3, 2:5] = 1
     assert json.loads(json.dumps(encoded(mask)))["size"] == [4, 6]
-
-
-def test_the_confusion_of_classes_has_each_object_once_and_detections_of_nothing_in_its_last_row():
-    truth = torch.tensor([[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]]).double()
-    boxes = torch.tensor([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [70, 0, 80, 10], [40, 0, 50, 10]])
-    labels, scores = torch.tensor([0, 0, 2, 1, 1]), torch.tensor([0.9, 0.8, 0.7, 0.6, 0.4])
-    matrix = detection_confusion(boxes, labels, scores, truth, torch.tensor([0, 1, 1]), 3)
-    expected = torch.zeros(4, 4, dtype=torch.int64)
-    expected[0, 0] = expected[1, 2] = expected[1, 3] = 1  # correct; another class; found with too low a score
-    expected[3, 0] = expected[3, 1] = 1  # a second detection of the first, and one without an object
-    assert torch.equal(matrix, expected)
-    assert matrix[:3].sum() == 3
-    empty = detection_confusion(torch.zeros(0, 4), labels[:0], scores[:0], truth, torch.tensor([0, 1, 1]), 3)
-    assert empty[:, 3].tolist() == [1, 2, 0, 0]
-
-
-def test_crowds_are_not_missed_in_the_confusion_of_classes_and_detections_in_them_not_false():
-    truth = torch.tensor([[0, 0, 10, 10], [20, 0, 80, 60]]).double()
-    boxes = torch.tensor([[0, 0, 10, 10], [30, 10, 40, 20], [70, 50, 100, 80]])  # the object, in the crowd, mostly not
-    labels, scores = torch.tensor([0, 1, 1]), torch.tensor([0.9, 0.8, 0.7])
-    matrix = detection_confusion(boxes, labels, scores, truth, torch.tensor([0, 1]), 2, torch.tensor([False, True]))
-    assert matrix.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
 
 
 def test_sizes_without_objects_have_no_average_precision():

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from graticule.backbones.base import Backbone
     from graticule.checkpoints.transfer import Transfer
     from graticule.lab.data.dense_module import DenseModule
-    from graticule.lab.training.results import Prediction
 
 
 def show(value: float | None) -> str:
@@ -241,10 +240,6 @@ class DenseTask(Task[R, "DenseModule"], Generic[R]):
         transform = Evaluation(self.recipe.fit, info if self.normalize else None)
         prepared: Tensor = plain(transform(tv_tensors.Image(image), {})[0])
         return prepared
-
-    @abstractmethod
-    def truth_of(self, image: Tensor, target: Mapping[str, Any], described: Mapping[str, Any]) -> Prediction:
-        """Return the ground truth of an image, to be drawn beside the prediction."""
 
     def same_outputs(self, source: TrainedRun, data: DenseModule) -> bool:
         """Return False: only the backbone takes weights, whatever the task of the run."""

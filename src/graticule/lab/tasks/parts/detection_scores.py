@@ -1,4 +1,4 @@
-"""Average precision of a detector on held-out images, and the confusion of its classes."""
+"""Average precision of a detector on held-out images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import box_iou
 
 from graticule.lab.tasks.parts.dense import DenseScore, show
 from graticule.lab.training.validation import batch_results
@@ -25,14 +24,10 @@ class DetectionScore(DenseScore):
     values: COCO's average precisions in percent by name, box_map and so on, and mask_map for masks; None if there are
         no objects of this size.
     class_map: average precision of the boxes of each class, by name; None for a class without objects.
-    confusion: numbers of objects of each class (row) that were detected as each (column), by detections with a score
-        of at least one half; the last row counts false detections, the last column missed objects. Crowds and what is
-        detected in them do not count.
     """
 
     values: dict[str, float | None]
     class_map: dict[str, float | None]
-    confusion: list[list[int]]
     images: int
     images_per_second: float
 
@@ -230,10 +225,6 @@ def restored(masks: Tensor, size: tuple[int, int]) -> Tensor:
     return (masks[:, 0] > 0.5).to(torch.uint8).cpu()
 
 
-#: Minimum score of the detections in the confusion matrix, and minimum IoU with an object.
-_SCORE, _OVERLAP = 0.5, 0.5
-
-
 @torch.inference_mode()
 def evaluate_detection(
     model: nn.Module,
@@ -255,7 +246,6 @@ def evaluate_detection(
     names = data.class_names
     model.to(device)
     scores = CocoScores()
-    matrix = torch.zeros(len(names) + 1, len(names) + 1, dtype=torch.int64)
     seconds = 0.0
     loader, label = data.eval_dataloader(size), f"{size[0]}x{size[1]}"
     for batch, detected, spent in batch_results(lambda batch: model(batch[0]), loader, label, device, progress):
@@ -263,76 +253,12 @@ def evaluate_detection(
         for image, target, found in zip(*batch, detected, strict=True):
             found = {name: value.cpu() for name, value in found.items()}
             scores.add(target, found, (image.shape[-2], image.shape[-1]))
-            scale = torch.tensor([target["size"][1] / image.shape[-1], target["size"][0] / image.shape[-2]] * 2)
-            matrix += detection_confusion(
-                found["boxes"] * scale,
-                found["labels"] - 1,
-                found["scores"],
-                target["boxes"],
-                target["labels"],
-                len(names),
-                target["iscrowd"],
-            )
     values = scores.compute()
     each = {int(name.rpartition("_")[2]): value for name, value in values.items() if name.startswith("box_map_class_")}
     return DetectionScore(
         size=size,
         values={name: value for name, value in values.items() if "_class_" not in name},
         class_map={name: each.get(number) for number, name in enumerate(names, 1)},
-        confusion=matrix.tolist(),
         images=len(scores.images),
         images_per_second=len(scores.images) / seconds,
     )
-
-
-def detection_confusion(
-    boxes: Tensor,
-    labels: Tensor,
-    scores: Tensor,
-    true_boxes: Tensor,
-    true_labels: Tensor,
-    classes: int,
-    crowds: Tensor | None = None,
-) -> Tensor:
-    """Return the numbers of objects of each class (row) detected as each (column), (classes + 1, classes + 1).
-
-    In descending order of score, each detection is matched with the unmatched object that it overlaps most, of any
-    class. The last row counts the unmatched detections, the last column the unmatched objects. Crowds are neither: as
-    in COCO's average precision, they are not missed, and an unmatched detection with half of its area in one is not
-    counted.
-
-    Args:
-        boxes: (n, 4), boxes of the detections.
-        labels: (n,), their classes from 0.
-        scores: (n,).
-        true_boxes: (m, 4), boxes of the objects.
-        true_labels: (m,), their classes from 0.
-        classes: number of classes.
-        crowds: (m,), bool, which of the objects are crowds; none by default.
-    """
-    if crowds is None:
-        crowds = torch.zeros(len(true_boxes), dtype=torch.bool)
-    within = _shares(boxes.double(), true_boxes[crowds].double()).ge(_OVERLAP).any(1)  # (n,)
-    true_boxes, true_labels = true_boxes[~crowds], true_labels[~crowds]
-    matrix = torch.zeros(classes + 1, classes + 1, dtype=torch.int64)
-    overlaps = box_iou(boxes.double(), true_boxes.double())  # (n, m)
-    free = torch.ones(len(true_boxes), dtype=torch.bool)
-    for number in scores.argsort(descending=True, stable=True).tolist():
-        if scores[number] < _SCORE:
-            break
-        row = torch.where(free, overlaps[number], -1.0)
-        best = int(row.argmax()) if len(row) else -1
-        if best >= 0 and row[best] >= _OVERLAP:
-            free[best] = False
-            matrix[true_labels[best], labels[number]] += 1
-        elif not within[number]:
-            matrix[classes, labels[number]] += 1
-    for label in true_labels[free].tolist():
-        matrix[label, classes] += 1
-    return matrix
-
-
-def _shares(boxes: Tensor, around: Tensor) -> Tensor:
-    """Return the share of each of boxes (n, 4) that lies in each of the boxes `around` (m, 4), (n, m)."""
-    low, high = torch.maximum(boxes[:, None, :2], around[:, :2]), torch.minimum(boxes[:, None, 2:], around[:, 2:])
-    return (high - low).clamp(min=0).prod(-1) / (boxes[:, 2:] - boxes[:, :2]).prod(-1, keepdim=True)
