@@ -1,6 +1,5 @@
 """`graticule runs` and `graticule report` on the command line, on run folders with the files of training."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -115,17 +114,6 @@ def test_values_that_differ_are_columns_and_all_columns_shows_every_value(capsys
     assert table(out)[0][2:4] == ["lr", "epoch"] and "seed 0" in out
     _, out, _ = run_command(capsys, "runs", tmp_path, "--all-columns")
     assert table(out)[0][2:8] == ["model", "encoding", "joining", "seed", "lr", "epoch"] and "all have" not in out
-
-
-def test_the_list_is_printed_as_csv_and_as_latex(capsys, folder):
-    code, out, err = run_command(capsys, "runs", "--format", "csv", "--sort", "name")
-    assert code == 0 and err == ""
-    rows = {row["name"]: row for row in csv.DictReader(out.splitlines())}
-    assert rows["study/seed-1"]["encoding"] == "sinusoidal_2d" and rows["done"]["best_top1"] == "81.5"
-    assert rows["done"]["epochs"] == "3" and rows["new"]["seconds"] == "" and "recipe" not in rows["done"]
-    code, out, err = run_command(capsys, "runs", "--format", "latex", "--sort", "name")
-    assert code == 0 and err == "" and out.splitlines()[-1] == r"\end{tabular}"
-    assert r"\texttt{study/seed-1} & stopped & sinusoidal\_2d & default & 1" in out and r"best top-1 (\%)" in out
 
 
 def test_a_run_that_is_being_trained_is_running(capsys, folder):

@@ -14,7 +14,6 @@ from graticule.lab.figures.scores import score_plot
 from graticule.lab.studies.comparison import Comparison, compare, supported_decimals
 from graticule.lab.studies.plan import format_seconds, plan, planned_rows
 from graticule.lab.studies.significance import holm, paired_test
-from graticule.lab.studies.tables import latex_table
 from graticule.lab.tasks.classification import Recipe
 from graticule.lab.training.loop import train
 from graticule.lab.training.results import BITS_PER_BYTE, TOP1
@@ -166,16 +165,6 @@ def test_the_csv_has_a_row_per_run_and_the_picture_is_written_for_pages_and_for_
     assert all((folder / row["folder"] / "recipe.json").is_file() for row in rows)
     kinds = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert all((folder / f"comparison.{kind}").read_bytes().startswith(start) for kind, start in kinds.items())
-
-
-def test_the_latex_table_escapes_special_characters():
-    comparison = Comparison((0,), {"a_b & 50% {x}~\\": [1.0]}, {"a_b & 50% {x}~\\": 5}, {}, TOP1)
-    text = latex_table(comparison.columns, comparison.rows())
-    assert r"\texttt{a\_b \& 50\% \{x\}\textasciitilde{}\textbackslash{}} & 5 & 1 & 1.00 & - &" in text
-    lines = text.splitlines()
-    assert lines[1] == r"\begin{tabular}{lrrrrrrrr}" and lines[-1] == r"\end{tabular}"
-    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
-    assert all(line.count(" & ") == 8 for line in lines if line.endswith(r" \\"))
 
 
 def test_fewer_choices_or_seeds_do_not_replace_a_comparison_unless_asked(folder):

@@ -328,7 +328,7 @@ def test_the_text_says_the_command_or_that_nothing_was_run(tmp_path):
 
 def test_a_report_beside_its_table_has_the_figure_in_every_format(done, tmp_path):
     written = write_report("small", SMALL, done[1], tmp_path)
-    kinds = ("png", "pdf", "svg", "md", "tex")
+    kinds = ("png", "pdf", "svg", "md")
     assert [path.name for path in written] == [f"study_small.{kind}" for kind in kinds]
     assert all(path.is_file() for path in written) and "(study_small.png)" in written[3].read_text()
 
@@ -465,7 +465,7 @@ def test_the_command_runs_a_file_writes_its_results_and_rebuilds_them(capsys, tm
     assert code == 0, err
     assert "Does it run from a file?" in out and "\nnone " in out
     folder = tmp_path / "runs" / "study-mine"
-    for kind in ("csv", "md", "tex", "png"):
+    for kind in ("csv", "md", "png"):
         assert (folder / f"study_mine.{kind}").is_file()
     code, out, _ = run_command(capsys, "study", "mine.py", "--list")
     assert code == 0 and "1 runs to train, 1 in" in out and "learnable" in out

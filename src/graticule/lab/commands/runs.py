@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from graticule.lab.arguments import Positional
-from graticule.lab.commands.options import Output, parse
+from graticule.lab.commands.options import JsonOutput, Output, parse
 from graticule.registry.checks import printable
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ _OTHERS = 4
 
 
 @dataclass
-class Runs:
+class Runs(JsonOutput):
     """List the runs in folders with their progress, their best score so far, and the values in which they differ.
 
     graticule runs
     graticule runs runs/study --sort best
-    graticule runs runs/study --format latex > table.tex
     """
 
     folders: Positional[list[Path]] = dataclasses.field(default_factory=lambda: [Path("runs")])
@@ -40,28 +39,20 @@ class Runs:
     """sort by the last change, by name, or by the best score (best run last, runs of one metric together)"""
     all_columns: bool = False
     """show every value that differs, and always model, encoding, joining, seed and learning rate"""
-    format: Literal["table", "csv", "latex", "json"] = "table"
-    """format of the list; JSON has the whole recipes"""
-    json: bool = False
-    """the same as --format json"""
 
 
 def run(arguments: list[str]) -> int:
     """List the runs in folders."""
     options = parse(Runs, "runs", arguments)
-    chosen = "json" if options.json else options.format
     found = _sorted(_found(options.folders), options.sort)
-    output = Output(chosen != "table")
-    if chosen == "json":
+    output = Output(options.json)
+    if options.json:
         output.give([_record(name, summary) for name, summary in found])
         return 0
-    values = _values([summary for _, summary in found])
-    if chosen == "csv":
-        print(_csv(found, values), end="")
-    elif not found:
+    if not found:
         output.say(printable(f"no run in {', '.join(map(str, options.folders))}"))
     else:
-        _show(found, values, output, options.all_columns, latex=chosen == "latex")
+        _show(found, output, options.all_columns)
     for name, summary in found:
         if summary.damage:
             output.say(f"{name} is damaged: {printable(summary.damage)}")
@@ -107,12 +98,9 @@ def _value(recipe: Mapping[str, str], key: str) -> str:
     return "own" if (key, value) == ("encoding", "None") else value
 
 
-def _show(
-    found: Sequence[tuple[str, Summary]], values: dict[str, list[str]], output: Output, every: bool, latex: bool
-) -> None:
+def _show(found: Sequence[tuple[str, Summary]], output: Output, every: bool) -> None:
     """Print the table of runs, and their common values."""
-    from graticule.lab.studies.tables import latex_table
-
+    values = _values([summary for _, summary in found])
     shared = {key: column[0] for key, column in values.items() if len(set(column)) == 1 and len(found) > 1}
     shown = [key for key in values if every or key not in shared]
     others = [key for key in shown if key not in _FIRST]
@@ -126,9 +114,6 @@ def _show(
         [name, summary.state, *(values[key][at] for key in shown), *_results(summary, mixed)]
         for at, (name, summary) in enumerate(found)
     ]
-    if latex:
-        print(latex_table(columns, rows), end="")
-        return
     ages = [_length(time.time() - summary.changed) for _, summary in found]
     output.table([*columns, "changed"], [[*row, age] for row, age in zip(rows, ages, strict=True)])
     if not every and shared:
@@ -140,18 +125,6 @@ def _show(
     counts = Counter(summary.state for _, summary in found)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     output.say(f"{len(found)} run{'s' * (len(found) > 1)}: {states}")
-
-
-def _csv(found: Sequence[tuple[str, Summary]], values: dict[str, list[str]]) -> str:
-    """Return the runs as CSV, one row each; a cell without a value is empty."""
-    from graticule.lab.studies.tables import csv_text
-
-    records = []
-    for at, (name, summary) in enumerate(found):
-        record = _record(name, summary)
-        del record["recipe"]
-        records.append(record | {key: column[at] for key, column in values.items()})
-    return csv_text(records, dict.fromkeys(key for record in records for key in record))
 
 
 def _rank(summary: Summary) -> tuple[str, float, int]:

@@ -17,7 +17,7 @@ from graticule.lab.studies.execution import Submits, train_runs
 from graticule.lab.studies.plan import check_choices, format_seconds, plan, with_guesses
 from graticule.lab.studies.significance import Outcome, format_p, holm_note, paired_outcomes
 from graticule.lab.studies.study import origin
-from graticule.lab.studies.tables import csv_text, latex_table, markdown
+from graticule.lab.studies.tables import csv_text, markdown
 from graticule.lab.training.recipe import TrainingRecipe
 from graticule.lab.training.results import Metric
 from graticule.lab.training.run import Run, surroundings
@@ -115,12 +115,11 @@ def supported_decimals(metric: Metric, examples: int | None, seeds: int = 1) -> 
 def write_comparison(
     comparison: Comparison, recipes: Mapping[str, TrainingRecipe], folder: Path, command: str = ""
 ) -> list[Path]:
-    """Write `comparison.md`, .csv, .tex, .png, .pdf, .svg and .json in `folder`; returns the paths."""
+    """Write `comparison.md`, .csv, .png, .pdf, .svg and .json in `folder`; returns the paths."""
     table, verdict = markdown([comparison.columns, *comparison.rows()]), "\n".join(comparison.verdict())
     return [
         write_text(folder / "comparison.md", f"{table}\n\n{verdict}\n"),
         write_text(folder / "comparison.csv", csv_of(comparison, folder)),
-        write_text(folder / "comparison.tex", latex_table(comparison.columns, comparison.rows())),
         *save_figures(score_plot(comparison.scores, comparison.metric.title), folder / "comparison"),
         write_json(folder / "comparison.json", _record(comparison, recipes, folder, command)),
     ]
@@ -174,7 +173,7 @@ def compare(
     sizes: Sequence[tuple[int, int]] = (),
     mode: Mode = "zoom",
 ) -> Comparison | None:
-    """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .tex, .png and .json there.
+    """Train every choice with every seed under `folder`, and write `comparison.md`, .csv, .png and .json there.
 
     Finished runs are not trained again, so an interrupted comparison resumes where it stopped. Several machines may
     run the same comparison in a shared folder: each takes runs that no other process trains. The run of a choice and a

@@ -22,7 +22,7 @@ from graticule.lab.studies.significance import (
     spread,
 )
 from graticule.lab.studies.study import TRAINED, Row, Study, read_table
-from graticule.lab.studies.tables import Rows, between, latex_table, markdown, marked
+from graticule.lab.studies.tables import Rows, between, markdown, marked
 from graticule.lab.training.task import metric_of
 from graticule.system.files import write_text
 
@@ -264,11 +264,6 @@ class StudyReport:
             said += f" Adjusted for all {planned}, the differences beyond chance remain."
         return said
 
-    def latex(self) -> str:
-        """Return both tables as LaTeX, for the package booktabs."""
-        tables = [table for table in (self.means(), self.findings()) if len(table) > 1]
-        return "\n".join(latex_table(columns, rows) for columns, *rows in tables)
-
     def provenance(self) -> str:
         """Describe the number, dates, versions and machine of the runs."""
         runs = {row.cell: row for row in self.rows}
@@ -324,7 +319,7 @@ def report_pages(name: str, docs: Path) -> list[Path]:
 
 
 def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path | None = None) -> list[Path]:
-    """Write text, LaTeX and figure of a study from its table into `folder`, or into the pages of `docs`."""
+    """Write text and figure of a study from its table into `folder`, or into the pages of `docs`."""
     from graticule.lab.figures.save import save_figure, save_figures
     from graticule.lab.figures.scores import score_plot
 
@@ -340,7 +335,7 @@ def write_report(name: str, study: Study, table: Path, folder: Path, docs: Path 
     drawn = written[0] if written else None
     if docs is None:
         written.append(write_text(folder / f"study_{name}.md", report.markdown(_link(drawn, folder)) + "\n"))
-        return [*written, write_text(folder / f"study_{name}.tex", report.latex())] if report.rows else written
+        return written
     for page in pages:
         text = report.markdown(_link(drawn, page.parent))
         write_text(page, between(page.read_text(encoding="utf-8"), f"study {name}", text))

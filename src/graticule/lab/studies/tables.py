@@ -1,4 +1,4 @@
-"""Tables as text: in Markdown between the markers of a page, in LaTeX, and in CSV files of records."""
+"""Tables as text: in Markdown between the markers of a page, and in CSV files of records."""
 
 from __future__ import annotations
 
@@ -53,43 +53,6 @@ def size_text(size: tuple[int, int]) -> str:
     """Write a size, (height, width): '40' for a square, otherwise '32x36'."""
     height, width = size
     return str(height) if height == width else f"{height}x{width}"
-
-
-#: Characters that LaTeX reads as commands.
-_LATEX = {
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-}
-
-
-def latex_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table for LaTeX with the package booktabs; the first column, of names, is in typewriter type."""
-    cells = [" & ".join([rf"\texttt{{{latex(name)}}}", *map(latex, others)]) for name, *others in rows]
-    lines = [
-        r"% \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-        r"\toprule",
-        " & ".join(map(latex, columns)) + r" \\",
-        r"\midrule",
-        *(rf"{row} \\" for row in cells),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def latex(text: str) -> str:
-    r"""Escape text for LaTeX; the hyphen of a negative number becomes a minus sign.
-
-    >>> latex("a_b"), latex("-1.5")
-    ('a\\_b', '$-$1.5')
-    """
-    sign = "$-$" if re.fullmatch(r"-[\d.]+", text) else ""
-    return sign + "".join(_LATEX.get(c, c) for c in (text[1:] if sign else text))
 
 
 def csv_text(records: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
