@@ -1,9 +1,9 @@
 """Pages of answers: docs/claims.md (to the papers), docs/which.md (by task) and docs/contrasts.md (everything).
 
 `python -m evidence.claims` writes them and the figures from docs/data. Their rows are evidence/questions.csv (at most
-40, each with its control), which.csv and contrasts.csv. A contrast is written in the names of the choices of its data:
-`A - B`, or with the condition of the measurement, `A @ zoom 40 - B @ zoom 40`, or with the variant, `A [24 layers] - B
-[24 layers]`.
+40, each with its control), which.csv and contrasts.csv; left_out.csv has what was not run. A contrast is written in the
+names of the choices of its data: `A - B`, or with the condition of the measurement, `A @ zoom 40 - B @ zoom 40`, or
+with the variant, `A [24 layers] - B [24 layers]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from matplotlib.figure import Figure
 
@@ -35,7 +35,7 @@ from evidence.contrasts import (
 )
 from evidence.why_lape import STUDIES
 from graticule.lab.figures.save import save_figure
-from graticule.lab.studies.study import TRAINED, Study, load_study
+from graticule.lab.studies.study import TRAINED, Study, load_study, read_table
 from graticule.lab.studies.tables import between, markdown, read_records
 from graticule.system.files import write_text
 
@@ -171,6 +171,40 @@ def claims_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, 
     return parts
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Runs that a table of a paper would need on a small scale.
+
+    like, variant: a study whose runs take about as long, `times` as long in fact.
+    """
+
+    paper: str
+    where: str
+    what: str
+    runs: int
+    like: str
+    variant: str
+    times: float
+
+    def hours(self, folder: Path) -> float:
+        """Return the hours on one core, from the median time of the runs of the study."""
+        rows = read_table(folder / f"study_{self.like}.csv")
+        return (
+            self.runs
+            * self.times
+            * median({row.cell: row.seconds for row in rows if row.variant == self.variant}.values())
+            / 3600
+        )
+
+
+def left_out_table(docs: Path) -> str:
+    """Return the table of what was not run, with its cost."""
+    given = read_records(HERE / "left_out.csv", LeftOut)
+    rows = [(one.paper, one.where, one.what, str(one.runs), f"{one.hours(docs / 'data'):.1f}") for one in given]
+    total = sum(one.hours(docs / "data") for one in given)
+    return markdown([("paper", "table", "not run", "runs", "hours"), *rows, ("all", "", "", "", f"{total:.0f}")])
+
+
 def which_page(asked: Sequence[Asked], found: Sequence[Contrast]) -> dict[str, str]:
     """Return the tables of docs/which.md by task, the largest difference first."""
     parts = {}
@@ -228,6 +262,7 @@ def page_texts(docs: Path) -> dict[Path, str]:
     """Return the texts of the pages with their tables rebuilt."""
     parts = {f"claims {name}": part for name, part in claims_page(*read_rows("questions", docs)).items()}
     parts |= {f"which {name}": part for name, part in which_page(*read_rows("which", docs)).items()}
+    parts["claims left out"] = left_out_table(docs)
     parts["contrasts"] = contrasts_page(*read_rows("contrasts", docs))
     found = {}
     for name in ("claims", "which", "contrasts"):

@@ -94,7 +94,7 @@ class Contrast:
 
     @property
     def test(self) -> PairedTest | None:
-        """The test of its mean; None with fewer than two seeds."""
+        """The test of its mean; None with fewer than two seeds, or if all values are equal."""
         return paired_test(self.values, [0.0] * len(self.values))
 
     @property
@@ -113,7 +113,7 @@ class Contrast:
         if not self.values:
             return "not run"
         if self.test is None or self.adjusted is None:
-            return "undecided: one seed"
+            return "not tested: the same in all seeds" if len(self.values) > 1 else "undecided: one seed"
         same = "within the margin" * (self.equivalent < LEVEL)
         if self.adjusted < LEVEL:
             return ", but ".join(filter(None, ("larger" if self.test.difference > 0 else "smaller", same)))

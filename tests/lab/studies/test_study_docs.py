@@ -87,6 +87,17 @@ def test_a_contrast_has_the_sign_of_its_claim_and_its_answer_says_so(tmp_path):
     assert found[3].values == pytest.approx((0.0, 0.0, 0.0))
 
 
+def test_a_difference_that_is_the_same_in_all_seeds_is_not_called_undecided():
+    (alike, alone) = family([("a", [75.0, 75.0, 75.0], 1.0), ("b", [75.0], 1.0)])
+    assert (alike.answer, alone.answer) == ("not tested: the same in all seeds", "undecided: one seed")
+
+
+def test_the_cost_of_what_was_not_run_is_that_of_similar_runs(tmp_path):
+    write_table(tmp_path / "study_x.csv", [dataclasses.replace(row, seconds=90.0) for row in rows({"a": [1.0, 2.0]})])
+    one = claims.LeftOut("P", "Table 1", "more seeds", runs=20, like="x", variant="", times=2.0)
+    assert one.hours(tmp_path) == pytest.approx(20 * 2 * 90 / 3600)
+
+
 def test_the_random_effects_model_of_equal_data_sets_is_their_mean():
     sets = family(
         [(name, [1.0 + shift, 2.0 + shift, 3.0 + shift], 1.0) for name, shift in zip("abc", (0, 3, 6), strict=True)]
