@@ -121,7 +121,7 @@ def task_sheet(seed: int = 0) -> Figure:
         _draw(ax, examples.images[0, 0], examples.symbols[0])
         said = _answer(ax, task, examples.target[0])
         ax.set_title(name, fontsize=10, weight="bold")
-        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0], 30)
+        question = textwrap.fill((inspect.getdoc(type(task)) or "").partition("\n")[0].replace(" (`steps`)", ""), 30)
         ax.text(0.5, -0.04, f"{question}\n→ {said}", transform=ax.transAxes, ha="center", va="top", fontsize=8)
     return figure
 

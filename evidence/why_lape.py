@@ -256,7 +256,7 @@ def accuracies(docs: Path) -> Figure:
             values = list(scores[choice, "", at].values())
             panel.plot(values, [row + 0.26] * len(values), ".", color="C0", alpha=0.4)
             panel.plot(fmean(values), row, "d", color="C0")
-        panel.set_title("digits, trained size" if at == TRAINED else f"same weights, {at} pixels", fontsize=9)
+        panel.set_title("digits, trained size" if at == TRAINED else f"same weights, {at}", fontsize=9)
         panel.set_xlabel("top-1 (%)", fontsize=9)
         panel.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(study.choices)), list(study.choices))

@@ -239,14 +239,14 @@ def score_plot(
 
 
 def _grouped_labels(labels: Sequence[str], groups: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return the labels without what those of a group end with, and this end of each group, if it says anything."""
+    """Return the labels without what all of a group end with, and this end of each group."""
     shown, titles, first = [], [], 0
     for number in groups:
-        inside = labels[first : first + number]
-        ends = {label.rpartition(", ")[2] for label in inside}
-        same = len(groups) > 1 and len(ends) == 1 and all(", " in label for label in inside)
-        titles.append(ends.pop() if same else "")
-        shown += [label.rpartition(", ")[0] if same else label for label in inside]
+        parts = [label.split(", ") for label in labels[first : first + number]]
+        most = min(map(len, parts)) - 1 if len(labels) > 1 else 0
+        same = max(n for n in range(most + 1) if len({tuple(part[len(part) - n :]) for part in parts}) == 1)
+        titles.append(", ".join(parts[0][len(parts[0]) - same :]))
+        shown += [", ".join(part[: len(part) - same]) for part in parts]
         first += number
     return shown, titles
 

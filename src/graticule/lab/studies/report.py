@@ -234,7 +234,7 @@ class StudyReport:
                 )
             text += [f"{said} {self.interim()}".rstrip(), markdown(rows)]
         if figure:
-            text.append(f"![{self.endpoint} of every choice and seed]({figure})")
+            text += [f"![{self.endpoint} of every choice and seed]({figure})", self.caption()]
         if study.limits:
             text.append(study.limits)
         return "\n\n".join(text)
@@ -299,6 +299,20 @@ class StudyReport:
         """Return the endpoint over seeds by the name of choice and variant, for `graticule.lab.figures.scores`."""
         values = self.endpoints()
         return {name: list(values[cell].values()) for name, cell in self.study.cells.items() if values.get(cell)}
+
+    def caption(self) -> str:
+        """Return a sentence for each variant on what the figure shows: its highest and its lowest mean."""
+        said = []
+        for variant in self.study.variants:
+            means: dict[str, list[str]] = {}  # written mean -> choices, from the lowest on
+            found = [
+                (fmean(by.values()), choice) for (choice, of), by in self.endpoints().items() if of == variant and by
+            ]
+            for mean, choice in sorted(found):
+                means.setdefault(f"{mean:.{self.study.decimals}f}", []).append(f"'{choice}'")
+            ends = [f"{' and '.join(choices)} ({mean})" for mean, choices in means.items()]
+            said += [f"{variant or 'Means'}: highest {ends[-1]}, lowest {ends[0]}."] if ends else []
+        return " ".join(said)
 
     def figure_groups(self) -> list[int]:
         """Return the number of rows of each variant in the figure; each is compared with the first of its variant."""
