@@ -36,14 +36,13 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
 
 
 def options_table() -> str:
-    """Return the table of signatures: name and options, first line of the docstring, reference, file."""
-    lines = [["encoding", "what it does", "reference", "file"]]
+    """Return the table of signatures: name and options, first line of the docstring, reference."""
+    lines = [["encoding", "what it does", "reference"]]
     for name in ordered():
         kind = ENCODINGS[name]
         options = ", ".join(f"{option}={each.default!r}" for option, each in kind.option_types().items())
-        file = f"{kind.__module__.removeprefix('graticule.').replace('.', '/')}.py"
         shown = f"`{name}({options})`" if options else f"`{name}`"
-        lines.append([shown, summary(kind), reference(kind), f"`{file}`"])
+        lines.append([shown, summary(kind), reference(kind)])
     return markdown(lines) + "\n"
 
 

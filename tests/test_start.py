@@ -47,7 +47,9 @@ LIGHT = {
     + [f"{name} vit_nano_patch4_28 --encoding roep" for name in ("look attention", "evaluate", "export")]
     + [f"{name} vit_nano_patch4_28 --sizes 30 --images ." for name in ("audit", "evaluate")]
     + ["models --matrix --encodings roep"]
-    + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "report")],
+    + [f"{name} ./nowhere" for name in ("look attention", "look correlations", "evaluate", "report")]
+    + ["train --resume nowhere", "check nowhere.py", "export vit_nano_patch4_28 --dynamic batch,hight"]
+    + [f"{name} vit_nano_patch4_28 --images ./nowhere" for name in ("audit", "evaluate")],
     2: ["", "train digits_quick --epochs many", "runs --sort size", "runs --srot name", "report a --metrik b"],
 }
 

@@ -162,9 +162,9 @@ def test_a_film_is_exported_in_both_formats_with_fixed_and_with_free_sides(encod
         free = export_function(model, tmp_path / f"free.{suffix}", dynamic=FREE)
         assert "depth 4 to" in free.takes and free.error < 1e-5
         assert [one.size for one in free.compared] == [(4, 16, 32), (4, 16, 24), (6, 16, 16)]
-    with pytest.raises(ValueError, match="`dynamic` must be any of batch, depth, height, width, got 'frames'"):
+    with pytest.raises(ValueError, match="`dynamic` must be one of batch, depth, height, width; got 'frames'"):
         export_function(model, tmp_path / "x.pt2", dynamic=["frames"])
-    with pytest.raises(ValueError, match="`dynamic` must be any of batch, height, width, got 'depth'"):
+    with pytest.raises(ValueError, match="`dynamic` must be one of batch, height, width; got 'depth'"):
         export_function(tiny("none"), tmp_path / "x.pt2", dynamic=["depth"])
 
 
@@ -236,7 +236,7 @@ def test_unsupported_models_are_refused_and_nothing_is_written(lape, tmp_path):
         ),
         ("suffix", lape, "model.bin", {}, "`format` must be given where `path` does not end in .onnx, .pt2"),
         ("format", lape, "model.pt2", {"format": "onx"}, "did you mean 'onnx'"),
-        ("axis", lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be any of batch, height, width"),
+        ("axis", lape, "model.pt2", {"dynamic": ["depth"]}, "`dynamic` must be one of batch, height, width"),
         ("size", lape, "model.pt2", {"img_size": 30}, "`img_size` must be a positive multiple of the patch size"),
         ("block", lape, "model.pt2", {"features": [2]}, "`features` must be from 0 to 1, got 2"),
         ("weights", lape, "model.safetensors", {"int8": True}, "`int8` must be left out with the format 'safetensors'"),

@@ -19,6 +19,7 @@ from graticule.hub.kinds import HubModel
 from graticule.position.places import by
 from graticule.position.position import Position
 from graticule.position.windows import Windows
+from graticule.registry.checks import known_name
 from graticule.surgery.attached import AttachedPosition
 from graticule.surgery.fold import fold, unfold
 from graticule.surgery.resize import resize
@@ -192,8 +193,7 @@ class Sizes:
         """Find the sizes that a model accepts with the axes `free`."""
         known = ("batch", *SIDES[-len(fixed) :])
         for name in free:
-            if name not in known:
-                raise ValueError(f"`dynamic` must be any of {', '.join(known)}, got {name!r}.")
+            known_name("dynamic", name, known)
         subject.check(fixed)
         step, patch = subject.step, subject.patch
         if set(free) - {"batch"}:

@@ -171,6 +171,9 @@ def test_what_the_labels_of_a_group_end_with_is_written_once_beside_it():
     assert [text.get_text() for text in ax.texts] == ["10 epochs", "40 epochs"]
     (ax,) = drawn(score_plot({"a, x": [1.0], "b, y": [2.0], "c, z": [1.0]}, "top-1", groups=[2, 1])).axes
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a, x", "b, y", "c"]
+    (ax,) = drawn(score_plot({"a, x, y": [1.0], "b, x, y": [2.0]}, "top-1")).axes
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in ax.texts] == ["x, y"]
 
 
 def test_the_seeds_of_a_choice_lie_below_its_mean_and_are_counted():

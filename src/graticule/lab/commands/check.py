@@ -204,6 +204,9 @@ def _small_model(family: str) -> tuple[str, bool]:
 
 def _plugin(file: str) -> Iterator[Finding]:
     """Check the classes that a plugin registers, by the contracts of `graticule.testing`."""
+    from graticule.registry.plugins import load_plugin, source_of
+
+    load_plugin(file)  # before PyTorch is imported
     from graticule.backbones.registry import backbone_of, list_models
     from graticule.lab.recipes.load import RECIPES
     from graticule.lab.testing import check_task, check_training
@@ -212,12 +215,10 @@ def _plugin(file: str) -> Iterator[Finding]:
     from graticule.position.joining import JOININGS
     from graticule.position.position import ENCODINGS
     from graticule.position.resampling import RESAMPLERS
-    from graticule.registry.plugins import load_plugin, source_of
     from graticule.testing.methods import check_backbone, check_encoding, check_joining, check_resampler
     from graticule.testing.models import Finding
     from graticule.testing.subject import NotApplicable
 
-    load_plugin(file)
     place = Path(file).resolve()
 
     def here(definition: Any) -> bool:

@@ -11,6 +11,7 @@ from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import open_source
 from graticule.lab.commands.options import JsonOutput, Output, parse, parse_size
 from graticule.lab.commands.targets import NamedModels
+from graticule.registry.checks import known_name
 
 if TYPE_CHECKING:
     from graticule.surgery.export import Exported
@@ -58,6 +59,8 @@ def run(arguments: list[str]) -> int:
     options = parse(Export, "export", arguments)
     shown = Output(options.json)
     free = [name for text in options.dynamic for name in text.split(",") if name]
+    for name in free:
+        known_name("dynamic", name, ("batch", "depth", "height", "width"))
     chosen = options.format or ("onnx" if options.output is None else None)
     source = open_source(options.model, "export", options)
     model: Any = source.model

@@ -66,6 +66,10 @@ def check_targets(targets: Sequence[str], options: NamedModels, command: str) ->
     _check_sizes(targets, options)
     if not any(_is_plain(target) for target in targets):
         _check_left_out(repr(targets[0]), weights=options.weights, encoding=options.encoding, joining=options.joining)
+    images = getattr(options, "images", None)
+    a_folder = isinstance(images, Path) or (isinstance(images, str) and is_path(images))
+    if a_folder and not Path(images).is_dir():
+        raise FileNotFoundError(f"`images` must be a folder, got {str(images)!r}, which does not exist.")
     if not isinstance(options, NamedData):
         return
     named = next((target for target in targets if is_named(target)), None)

@@ -128,9 +128,10 @@ def _resumed(arguments: list[str]) -> tuple[TrainingRecipe, Path, bool]:
     given = [part for part in [*arguments[0].partition("=")[2:], *arguments[1:]] if part]
     if not given or given[0].startswith("-"):
         raise ValueError(f"`--resume` must be followed by a run folder, got {' '.join(given) or 'none'}.")
+    found = RunFolder.open(given[0])  # before PyTorch is imported
     from graticule.lab.training.run import Run
 
-    run = Run.open(given[0])
+    run = Run(found.folder)
     recipe = run.recipe()
     if given[1:]:
         options = parse_recipe(Train, recipe, given[1:], f"train --resume {given[0]}")

@@ -243,7 +243,8 @@ def _grouped_labels(labels: Sequence[str], groups: Sequence[int]) -> tuple[list[
     shown, titles, first = [], [], 0
     for number in groups:
         parts = [label.split(", ") for label in labels[first : first + number]]
-        most = min(map(len, parts)) - 1 if len(labels) > 1 else 0
+        most = min(map(len, parts)) - 1
+        most = most if number > 1 else min(most, len(groups) - 1, 1)  # a label alone has an end only beside others
         same = max(n for n in range(most + 1) if len({tuple(part[len(part) - n :]) for part in parts}) == 1)
         titles.append(", ".join(parts[0][len(parts[0]) - same :]))
         shown += [", ".join(part[: len(part) - same]) for part in parts]

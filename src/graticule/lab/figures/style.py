@@ -17,7 +17,7 @@ SIMILARITY = "viridis"  # even in lightness: it survives a gray printer and ever
 #: Okabe and Ito's colors, which people with any color vision can tell apart, darkest first; markers and
 #: dashes tell them apart in gray.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-MARKERS = "osD^vPX*"  # one more than colors, so that points without lines differ too
+MARKERS = "osD^vPX*<"  # no divisor in common with colors and dashes, so that points without lines differ too
 DASHES = ("-", "--", "-.", ":")
 #: The dashes of lines that are no data.
 DOTTED: Any = (0, (1, 2))
