@@ -32,7 +32,7 @@ test-slow: $(VENV)/.installed
 # Old versions emit warnings that newer ones do not, so warnings are not errors here.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[export,lab]" datasets hypothesis pytest pyyaml transformers
+	.venv-lowest/bin/python -m pip install -c lowest.txt -e ".[datasets,export,lab]" hypothesis pytest pyyaml transformers
 	.venv-lowest/bin/python -m pytest -o filterwarnings=default
 
 # The new environment finds the dependencies in $(VENV) by a .pth file, since PyTorch alone is gigabytes; it does not

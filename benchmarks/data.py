@@ -128,12 +128,10 @@ def need(name: str, side: int, batch: int, device: str) -> float:
 
 
 def reads(passes: int) -> None:
-    """Print the rate of reading images in epoch order: from a folder, and packed, by our reader and by `datasets`.
+    """Print the rate of reading images in epoch order: from a folder, and packed by `datasets`.
 
     The files are in the system's page cache. Ratios are relative to the folder.
     """
-    import datasets
-
     for count, size in ((5000, (64, 64)), (2000, (375, 500))):
         with tempfile.TemporaryDirectory() as place:
             root = Path(place)
@@ -141,19 +139,15 @@ def reads(passes: int) -> None:
             pack(root / "folder", root / "packed")
             folder, _ = load_dataset("image_folder", "train", root / "folder")
             packed, _ = load_dataset("hugging_face", "train", root / "packed")
-            rows = datasets.load_from_disk(str(root / "packed"))["train"]
-            stored = rows.cast_column("image", datasets.Image(decode=False))
             order = EpochSampler(count, seed=0).indices(0).tolist()
             ways: dict[str, dict[str, Callable[[int], object]]] = {
                 "bytes": {
                     "folder": folder.read,
                     "packed": packed.read,
-                    "packed, by datasets": lambda index, rows=stored: rows[index]["image"]["bytes"],
                 },
                 "decoded": {
                     "folder": folder.__getitem__,
                     "packed": packed.__getitem__,
-                    "packed, by datasets": lambda index, rows=rows: rows[index]["image"].convert("RGB"),
                 },
             }
             for what, by_name in ways.items():

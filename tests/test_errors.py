@@ -21,7 +21,6 @@ REASONS = {
         "lab/data/sets/cifar.py",
         "lab/data/sets/coco.py",
         "lab/data/images.py",
-        "lab/data/sets/hugging_face.py",
         "lab/data/sets/mask_folder.py",
     ),
     *("lab/data/sets/voc.py", "testing/subject.py", "lab/studies/runs.py"),

@@ -37,9 +37,9 @@ def test_the_classifiers_name_the_versions_of_python_that_are_allowed():
 
 def test_every_extra_but_those_of_tools_is_installed_for_development():
     extras = PROJECT["optional-dependencies"]
-    assert list(extras) == ["lab", "transformers", "export", "docs", "dev"]
+    assert list(extras) == ["lab", "transformers", "datasets", "export", "docs", "dev"]
     assert "graticule[lab]" in extras["dev"]
-    for name in ("transformers", "export"):
+    for name in ("transformers", "datasets", "export"):
         assert set(extras[name]) <= set(extras["dev"]), name
 
 

@@ -157,7 +157,7 @@ def outside_the_library() -> set[str]:
 @pytest.mark.slow
 def test_the_library_runs_without_the_packages_of_the_lab_and_a_command_says_what_to_install():
     lab = outside_the_library()
-    assert {"lightning", "pyarrow", "shtab", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
+    assert {"lightning", "shtab", "matplotlib"} <= lab and not {"torch", "timm", "jinja2"} & lab
     for script, printed in ((ALONE, "[] set()\n"), (COMMANDS, "")):
         done = run(f"LAB = {lab}\n{HIDDEN}{script}")
         assert (done.returncode, done.stdout) == (0, printed), done.stderr

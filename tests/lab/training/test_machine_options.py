@@ -9,7 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -269,33 +268,6 @@ def test_a_broken_image_in_evaluation_is_reported_in_one_line(tmp_path, capsys, 
     assert code == 1 and said.strip().splitlines()[-1].startswith("graticule: error:") and "dog/2.png" in said
     broken.write_bytes(whole_image)
     assert command(capsys, "train", "--resume", run.folder)[0] == 0
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_packed_file_that_is_cut_while_it_is_read_is_named_and_the_run_resumes_when_it_is_whole(
-    tmp_path, capsys, pictures, workers
-):
-    rows = datasets.load_dataset("imagefolder", data_dir=str(pictures), cache_dir=str(tmp_path / "cache"))
-    rows.save_to_disk(str(tmp_path / "packed"))
-    recipe = of_pictures(tmp_path / "packed", "hugging_face", workers=workers)
-    end = train(recipe, tmp_path / "whole", progress=False)
-    files = {path: path.read_bytes() for path in (tmp_path / "packed" / "train").glob("*.arrow")}
-    run = Run(tmp_path / "run")
-
-    def cut() -> None:
-        for path, data in files.items():
-            os.truncate(path, len(data) // 4)
-
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 2, cut)
-        with pytest.raises((ValueError, OSError)) as error:
-            train(recipe, run.folder, progress=False)
-    assert any(str(path) in str(error.value) for path in files) and "Traceback" not in str(error.value)
-    assert run.last is not None and not run.finished
-    for path, data in files.items():
-        path.write_bytes(data)
-    assert command(capsys, "train", "--resume", run.folder)[0] == 0
-    assert_same_end(run, end)
 
 
 # Computation
