@@ -2,9 +2,9 @@
 
     python tests/parity/record_films.py [CASE ...]
 
-It needs timm and transformers, and of packages that the project does not depend on vit-pytorch 1.26, einops,
-rotary-embedding-torch 0.9 and MONAI 1.6; the tests read the cases alone. Weights are drawn at random and stored in
-float32, in which they are exact; everything is computed in float64, requests for float32 in the code included.
+It needs timm, torchvision and transformers, and of packages that the project does not depend on vit-pytorch 1.26,
+einops, rotary-embedding-torch 0.9 and MONAI 1.6; the tests read the cases alone. Weights are drawn at random and stored
+in float32, in which they are exact; everything is computed in float64, requests for float32 in the code included.
 """
 
 from __future__ import annotations
@@ -285,6 +285,31 @@ def packed_siglip2() -> Any:
     note = "images of several sizes in one batch, padded with 3 and masked; output: the pooled output, (B, D)."
     source = f"transformers {version('transformers')}"
     return source, "Siglip2VisionModel", kwargs, {**inputs(row), "output": output, **weights}, note
+
+
+@case
+def film_swin3d() -> Any:
+    from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+    kwargs: dict[str, Any] = {"patch_size": (2, 4, 4), "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2)}
+    kwargs |= {"window_size": (2, 3, 4), "num_classes": 5}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()}
+    model, weights = filled(SwinTransformer3d(**lists))
+    film = draw(2, 3, 8, 48, 32)
+    note = "windows tile the grids, (4, 12, 8) and (4, 6, 4), of which the second is not shifted along its last axis."
+    source, tensors = f"torchvision {version('torchvision')}", {"input": film, "output": model(film), **weights}
+    return source, "SwinTransformer3d", kwargs, tensors, note
+
+
+@case
+def film_swinunetr_merging() -> Any:
+    from monai.networks.nets.swin_unetr import PatchMergingV2
+
+    module, weights = filled(PatchMergingV2(6, spatial_dims=3))
+    volume = draw(2, 4, 3, 6, 6)
+    note = "input and output: maps with channels last, the second side odd."
+    source = f"monai {version('monai')}"
+    return source, "PatchMergingV2", {"dim": 6}, {"input": volume, "output": module(volume), **weights}, note
 
 
 @torch.no_grad()

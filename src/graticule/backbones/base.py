@@ -83,8 +83,6 @@ class Backbone(TokenModel, HubModel):
     whole_grid: ClassVar[str] = "its blocks need the whole grid"
     #: The numbers of axes of its inputs: 2 of images, 3 of films and volumes.
     axes: ClassVar[tuple[int, ...]] = (2,)
-    #: The reason for which a film of one repeated image cannot have the outputs of the image; '' if it can.
-    one_image: ClassVar[str] = ""
     #: The share of the patches that training leaves out.
     patch_drop_rate: float = 0.0
     head: nn.Module
@@ -287,6 +285,10 @@ class Backbone(TokenModel, HubModel):
         grid = self.grid_at(size)
         self.position.set_grid(grid)
         self.img_size, self.grid = size, grid
+
+    def become_films(self) -> dict[str, Any]:
+        """Adapt a model of images whose sizes became those of films; returns the arguments that changed; here, none."""
+        return {}
 
     def _describe_features(self) -> list[dict[str, Any]]:
         """Describe each intermediate for timm: the module that outputs it, its channels, and its pixels per token."""

@@ -56,11 +56,12 @@ class Cait(LateTokenTransformer):
         depth_token_only: number of blocks of class attention.
         mlp_ratio_token_only: hidden channels of their MLPs, as a multiple of D.
         init_values: initial weights of LayerScale.
+        repeats: how often the class token counts in its softmax: T in a model of images that became one of films of T
+            frames (`graticule.resize`), in which each patch stands T times.
         others: as `VisionTransformer`, with one class token and no register tokens.
     """
 
     pools: ClassVar[tuple[str, ...]] = ("", "token", "avg")
-    one_image = "heads are mixed with a bias, whose sum over the patches grows with the frames"
     published_parts = (  # in timm
         *LateTokenTransformer.published_parts,
         (".ls1.gamma", ".gamma_1"),
@@ -74,6 +75,7 @@ class Cait(LateTokenTransformer):
         depth_token_only: int = 2,
         mlp_ratio_token_only: float = 4.0,
         init_values: float = 1e-5,
+        repeats: int = 1,
         embed_dim: int = 768,
         num_heads: int = 16,
         qkv_bias: bool = True,
@@ -86,10 +88,10 @@ class Cait(LateTokenTransformer):
             raise ValueError(
                 "`class_token` must be True with class attention, and `reg_tokens` and `fc_norm` must be left out."
             )
-        if init_values <= 0 or depth_token_only < 1:
+        if init_values <= 0 or min(depth_token_only, repeats) < 1:
             raise ValueError(
-                "`init_values` must be positive and `depth_token_only` at least 1, got "
-                f"{init_values} and {depth_token_only}."
+                "`init_values` must be positive and `depth_token_only` and `repeats` at least 1, got "
+                f"{init_values}, {depth_token_only} and {repeats}."
             )
         same = {"norm_layer": norm_layer, "act_layer": act_layer, "attn_drop_rate": attn_drop_rate}
         super().__init__(
@@ -101,6 +103,7 @@ class Cait(LateTokenTransformer):
             qkv_bias=qkv_bias,
             **{"fc_norm": False, **same, **kwargs},
         )
+        self.repeats = repeats
         self.blocks_token_only = nn.ModuleList(
             ClassAttentionBlock(
                 embed_dim,
@@ -131,10 +134,18 @@ class Cait(LateTokenTransformer):
         for token in self._prefix_tokens():
             read = token.expand(x.shape[0], -1, -1)
             for block in self.blocks_token_only:
-                read = block(read, x)
+                read = block(read, x, self.repeats)
             x = torch.cat([read, x], 1)
         features: Tensor = self.norm(x)
         return features
+
+    def become_films(self) -> dict[str, Any]:
+        """Count the class token once per frame, and divide the biases of mixed heads, which are summed over patches."""
+        self.repeats = self.grid_at(self.img_size).shape[0]
+        attentions = [module for module in self.modules() if isinstance(module, TalkingHeadsAttention)]
+        for heads in (attention.proj_w for attention in attentions):
+            heads.bias = nn.Parameter(heads.bias.detach() / self.repeats, heads.bias.requires_grad)
+        return {"repeats": self.repeats}
 
     def normed(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the final norm to tokens between the blocks, (B, H * W, D)."""
@@ -224,9 +235,12 @@ class ClassAttentionBlock(nn.Module):
         self.ls1, self.ls2 = LayerScale(dim, init_values), LayerScale(dim, init_values)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer, drop=proj_drop)
 
-    def forward(self, token: Tensor, x: Tensor) -> Tensor:
-        """Map the class token (B, 1, D), which attends to the patches x: (B, N, D), to (B, 1, D)."""
-        token = token + self.ls1(self.attn(self.norm1(torch.cat([token, x], 1))))
+    def forward(self, token: Tensor, x: Tensor, repeats: int = 1) -> Tensor:
+        """Map the class token (B, 1, D), which attends to the patches x: (B, N, D), to (B, 1, D).
+
+        The class token is `repeats` times among the keys, so that its weight in the softmax is that of so many tokens.
+        """
+        token = token + self.ls1(self.attn(self.norm1(torch.cat([token] * repeats + [x], 1))))
         out: Tensor = token + self.ls2(self.mlp(self.norm2(token)))
         return out
 

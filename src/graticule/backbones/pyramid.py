@@ -8,14 +8,15 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from graticule.backbones.base import Backbone, Stage
 from graticule.encodings.forms.mixing import TokenMixing
 from graticule.encodings.forms.pyramid import PyramidPosition
+from graticule.layers.tokenizers import Patches
 from graticule.position.grid import Grid
+from graticule.position.places import Shape, by
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
 from graticule.system.symbolic import ceiling
@@ -116,11 +117,11 @@ class Pyramid(Backbone):
         }
 
 
-def padded_grid(image: tuple[int, ...], patch: tuple[int, int], prefix: int = 0) -> Grid:
+def padded_grid(image: Shape, patch: Shape, prefix: int = 0) -> Grid:
     """Return the grid of an image that is padded to a multiple of `patch` = (height, width), all in pixels."""
     if min(image) < 1:
-        raise ValueError(f"`img_size` must be at least 1 x 1, got {image[0]} x {image[1]}.")
-    return Grid(ceiling(image[0], patch[0]), ceiling(image[1], patch[1]), prefix=prefix)
+        raise ValueError(f"`img_size` must be at least {by((1,) * len(image))}, got {by(image)}.")
+    return Grid(*(ceiling(side, step) for side, step in zip(image, patch, strict=True)), prefix=prefix)
 
 
 def _shifted_windows(grid: Grid) -> Windows:
@@ -158,12 +159,11 @@ class MergingPyramid(Pyramid):
             merging_layer: builds the merging before a stage from the channels before and after it, and `norm_layer`.
             patch_norm: whether the patch embedding ends with a norm.
         """
-        dims = self.embed_dims
-        embedding: Any = PatchEmbed  # timm declares an int, but accepts a pair as well
+        dims, patch = self.embed_dims, self.patch_size
+        padded = tuple(side * step for side, step in zip(self.grid.shape, patch, strict=True))
         norm = norm_layer if patch_norm else None
-        self.patch_embed = embedding(
-            None, self.patch_size, self.in_chans, dims[0], norm_layer=norm, strict_img_size=False
-        )
+        self.patch_embed = Patches(padded, patch, self.in_chans, dims[0], norm_layer=norm)
+        self.patch_embed.img_size = None  # sizes are not checked, as images are padded
         rates = iter(self.drop_path_rates())
         self.layers = nn.ModuleList()
         for stage, dim in enumerate(dims):
@@ -176,9 +176,13 @@ class MergingPyramid(Pyramid):
         tokens: Tensor
         if stage == 0:
             tokens = self.patch_embed(pad_to(x, self.patch_size))
+            return tokens
+        merge, features = cast("Stage", self.layers[stage]).downsample, x.movedim(1, -1)  # (B, H, W, D)
+        if self.grid.kept:  # each frame of a film
+            tokens = merge(features.flatten(0, 1)).unflatten(0, (-1, features.shape[1]))
         else:
-            tokens = cast("Stage", self.layers[stage]).downsample(x.permute(0, 2, 3, 1)).flatten(1, 2)
-        return tokens
+            tokens = merge(features)
+        return tokens.flatten(1, -2)
 
     def own_layout(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of Microsoft's code under our names, any other one unchanged.
@@ -202,10 +206,35 @@ class MergingPyramid(Pyramid):
         return found
 
 
-def pad_to(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width)."""
-    below, right = (-side % step for side, step in zip(images.shape[-2:], patch, strict=True))
-    return F.pad(images, (0, right, 0, below)) if below or right else images
+def pad_to(images: Tensor, patch: Shape) -> Tensor:
+    """Pad images with zeros, at the bottom and on the right, to multiples of `patch` = (height, width).
+
+    Films and volumes are padded after the last frame, too.
+    """
+    more = [-side % step for side, step in zip(images.shape[-len(patch) :], patch, strict=True)]
+    return F.pad(images, [each for count in reversed(more) for each in (0, count)]) if any(more) else images
+
+
+class VolumeMerging(nn.Module):
+    """Merges 2 x 2 x 2 patches of a map (B, D, H, W, C) into one of 2C channels, after a norm, as in SwinUNETR.
+
+    A map of odd sides is padded with zeros. The channels of the eight patches are in row-major order.
+
+    Reference: Swin UNETR (Hatamizadeh et al., 2022), section 3.1, and the order of MONAI's `PatchMergingV2`; Swin
+    Transformer (Liu et al., 2021), section 3.1, for the merging of images.
+    """
+
+    def __init__(self, dim: int, out_dim: int, norm_layer: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm_layer(8 * dim)
+        self.reduction = nn.Linear(8 * dim, out_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Merge the patches of x: (B, D, H, W, C) into (B, D / 2, H / 2, W / 2, 2C)."""
+        x = F.pad(x, [0, 0, *(each for side in x.shape[3:0:-1] for each in (0, side % 2))])
+        parts = [x[:, i::2, j::2, k::2] for i in (0, 1) for j in (0, 1) for k in (0, 1)]
+        merged: Tensor = self.reduction(self.norm(torch.cat(parts, -1)))
+        return merged
 
 
 torch.fx.wrap("pad_to")  # it compares sizes, so torch.fx records the call as one node

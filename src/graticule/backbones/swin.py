@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
 
-from timm.layers.helpers import to_2tuple
 from timm.models.swin_transformer import PatchMerging
 from torch import nn
 
-from graticule.backbones.pyramid import MergingPyramid
+from graticule.backbones.pyramid import MergingPyramid, VolumeMerging
 from graticule.backbones.registry import Size, register_sizes, register_small
 from graticule.backbones.window_attention import WindowAttention
 from graticule.layers.block import Block
 from graticule.layers.parts import norm_layer_of
+from graticule.layers.tokenizers import on_axes
 from graticule.position.grid import Grid
 from graticule.position.position import PositionBuilder
 from graticule.position.windows import Windows
@@ -21,8 +22,8 @@ from graticule.registry.checks import checked
 
 #: Rule for the axes along which windows are shifted.
 Shift = Literal["timm", "microsoft"]
-#: Size of windows in patches: the side for all stages, or (rows, columns) for each.
-WindowSize = int | tuple[tuple[int, int], ...]
+#: Size of windows in patches: the side for all stages, or (rows, columns) for each, or (frames, rows, columns).
+WindowSize = int | tuple[tuple[int, ...], ...]
 
 
 class SwinTransformer(MergingPyramid):
@@ -44,16 +45,24 @@ class SwinTransformer(MergingPyramid):
     one window covers only one axis of a stage, timm shifts the windows along the other one and Microsoft's code along
     neither (`shift`). Weights of Microsoft's code load under their names.
 
-    Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5.
+    Films and volumes have windows and shifts on three axes, as in Video Swin, whose patch merging keeps the frames
+    apart; `merge_frames` merges them, too, as in SwinUNETR. Video Swin's code pads before it rolls the map, so it
+    can differ where windows do not tile the grid; where a side of a stage is less than that of its window, it takes the
+    first rows of the bias table of whole windows, whatever their offsets, and here the table is that of the smaller
+    window.
+
+    Reference: Swin Transformer (Liu et al., 2021); with PEG, CPVT (Chu et al., 2023), appendix B.5; Video Swin
+    Transformer (Liu et al., 2022); Swin UNETR (Hatamizadeh et al., 2022).
 
     Args:
-        window_size: in patches, one side, or (rows, columns) for every stage.
+        window_size: in patches, one side, or (rows, columns), for films (frames, rows, columns), for every stage.
         shift: 'timm', every second block shifts its windows along each axis of more than one window; 'microsoft', along
             both axes or, if one window covers either axis, along neither, and one side that is larger than a grid means
             square windows of the grid's shorter side.
         patch_norm: whether the patch embedding ends with a norm.
         attn_layer: builds the attention of a block.
         merging_layer: builds the patch merging before a stage from the channels before and after it, and `norm_layer`.
+        merge_frames: for films and volumes, whether 2 x 2 x 2 patches are merged, instead of 2 x 2 of each frame.
         others: as `Backbone`; `global_pool` is 'avg' or '' (none).
     """
 
@@ -62,11 +71,12 @@ class SwinTransformer(MergingPyramid):
     )
     published_parts: ClassVar[tuple[tuple[str, str], ...]] = (("head.", "head.fc."),)  # in timm
     default_encoding = "relative_bias"
+    axes = (2, 3)
 
     def __init__(
         self,
         position: PositionBuilder,
-        patch_size: int = 4,
+        patch_size: int | tuple[int, ...] = 4,
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
@@ -79,7 +89,8 @@ class SwinTransformer(MergingPyramid):
         norm_layer: str | Callable[[int], nn.Module] | None = None,
         block_layer: Callable[..., nn.Module] = Block,
         attn_layer: Callable[..., nn.Module] | None = None,
-        merging_layer: Callable[..., nn.Module] = PatchMerging,
+        merging_layer: Callable[..., nn.Module] | None = None,
+        merge_frames: bool = False,
         **kwargs: Any,
     ) -> None:
         norm = nn.LayerNorm if norm_layer is None else norm_layer_of(norm_layer)
@@ -87,6 +98,9 @@ class SwinTransformer(MergingPyramid):
         dims = [embed_dim << stage for stage in range(len(depths))]
         super().__init__(patch_size=patch_size, embed_dims=dims, depths=depths, **kwargs)
         self.shift = shift
+        self.merge_frames = merge_frames
+        if merge_frames and len(self.img_size) < 3:
+            raise ValueError("`merge_frames` must be left out for images, which have no frames, got True.")
         self._set_windows(self.img_size, window_size)
         self.build_position(position, num_heads)
         self.build_head(norm)
@@ -97,34 +111,49 @@ class SwinTransformer(MergingPyramid):
             attn = build_attention(dim, heads, qkv_bias=qkv_bias, attn_drop=attn_drop_rate, proj_drop=drop)
             return block_layer(dim, heads, mlp_ratio, qkv_bias, drop, drop_path=drop_path, norm_layer=norm, attn=attn)
 
-        self.build_stages(block, norm, merging_layer, patch_norm)
+        merging = merging_layer or (VolumeMerging if merge_frames else PatchMerging)
+        self.build_stages(block, norm, merging, patch_norm)
         self.finish()
 
-    def _set_windows(self, size: tuple[int, int], given: WindowSize) -> None:
+    def _set_windows(self, size: tuple[int, ...], given: WindowSize) -> None:
         """Set the windows of every stage to those of a model built for images of `size`."""
-        grid, count = super().grid_at(size), len(self.depths)
+        grid, count, axes = self._whole(size), len(self.depths), len(size)
         stages = grid.pyramid(count, pad=True)
         if isinstance(given, int):
             windows = grid.in_windows((given,) * count, pad=True).windows
-            self.windows = tuple((min(one),) * 2 for one in windows) if self.shift == "microsoft" else windows
-        elif len(given) != count:
-            raise ValueError(
-                f"`window_size` must be a side, or (rows, columns) for each of {count} stages, got {given}."
-            )
+            if self.shift == "microsoft":
+                windows = tuple((*one[:-2], min(one[-2:]), min(one[-2:])) for one in windows)
+            self.windows = windows
+        elif [len(one) for one in given] != [axes] * count:
+            names = "(rows, columns)" if axes == 2 else "(frames, rows, columns)"
+            raise ValueError(f"`window_size` must be a side, or {names} for each of {count} stages, got {given}.")
         else:
-            each = zip(stages, given, strict=True)
-            self.windows = tuple((at.window(rows).height, at.window(columns).width) for at, (rows, columns) in each)
+            self.windows = tuple(
+                tuple(at.window(side).shape[axis] for axis, side in enumerate(sides))
+                for at, sides in zip(stages, given, strict=True)
+            )
         self.window_size = given
         #: (rows, columns) that every second block of each stage shifts its windows by.
         self.shifts = [self._shift_of(at.shape, window) for at, window in zip(stages, self.windows, strict=True)]
 
-    def _shift_of(self, sides: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, int]:
+    def _shift_of(self, sides: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, ...]:
         """Return half of a window, along the axes of the rule `shift`."""
         several = [side > step for side, step in zip(sides, window, strict=True)]
         if self.shift == "microsoft":
-            several = [all(several)] * 2
-        down, across = (step // 2 if moves else 0 for step, moves in zip(window, several, strict=True))
-        return down, across
+            several[-2:] = [all(several[-2:])] * 2
+        return tuple(step // 2 if moves else 0 for step, moves in zip(window, several, strict=True))
+
+    def _whole(self, image: tuple[int, ...]) -> Grid:
+        """Return the first stage's grid, without windows."""
+        grid = super().grid_at(image)
+        return replace(grid, kept=1) if len(image) > 2 and not self.merge_frames else grid
+
+    @property
+    def coarsest_patch(self) -> tuple[int, int]:
+        """Return the sides in pixels of a patch of the last stage; its frames are those of the first, unless merged."""
+        sides = super().coarsest_patch
+        kept: Any = sides if len(sides) < 3 or self.merge_frames else (self.patch_size[0], *sides[1:])
+        return cast("tuple[int, int]", kept)
 
     @checked
     def set_input_size(
@@ -135,13 +164,21 @@ class SwinTransformer(MergingPyramid):
         Args:
             window_size: in patches, one side, or (rows, columns) for every stage; unchanged by default.
         """
-        size = to_2tuple(self.img_size if img_size is None else img_size)
+        size = on_axes(self.img_size if img_size is None else img_size, len(self.img_size))
         self._set_windows(size, self.window_size if window_size is None else window_size)
         super().set_input_size(size)
 
+    def become_films(self) -> dict[str, Any]:
+        """Give the windows of all stages a number of frames that divides that of the film, so that none is padded."""
+        frames = self._whole(self.img_size).shape[0]
+        most = max(each for each in range(1, min(frames, max(self.windows[0])) + 1) if frames % each == 0)
+        given = tuple((most if most > 1 else frames, *window) for window in self.windows)
+        self._set_windows(self.img_size, given)
+        return {"window_size": given}
+
     def grid_at(self, image: tuple[int, ...]) -> Grid:
         """Return the first stage's grid, with the windows, of an image of `image` = (height, width), in pixels."""
-        return super().grid_at(image).with_windows(self.windows)
+        return self._whole(image).with_windows(self.windows)
 
     def where(self, stage: int, grid: Grid) -> list[tuple[Windows]]:
         """Return the windows of the blocks: every second one shifts them by half, along the axes of the rule `shift`.

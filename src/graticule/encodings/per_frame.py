@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from graticule.encodings.build import build_position
 from graticule.position.bias import LowRank
 from graticule.position.grid import Crop, Grid
 from graticule.position.joining import Joining
-from graticule.position.layer import LayerPosition
+from graticule.position.layer import OF_PAIRS, LayerPosition
 from graticule.position.position import Encoding, Position, Site, register_encoding
 from graticule.position.tokens import Frames
 from graticule.system.symbolic import as_tensor, holds
@@ -57,14 +57,15 @@ class PerFrame(Encoding):
         """Build the position of an image, and the table of time."""
         if site.grid.ndim < 2:
             raise ValueError(f"`grid` must have 2 axes at least with per_frame, the first for time, got {site.grid}.")
-        if site.grid.windows or site.merged or not site.absolute:
+        if (site.grid.windows or site.merged or not site.absolute) and not site.grid.kept:
             raise ValueError(
-                "`encoding` must not be per_frame with windows, or where stages of a pyramid share tables; give "
-                "another encoding, or take a model without them."
+                "`encoding` must not be per_frame with windows, or where stages of a pyramid share tables, unless its "
+                "stages keep the frames; give another encoding, or take a model without them."
             )
-        sizes = {"dim": site.dim, "depth": site.depth, "num_heads": site.num_heads}
-        image = build_position(_frame(site.grid), encoding=of, joining=joined, causal=site.causal, **sizes)
-        return FilmPosition(image, site.grid, site.dim if time else None)
+        sizes: dict[str, Any] = {"dim": site.dim, "depth": site.depth, "num_heads": site.num_heads}
+        within = {"causal": site.causal, "absolute": site.absolute, "merged": site.merged}
+        image = build_position(_frame(site.grid), encoding=of, joining=joined, **sizes, **within)
+        return FilmPosition(image, site.grid, site.dim if time and site.absolute else None)
 
 
 class FilmPosition(Position):
@@ -87,18 +88,24 @@ class FilmPosition(Position):
 
     def forward(self, grid: Grid) -> list[LayerPosition]:
         """Return the position of each layer for `grid`."""
+        return self.stage(grid, None)[0]
+
+    def stage(self, grid: Grid, table: Tensor | None) -> tuple[list[LayerPosition], Tensor | None]:
+        """Return the same for a stage of a pyramid, and the table for the next stage, the same in each frame."""
         if not isinstance(grid, Grid):
             raise ValueError("`grid` must be a Grid with per_frame, whose frames are images, got Points.")
         frame = _frame(grid)
+        of_image, last = self.image.stage(frame, None if table is None else table[: frame.tokens])
         frames = Frames(grid.shape[0], frame.patches, grid.prefix)
-        given: list[LayerPosition] = [each.take(frames) for each in self.image(frame)]
+        within = Frames(grid.within.shape[0], frame.within.patches, grid.prefix)
+        given = [_in_frames(each, frames, within) for each in of_image]
         if self.time is not None:
             table = self.time(_time(grid))[0].pre.repeat_interleave(frame.patches, 0)
             given[0] = given[0].merge(LayerPosition(pre=grid.with_prefix_rows(table)))
         if grid.prefix and not holds(grid.shape[0] == 1):
             weight = LayerPosition(bias=self._prefix_weight(grid))
             given = [each.merge(weight) for each in given]
-        return given
+        return given, None if last is None else frames.rows(last)
 
     def _prefix_weight(self, grid: Grid) -> LowRank:
         """Return ln T for the keys of prefix tokens, 0 for the others, as a product of one channel."""
@@ -117,10 +124,20 @@ class FilmPosition(Position):
             self.time.set_grid(_time(grid))
 
 
+def _in_frames(position: LayerPosition, frames: Frames, within: Frames) -> LayerPosition:
+    """Return the position of a film: the fields of tokens in all `frames`, those of pairs in those of a window."""
+    if frames == within:
+        return position.take(frames)
+    tokens = position._replace(**dict.fromkeys(OF_PAIRS))
+    pairs = LayerPosition(**{field: getattr(position, field) for field in OF_PAIRS})
+    return tokens.take(frames).merge(pairs.take(within))
+
+
 def _frame(grid: Grid) -> Grid:
     """Return the grid of a frame, with the prefix tokens."""
     crop = grid.crop and Crop(grid.crop.whole[1:], (*grid.crop.starts[1:], *grid.crop.sizes[1:]))
-    return Grid(*grid.shape[1:], prefix=grid.prefix, crop=crop, spacing=grid.spacing and grid.spacing[1:])
+    windows, spacing = [window[1:] for window in grid.windows], grid.spacing and grid.spacing[1:]
+    return Grid(*grid.shape[1:], prefix=grid.prefix, crop=crop, spacing=spacing, windows=windows)
 
 
 def _time(grid: Grid) -> Grid:

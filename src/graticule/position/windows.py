@@ -49,7 +49,7 @@ class Windows:
         grid: the grid of the windows.
         window: the grid of a whole window, no larger than `grid`.
         shift: shift of the windows, (rows, columns), less than a window; the window at 0 then begins at `shift`, and a
-            part of a window precedes it.
+            part of a window precedes it. The rolled map may have other axes, such as frames, rows and columns.
         rolled: whether tokens are mixed in the windows of the rolled map instead (`kinds`), where those of the last row
             and column contain tokens of opposite borders.
         masks: those that were computed already for blocks with these windows.
@@ -57,7 +57,7 @@ class Windows:
 
     grid: Grid
     window: Grid
-    shift: tuple[int, int] = (0, 0)
+    shift: tuple[int, ...] = (0, 0)
     rolled: bool = False
     masks: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -73,9 +73,14 @@ class Windows:
         """Roll the map of tokens x: (B, N, D) by the shift, and pad it with zeros to whole windows, (B, H, W, D)."""
         y = x.unflatten(1, self.grid.shape)
         if any(self.shift):
-            y = y.roll([-by for by in self.shift], (1, 2))
-        below, beside = (-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True))
-        return F.pad(y, (0, 0, 0, beside, 0, below)) if below or beside else y
+            y = y.roll([-by for by in self.shift], self._axes)
+        more = [-side % step for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
+        return F.pad(y, (0, 0, *(each for count in reversed(more) for each in (0, count)))) if any(more) else y
+
+    @property
+    def _axes(self) -> list[int]:
+        """The axes of the grid in a map, (B, H, W, D)."""
+        return [*range(1, len(self.grid.shape) + 1)]
 
     def cut(self, x: Tensor) -> Tensor:
         """Cut tokens x: (B, N, D) into those of each window of the rolled map, (B * windows, M, D), row by row."""
@@ -83,10 +88,15 @@ class Windows:
 
     def join(self, y: Tensor, samples: int) -> Tensor:
         """Join the tokens of windows of the rolled map, (B * windows, M, D), to those of the grid, (B, N, D)."""
-        rows, columns = (ceiling(side, step) for side, step in zip(self.grid.shape, self.window.shape, strict=True))
-        y = y.unflatten(1, self.window.shape).unflatten(0, (samples, rows, columns)).transpose(2, 3).contiguous()
-        y = y.flatten(3, 4).flatten(1, 2)[:, : self.grid.height, : self.grid.width]
-        return (y.roll(self.shift, (1, 2)) if any(self.shift) else y).flatten(1, 2)
+        counts = [ceiling(side, step) for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
+        y = y.unflatten(1, self.window.shape).unflatten(0, (samples, *counts))
+        axes = self._axes  # of the windows; those within a window follow
+        y = y.permute(0, *(each for axis in axes for each in (axis, axis + len(axes))), -1).contiguous()
+        for axis in reversed(axes):
+            y = y.flatten(2 * axis - 1, 2 * axis)
+        for axis, side in zip(axes, self.grid.shape, strict=True):
+            y = y.narrow(axis, 0, side)
+        return (y.roll(self.shift, axes) if any(self.shift) else y).flatten(1, -2)
 
     def tokens(self, device: torch.device | None = None) -> Tensor:
         """Return the tokens of each window of the rolled map, (windows, M); -1 for padding."""
@@ -95,11 +105,11 @@ class Windows:
 
     def strangers(self, device: torch.device) -> Tensor:
         """Return the pairs of tokens of each window that were not neighbors in the map, (windows, M, M)."""
-        padded = [ceiling(side, step) * step for side, step in zip(self.grid.shape, self.window.shape, strict=True)]
-        rows, columns = (
-            torch.arange(side, device=device) >= side - shift for side, shift in zip(padded, self.shift, strict=True)
-        )
-        kind = _cut((2 * rows[:, None] + columns)[None, ..., None], self.window)  # (windows, M, 1)
+        kind = torch.zeros((), dtype=torch.long, device=device)
+        for side, step, shift in zip(self.grid.shape, self.window.shape, self.shift, strict=True):
+            padded = ceiling(side, step) * step
+            kind = 2 * kind[..., None] + (torch.arange(padded, device=device) >= padded - shift)  # of all axes so far
+        kind = _cut(kind[None, ..., None], self.window)  # (windows, M, 1)
         return kind != kind.mT
 
     def kinds(self, x: Tensor) -> list[list[tuple[Tensor, Tensor | None]]]:
@@ -126,10 +136,12 @@ class Windows:
 
 def _cut(y: Tensor, window: Grid) -> Tensor:
     """Cut a map of whole windows, (B, H, W, D), into the tokens of each window, (B * windows, M, D)."""
-    rows, columns = y.shape[1] // window.height, y.shape[2] // window.width
-    y = y.unflatten(2, (columns, window.width)).unflatten(1, (rows, window.height)).transpose(2, 3)
+    count = len(window.shape)
+    for axis, side in reversed([*enumerate(window.shape, start=1)]):
+        y = y.unflatten(axis, (y.shape[axis] // side, side))
+    y = y.permute(0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2), -1)
     # copied here instead of by `flatten`, whose search for a view takes minutes with symbolic sizes
-    return y.contiguous().flatten(3, 4).flatten(0, 2)
+    return y.contiguous().flatten(count + 1, 2 * count).flatten(0, count)
 
 
 def _near(window: Grid, down: int, across: int, device: torch.device) -> Tensor | None:

@@ -35,9 +35,8 @@ Placement = Literal["mean", "middle"]
 def check_inflation(model: Backbone, film: Shape, patch: Shape) -> Grid:
     """Check that a model of images can become one of films of (depth, height, width); return their grid."""
     kind = type(model).__name__
-    reason = model.one_image if 3 in model.axes else "its blocks have no third axis"
-    if reason:
-        raise ValueError(f"`img_size` must be (height, width) with {kind}, got {film}: {reason}.")
+    if 3 not in model.axes:
+        raise ValueError(f"`img_size` must be (height, width) with {kind}, got {film}: its blocks have no third axis.")
     if isinstance(model.position, Folded):
         raise ValueError("`model` must not be folded, to take films; call graticule.unfold(model) first.")
     if getattr(model, "pool_include_prefix", False):
@@ -65,7 +64,7 @@ def inflate(model: Backbone, film: Shape, patch: Shape, placement: Placement = "
         placement: 'mean' if each of the frames of a patch has an equal part of the weights, 'middle' if the frame in
             the middle has all.
     """
-    grid = check_inflation(model, film, patch)
+    check_inflation(model, film, patch)
     embedding = _embedding(model)
     flat = embedding.proj
     weight = torch.zeros(*flat.weight.shape[:2], *patch, dtype=flat.weight.dtype, device=flat.weight.device)
@@ -79,16 +78,20 @@ def inflate(model: Backbone, film: Shape, patch: Shape, placement: Placement = "
     solid.weight, solid.bias = nn.Parameter(weight, flat.weight.requires_grad), flat.bias
     embedding.proj = solid.train(flat.training)
     embedding.set_sizes(film, patch)
-    holder: Any = model.position if isinstance(model, Pyramid) else None
-    image = model.position if holder is None else holder.stages[0]
-    position = FilmPosition(image, grid, model.embed_dims[0]).to(weight).train(model.training)
-    if holder is None:
-        model.position = position
-    else:
-        holder.stages[0] = position
-    model.position.axes = position.axes = grid.ndim
     sizes: Any = {"img_size": film, "patch_size": patch}
-    vars(model).update(sizes, grid=grid, converted_from=None)
+    vars(model).update(sizes, converted_from=None)
+    changed = model.become_films()
+    sizes |= changed
+    model.grid = model.grid_at(film)
+    holder: Any = model.position
+    stages: Any = holder.stages if isinstance(model, Pyramid) else [holder]
+    for stage, at in enumerate(model.position_grids(model.grid)):
+        position = FilmPosition(stages[stage], at, None if stage else model.embed_dims[0])
+        position.axes = at.ndim
+        stages[stage] = position.to(weight).train(model.training)
+    if not isinstance(model, Pyramid):
+        (model.position,) = stages
+    model.position.axes = model.grid.ndim
     old = "the position of images"
     if model.created is not None:
         words = model.created["arguments"]
@@ -97,7 +100,11 @@ def inflate(model: Backbone, film: Shape, patch: Shape, placement: Placement = "
         model.created = {**model.created, "arguments": {**words, **sizes, "encoding": str(spec), "joining": "default"}}
     table = next(name for name, _ in model.named_parameters() if name.endswith("time.encodings.0.pos_embed"))
     patches = "in equal parts in each frame" if placement == "mean" else "in the frame in the middle"
-    new = (f"{table}: zeros", f"the weights of a patch: {patches} of {patch[0]}")
+    new = (
+        f"{table}: zeros",
+        f"the weights of a patch: {patches} of {patch[0]}",
+        *(f"{name}: {value}" for name, value in changed.items()),
+    )
     model.certificate = Certificate((Fit(0, old, "per_frame", True),), (), new=new)
 
 
@@ -176,8 +183,9 @@ def resize(
     that a patch that was enlarged has the same token (FlexiViT, Beyer et al., 2023). For other channels it is summed to
     one, else repeated and scaled, as in timm: images of equal channels have the same tokens with one, or a multiple.
 
-    A ViT, DeiT, CPVT, gMLP, Mixer or ResMLP of images takes films or volumes with `img_size=(depth, height, width)`: a
-    film of one repeated image then has exactly the logits of the image. The weights of a patch are spread over its
+    A ViT, DeiT, CPVT, CaiT, gMLP, Mixer, ResMLP or Swin of images takes films or volumes with `img_size=(depth, height,
+    width)`: a film of one repeated image then has exactly the logits of the image, in CaiT and Swin if it has as many
+    frames as `img_size`. The weights of a patch are spread over its
     frames, its position is that of the image in each frame (`graticule.encodings.PerFrame`), and what is new, a table
     of time, starts at zero; `model.certificate` lists it. `channels=1` is for volumes.
 
