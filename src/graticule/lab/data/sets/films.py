@@ -62,7 +62,7 @@ def _moving(parts: ArrayImages, split: Split, index: int) -> np.ndarray:
     """Return the frames of a film, (6, 32, 32), uint8; all but their order is a function of index // 4."""
     random = _random(split, index // len(MOTIONS))
     digit, across, axis = parts.images[random.randint(len(parts))], random.randint(CELLS - 1), random.randint(2)
-    each = [_placed(digit, (cell, across) if axis == 0 else (across, cell)) for cell in range(CELLS - 1)]
+    each = [placed(digit, (cell, across) if axis == 0 else (across, cell)) for cell in range(CELLS - 1)]
     return np.stack([each[cell] for cell in list(MOTIONS.values())[index % len(MOTIONS)]])
 
 
@@ -72,7 +72,7 @@ def _in_order(parts: ArrayImages, split: Split, index: int) -> np.ndarray:
     first = random.randint(len(parts))
     second = random.choice(np.flatnonzero(parts.labels != parts.labels[first]))
     halves = [
-        [_placed(parts.images[which], random.randint(0, CELLS - 1, 2)) for _ in range(FRAMES // 2)]
+        [placed(parts.images[which], random.randint(0, CELLS - 1, 2)) for _ in range(FRAMES // 2)]
         for which in sorted((first, second), key=lambda which: -parts.labels[which])
     ]
     return np.stack(halves[index % 2] + halves[1 - index % 2])
@@ -83,7 +83,7 @@ def _random(split: Split, index: int) -> np.random.RandomState:
     return np.random.RandomState([5 if split == "train" else 6, index])
 
 
-def _placed(digit: np.ndarray, cell: tuple[int, int] | np.ndarray) -> np.ndarray:
+def placed(digit: np.ndarray, cell: tuple[int, int] | np.ndarray) -> np.ndarray:
     """Return a frame with a digit (28, 28) of half its size, which covers 2 x 2 cells from `cell` on."""
     small = np.pad(digit.reshape(14, 2, 14, 2).mean((1, 3)).round().astype(np.uint8), 1)
     return np.pad(small, [(CELL * one, CELL * (CELLS - 2 - one)) for one in cell])
