@@ -8,14 +8,13 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
-import torch
 
 import graticule.lab.gym.run as module
 from evidence.gym_page import page_text, task_sheet
-from graticule.lab.gym.base import TASKS, build_task, generators, task_rows
+from graticule.lab.gym.base import TASKS, task_rows
 from graticule.lab.gym.profile import Profile, Row, choice_labels, heat_map, percent, read_profile
 from graticule.lab.gym.recipe import GymRecipe
-from graticule.lab.gym.run import build_model, gym
+from graticule.lab.gym.run import gym
 from graticule.lab.studies.execution import ATTEMPTS
 from graticule.lab.studies.tables import between
 
@@ -164,7 +163,6 @@ def test_the_table_has_means_and_deviations_over_seeds():
         ("b", "1,234", "-"),
     ]
     assert "mean ± s.d. of 3 seeds" in profile.title(6)
-    assert profile.steps_table() == [("choice", "place"), ("a", "10"), ("b", "10")]
     assert [percent(share) for share in (-0.001, 0.995)] == ["0", "100"]
 
 
@@ -225,15 +223,5 @@ def test_the_list_of_tasks_has_their_needs_and_chances():
     assert all(question.endswith((".", "?")) for question, *_ in list(rows.values())[1:])
 
 
-def test_the_precision_of_a_gym_changes_the_rounding_and_no_hash_of_kept_scores():
-    plain = GymRecipe(encoding="none")
-    assert plain.hash == "ca87dd70c17c"  # as in docs/data/gym.csv
-    assert dataclasses.replace(plain, precision="bf16-mixed").hash != plain.hash
-    task = build_task("place", (6, 6), "plane")
-    images = task.sample(4, *generators(0, "train")).images
-    one, other = (
-        build_model(dataclasses.replace(FEW, encoding="learnable", precision=precision), task, 0).eval()(images)
-        for precision in ("32-true", "bf16-mixed")
-    )
-    assert one.dtype == other.dtype == torch.float32 and not torch.equal(one, other)
-    torch.testing.assert_close(other, one, rtol=0.05, atol=0.05)
+def test_the_hash_of_kept_scores_is_that_of_their_recipe():
+    assert GymRecipe(encoding="none").hash == "ca87dd70c17c"  # as in docs/data/gym.csv

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from graticule.lab.arguments import Rare
 from graticule.lab.commands.options import JsonOutput, Output, command_line, output_folder, parse
@@ -14,9 +13,6 @@ from graticule.lab.gym.recipe import GymRecipe
 from graticule.lab.studies.execution import executor_of, parse_on
 from graticule.registry.plugins import load_plugin, source_of
 from graticule.system.files import read_json
-
-if TYPE_CHECKING:
-    from graticule.lab.gym.profile import Profile
 
 
 @dataclass
@@ -88,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
         if not options.table.is_file():
             raise FileNotFoundError(
-                f"`table` must be a file gym.csv, got {str(options.table)!r}, which does not exist."
+                f"`table` must be gym.csv of a gym, got {str(options.table)!r}, which does not exist."
             )
         sides = [base.side, *options.sizes]
         table = complete(read_profile(options.table), standard_tasks(choices), seeds, sides)
@@ -110,45 +106,43 @@ def run(arguments: list[str]) -> int:
         output.table(columns, rows)
     written = [folder / f"gym.{kind}" for kind in ("csv", "md", "png", "pdf", "svg", "json")]
     if options.card is not None:
-        written += _write_card(profile, table, options, options.card, folder)
+        from graticule.lab.gym.card import write_card
+
+        notes = [
+            _origin(folder, options.card),
+            *["A check of a few steps with one seed, not a result."] * options.quick,
+        ]
+        written.append(write_card(profile, table, folder / "card.md", notes))
     output.wrote(*written)
     output.give([dataclasses.asdict(row) for row in profile.rows])
     return 0
 
 
 def _set_protocol(options: Gym, plugin: Path) -> None:
-    """Load the plugin of a card, and set the choice, the seeds and the sizes."""
+    """Load the plugin of a card, and set the choice, the seeds and the sizes, which are the same for all cards."""
     fixed = Gym()
-    if (options.tasks, options.seeds, options.sizes) != (fixed.tasks, fixed.seeds, fixed.sizes):
-        raise ValueError("`card` must be without --tasks, --seeds and --sizes, which are the same for all cards.")
-    if options.recipe != fixed.recipe:
-        raise ValueError("`card` must be without values of the recipe; name the choice by --choices.")
+    if given := [
+        name for name in ("tasks", "seeds", "sizes", "recipe") if getattr(options, name) != getattr(fixed, name)
+    ]:
+        raise ValueError(f"`card` must be given without other values of {', '.join(given)}, which are fixed for cards.")
     load_plugin(plugin)
-    from graticule.lab.gym.card import SEEDS, SIDES
-    from graticule.lab.gym.run import choice_of
     from graticule.position.position import ENCODINGS
 
-    own = [name for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
-    options.choices = options.choices or [choice_of(name) for name in own]
+    own = [f"encoding={name}" for name, kind in ENCODINGS.items() if source_of(kind) == plugin.resolve()]
+    options.choices = options.choices or own
     if len(options.choices) != 1:
         raise ValueError(
             f"`card` must be a plugin that registers one encoding, or be given with one of --choices, got "
             f"{str(plugin)!r} with {', '.join(options.choices) or 'none'}."
         )
-    options.seeds, options.sizes = list(SEEDS), list(SIDES)
+    options.seeds, options.sizes = list(range(5)), [9]
 
 
-def _write_card(profile: Profile, table: Profile | None, options: Gym, plugin: Path, folder: Path) -> list[Path]:
-    from graticule.lab.gym.card import write_card
-    from graticule.lab.gym.profile import choice_labels
-
-    record = read_json(folder / "gym.json")
-    digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+def _origin(folder: Path, plugin: Path) -> str:
+    """Describe the command, the versions and the plugin of a card."""
+    record, digest = read_json(folder / "gym.json"), hashlib.sha256(plugin.read_bytes()).hexdigest()
     versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("graticule", "torch"))
-    notes = [f"`{record['command']}`, {record['date'][:10]}, {versions}; {plugin.name} has the SHA-256 {digest}."]
-    if options.quick:
-        notes.append("A check of a few steps with one seed, not a result.")
-    return write_card(profile, table, folder, choice_labels(profile.choices)[0], notes)
+    return f"`{record['command']}`, {record['date'][:10]}, {versions}; {plugin.name} has the SHA-256 {digest}."
 
 
 def _single(base: GymRecipe) -> list[str]:

@@ -17,10 +17,10 @@ from graticule.lab.gym.base import (
     ListedTask,
     Surface,
     Values,
+    coordinates,
     displacements,
     even,
     ordered_pairs,
-    rows_and_columns,
 )
 
 
@@ -41,7 +41,7 @@ class Place(ListedTask):
 
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
-        y, x = rows_and_columns(torch.arange(self.cells), self.grid)
+        y, x = coordinates(torch.arange(self.cells), self.grid)
         label = 3 * (3 * y // self.grid[0]) + 3 * x // self.grid[1]
         return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
 
@@ -64,7 +64,7 @@ class Border(ListedTask):
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
         height, width = self.grid
-        y, x = rows_and_columns(torch.arange(self.cells), self.grid)
+        y, x = coordinates(torch.arange(self.cells), self.grid)
         label = ((y == 0) | (y == height - 1) | (x == 0) | (x == width - 1)).long()
         return Arrangements(torch.arange(self.cells)[:, None], label, even(label))
 
@@ -89,7 +89,7 @@ class Symmetry(ListedTask):
         """List the pairs in a row at distances that both mirrored and other pairs have."""
         height, width = self.grid
         first, second = ordered_pairs(height * width)
-        (y, x), (y2, x2) = (rows_and_columns(cells, self.grid) for cells in (first, second))
+        (y, x), (y2, x2) = (coordinates(cells, self.grid) for cells in (first, second))
         distance = (x2 - x).abs()
         if self.surface == "torus":
             distance = torch.minimum(distance, width - distance)

@@ -1,4 +1,4 @@
-"""Card of a choice: its scores with intervals, and its ranks among the choices of a table."""
+"""Ranks of the choices of a gym with intervals, and the card of a single choice."""
 
 from __future__ import annotations
 
@@ -7,108 +7,87 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy import stats
 
-from graticule.lab.figures.save import save_figure
-from graticule.lab.figures.style import PALETTE
-from graticule.lab.gym.profile import LOWEST, Profile, choice_labels
+from graticule.lab.gym.profile import Profile, choice_labels
 from graticule.lab.studies.significance import LEVEL, holm, paired_test
 from graticule.lab.studies.tables import Rows, markdown
-from graticule.registry.checks import printable
 from graticule.system.files import write_text
-
-#: The protocol of a card, which makes the rows of a table comparable: seeds, and cells per side of the further test.
-SEEDS, SIDES = (0, 1, 2, 3, 4), (9,)
-
-
-class Standing(NamedTuple):
-    """Mean scores of a choice over all tasks, one per seed, in percent, and its rank with an interval."""
-
-    choice: str
-    scores: tuple[float, ...]
-    rank: int
-    best: int
-    worst: int
-
-    @property
-    def cells(self) -> tuple[str, str]:
-        """Return the mean and the rank with their intervals, for a table."""
-        return interval_text(self.scores), f"{self.rank} ({self.best} to {self.worst})"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval by Student's t, whose ends are NaN with fewer than two values."""
-    if len(values) < 2:
-        return fmean(values) if values else math.nan, math.nan, math.nan
+    """Return the mean and its 95 % interval by Student's t, whose ends are NaN for a single value."""
     test = paired_test(values, [0.0] * len(values))
-    return (values[0],) * 3 if test is None else (test.difference, test.low, test.high)
+    if test is None:
+        return (fmean(values), *((math.nan, math.nan) if len(values) < 2 else values[:2]))
+    return test.difference, test.low, test.high
 
 
 def interval_text(values: Sequence[float]) -> str:
     """Write the mean and its 95 % interval.
 
-    >>> interval_text([50.0, 51.0, 52.0]), interval_text([50.0]), interval_text([])
-    ('51.0 (48.5 to 53.5)', '50.0', '-')
+    >>> interval_text([50.0, 51.0, 52.0]), interval_text([50.0])
+    ('51.0 (48.5 to 53.5)', '50.0')
     """
     mean, low, high = interval(values)
-    return "-" if math.isnan(mean) else f"{mean:.1f}" + ("" if math.isnan(low) else f" ({low:.1f} to {high:.1f})")
+    return f"{mean:.1f}" if math.isnan(low) else f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
-def overall(profile: Profile, choice: str, side: int) -> dict[int, float]:
-    """Return the mean score over all tasks in percent, for every seed that has all tasks.
+def overall(profile: Profile, side: int) -> dict[str, list[float]]:
+    """Return choice -> its mean scores over all tasks in percent, for the seeds that have all choices and tasks.
 
     A score below chance counts as chance, since those of `box` have no lower bound.
     """
-    found: dict[int, list[float]] = {}
+    found: dict[int, dict[str, list[float]]] = {}
     for row in profile.rows:
-        if (row.choice, row.side) == (choice, side) and not math.isnan(row.normalized):
-            found.setdefault(row.seed, []).append(100 * max(0.0, row.normalized))
-    return {seed: fmean(scores) for seed, scores in sorted(found.items()) if len(scores) == len(profile.tasks)}
+        if row.side == side and not math.isnan(row.normalized):
+            of_seed = found.setdefault(row.seed, {choice: [] for choice in profile.choices})
+            of_seed[row.choice].append(100 * max(0.0, row.normalized))
+    whole = [by for _, by in sorted(found.items()) if {*map(len, by.values())} == {len(profile.tasks)}]
+    return {choice: [fmean(by[choice]) for by in whole] for choice in profile.choices}
 
 
-def standings(profile: Profile, side: int) -> list[Standing]:
-    """Rank the choices by their mean over all tasks, at a size, over the seeds that all of them have.
+def rank_intervals(given: Sequence[Sequence[float]]) -> list[tuple[int, int, int]]:
+    """Return the rank, the best and the worst possible rank of each choice, from its scores of the same seeds.
 
-    The interval of a rank is from 1 + the number of better choices to the number of choices that are not worse. Better
-    and worse are decided by paired t-tests over seeds, adjusted by Holm's method for all pairs with the choice.
+    The interval is from 1 + the number of better choices to the number of choices that are not worse. Better and worse
+    are decided by paired t-tests, adjusted by Holm's method for all pairs with the choice.
 
     Reference: Inference for Ranks (Mogstad, Romano, Shaikh and Wilhelm, 2024), section 3, for a single rank.
     """
-    means = [overall(profile, choice, side) for choice in profile.choices]
-    seeds = sorted(set.intersection(*map(set, means)))
-    scores = np.array([[by[seed] for seed in seeds] for by in means])
-    difference = scores[:, None] - scores
-    p = np.full(difference.shape[:2], math.nan)
-    if len(seeds) > 1:
+    scores = np.array(given)
+    mean = (difference := scores[:, None] - scores).mean(2)
+    p = np.full(mean.shape, math.nan)
+    if (seeds := scores.shape[1]) > 1:
         with np.errstate(divide="ignore", invalid="ignore"):  # equal differences
-            error = difference.std(2, ddof=1) / len(seeds) ** 0.5
-            p = 2 * stats.t.sf(abs(difference.mean(2) / error), len(seeds) - 1)
+            p = 2 * stats.t.sf(abs(mean / difference.std(2, ddof=1)) * seeds**0.5, seeds - 1)
     found = []
-    for own, choice in enumerate(profile.choices):
-        higher = difference[own].mean(1) > 0
-        lower = difference[own].mean(1) < 0
+    for own in range(len(scores)):
         adjusted = holm([None if math.isnan(one) else float(one) for one in p[own]])
         beyond = np.array([one is not None and one < LEVEL for one in adjusted])
-        best, worst = 1 + int((lower & beyond).sum()), len(scores) - int((higher & beyond).sum())
-        found.append(Standing(choice, tuple(scores[own].tolist()), 1 + int(lower.sum()), best, worst))
-    return sorted(found, key=lambda one: one.rank)
+        better, worse = mean[own] < 0, mean[own] > 0
+        found.append(
+            (1 + int(better.sum()), 1 + int((better & beyond).sum()), len(scores) - int((worse & beyond).sum()))
+        )
+    return found
 
 
 def ranks(profile: Profile) -> Rows:
     """Return a header and one row per choice: parameters, and mean and rank at every size, the best first."""
-    by_side = [{one.choice: one for one in standings(profile, side)} for side in profile.sides]
-    names = dict(zip(profile.choices, choice_labels(profile.choices), strict=True))
+    rows = [
+        [f"`{name}`", f"{max(row.parameters for row in profile.rows if row.choice == choice):,}"]
+        for choice, name in zip(profile.choices, choice_labels(profile.choices), strict=True)
+    ]
+    order: list[int] = []
+    for side in profile.sides:
+        scores = list(overall(profile, side).values())
+        for row, values, (rank, best, worst) in zip(rows, scores, rank_intervals(scores), strict=True):
+            row += [interval_text(values), f"{rank} ({best} to {worst})"]
+        order = order or sorted(range(len(rows)), key=lambda own: -fmean(scores[own]))
     heads = [text for side in profile.sides for text in (f"{side} x {side} cells", "rank")]
-    rows: Rows = [("choice", "parameters", *heads)]
-    for choice in by_side[0]:
-        parameters = max(row.parameters for row in profile.rows if row.choice == choice)
-        cells = [text for standing in by_side for text in standing[choice].cells]
-        rows.append((f"`{names[choice]}`", f"{parameters:,}", *cells))
-    return rows
+    return [("choice", "parameters", *heads), *(tuple(rows[own]) for own in order)]
 
 
 def complete(table: Profile, tasks: Sequence[str], seeds: Sequence[int], sides: Sequence[int]) -> Profile:
@@ -124,21 +103,20 @@ def complete(table: Profile, tasks: Sequence[str], seeds: Sequence[int], sides: 
     return Profile(tuple(kept)).chosen(found, tasks)
 
 
-def write_card(profile: Profile, table: Profile | None, folder: Path, title: str, notes: Sequence[str]) -> list[Path]:
-    """Write the card of the only choice of a profile, `card.md` and `card.png`, and return the paths.
+def write_card(profile: Profile, table: Profile | None, file: Path, notes: Sequence[str]) -> Path:
+    """Write the card of the only choice of a profile, as Markdown beside `gym.png`.
 
     Args:
         profile: the scores of the choice.
         table: those of other choices, `complete` for the same tasks, seeds and sizes.
-        folder: of the files.
-        title: name of the choice.
+        file: of the card.
         notes: lines on the origin of the scores.
     """
     (choice,) = profile.choices
     others = [row for row in table.rows if row.choice != choice] if table is not None else []
-    beside = Profile((*profile.rows, *others)).chosen(tasks=profile.tasks)
+    beside = Profile((*profile.rows, *others))
+    name = choice_labels(beside.choices)[0]
     header, *rows = ranks(beside)
-    own = [row for row in rows if row[0] == f"`{choice_labels(beside.choices)[0]}`"]
     tasks: Rows = [("task", *header[2::2])]
     for task in profile.tasks:
         percents = ([100 * score for score in profile.scores(choice, task, side)] for side in profile.sides)
@@ -147,26 +125,6 @@ def write_card(profile: Profile, table: Profile | None, folder: Path, title: str
         f"Means of {len(profile.seeds)} seeds with 95 % intervals; 0 is chance, 100 a perfect answer. Ranks are among "
     )
     said += f"{len(beside.choices)} choices, by the mean over tasks."
-    picture = save_figure(draw_card(profile, beside, title), folder / "card.png")
-    parts = [f"# {title}", markdown([header, *own]), said, f"![{title}](card.png)", markdown(tasks), *notes]
-    return [write_text(folder / "card.md", "\n\n".join(parts) + "\n"), picture]
-
-
-def draw_card(profile: Profile, beside: Profile, title: str) -> Figure:
-    """Draw the scores of the first choice on every task with intervals, and those of the other choices as ticks."""
-    choice, *others = beside.choices
-    figure = Figure(figsize=(7.2, 1.2 + 0.27 * len(profile.tasks)), layout="constrained")
-    panels = figure.subplots(1, len(profile.sides), squeeze=False, sharey=True).flatten()
-    for ax, side in zip(panels, profile.sides, strict=True):
-        for row, task in enumerate(profile.tasks):
-            for other in others:
-                ax.plot(max(100 * beside.mean(other, task, side), 100 * LOWEST), row, "|", color="0.6", markersize=9)
-            mean, low, high = interval([100 * score for score in profile.scores(choice, task, side)])
-            ax.plot([low, high], [row, row], color=PALETTE[0])
-            ax.plot(mean, row, "o", color=PALETTE[0], markersize=5)
-        ax.set(xlim=(100 * LOWEST - 3, 105), title=f"{side} × {side} cells", xlabel="chance = 0, perfect = 100")
-        ax.set_yticks(range(len(profile.tasks)), list(map(printable, profile.tasks)), parse_math=False)
-        ax.spines[["top", "right"]].set_visible(False)
-    panels[0].invert_yaxis()
-    figure.suptitle(printable(title), fontsize=11, parse_math=False)
-    return figure
+    own = [row for row in rows if row[0] == f"`{name}`"]
+    parts = [f"# {name}", markdown([header, *own]), said, markdown(tasks), f"![Scores of {name}](gym.png)", *notes]
+    return write_text(file, "\n\n".join(parts) + "\n")

@@ -118,22 +118,9 @@ class Profile:
             return "-"
         return percent(mean) + ("" if math.isnan(deviation) else f" ± {percent(deviation)}")
 
-    def steps_table(self) -> list[tuple[str, ...]]:
-        """Return a header and one row per choice: the mean training steps; training stops if a task is solved."""
-        rows = [("choice", *self.tasks)]
-        for choice, name in zip(self.choices, choice_labels(self.choices), strict=True):
-            by_task = {
-                task: [row.steps for row in self.rows if (row.choice, row.task) == (choice, task)]
-                for task in self.tasks
-            }
-            rows.append((name, *(f"{fmean(steps):.0f}" if steps else "-" for steps in by_task.values())))
-        return rows
-
     def markdown(self) -> str:
-        """Return a table per size in Markdown, and one of the steps of training."""
-        tables = [f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides]
-        steps = "Training steps; training stops early if a task is solved"
-        return "\n\n".join([*tables, f"{steps}\n\n{markdown(self.steps_table())}"])
+        """Return a table per size in Markdown."""
+        return "\n\n".join(f"{self.title(side)}\n\n{markdown(self.table(side))}" for side in self.sides)
 
     def title(self, side: int) -> str:
         """Describe the scores at a size."""

@@ -44,8 +44,6 @@ class GymRecipe:
     """weight decay of all parameters except norms, biases and position parameters"""
     test: Count = 512
     """held-out pictures per size"""
-    precision: Usual[Literal["32-true", "bf16-mixed"]] = "32-true"
-    """precision of the forward pass; the default model is too small to benefit from bf16-mixed"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,15 +59,10 @@ class GymRecipe:
 
     @property
     def hash(self) -> str:
-        """Return the first digits of the SHA-256 of all values, and of the plugins that define classes named in them.
-
-        `precision` counts only if it is not the default.
-        """
+        """Return the first digits of the SHA-256 of all values, and of the plugins that define their classes."""
         from graticule.backbones.registry import definitions_of
 
         values = self.to_dict()
         if plugins := plugins_of(definitions_of(self.model, self.encoding, self.joining)):
             values["plugins"] = plugins
-        if self.precision == GymRecipe.precision:  # scores recorded before this field existed have its default
-            del values["precision"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -14,10 +14,10 @@ from graticule.lab.gym.base import (
     ListedTask,
     Mask,
     Surface,
+    coordinates,
     displacements,
     even,
     ordered_pairs,
-    rows_and_columns,
 )
 
 
@@ -46,7 +46,7 @@ class Shift(ListedTask):
         """List the cells of the mark."""
         width = self.grid[1]
         cells = torch.arange(self.cells)
-        y, x = rows_and_columns(cells, self.grid)
+        y, x = coordinates(cells, self.grid)
         kept = torch.full_like(x, self.surface == "torus", dtype=torch.bool) | (x + self.steps < width)
         target = y * width + (x + self.steps) % width
         count = int(kept.sum())
@@ -73,7 +73,7 @@ class Column(ListedTask):
     def arrangements(self) -> Arrangements:
         """List the cells of the mark."""
         cells = torch.arange(self.cells)
-        _, x = rows_and_columns(cells, self.grid)
+        _, x = coordinates(cells, self.grid)
         target = (x[:, None] == x).long()
         target.fill_diagonal_(-1)
         return Arrangements(cells[:, None], target, torch.full((self.cells,), 1 / self.cells, dtype=torch.float64))
@@ -176,7 +176,7 @@ class Scale(ListedTask):
         """List the squares, on a torus also those across its seams."""
         height, width = self.grid
         corner = torch.arange(self.cells)
-        y, x = rows_and_columns(corner, self.grid)
+        y, x = coordinates(corner, self.grid)
         found, labels = [], []
         for side in (1, 2, 3):
             inside = torch.full_like(corner, self.surface == "torus", dtype=torch.bool)

@@ -144,12 +144,7 @@ def standard_choices() -> list[str]:
             found.append("encoding=learnable(std=1)")
         if name in absolute:
             found.append(f"encoding={name},joining=lape")
-    return [*found, *map(choice_of, mixing)]
-
-
-def choice_of(encoding: str) -> str:
-    """Return the text of a choice: an encoding in the default model, or in a gated MLP if it mixes tokens."""
-    return f"encoding={encoding}" + f",{_GATED}" * issubclass(ENCODINGS[encoding], TokenMixing)
+    return [*found, *(f"encoding={name},{_GATED}" for name in mixing)]
 
 
 def standard_tasks(choices: Mapping[str, GymRecipe]) -> list[str]:
@@ -337,7 +332,6 @@ class GymModel(nn.Module):
         for name, module in self.backbone.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("position.") and module.out_features:
                 nn.init.xavier_uniform_(module.weight)
-        self.mixed = recipe.precision == "bf16-mixed"
         self.head: nn.Linear | None = None
         if answer.per_token:
             self.backbone.reset_classifier(0, "")  # returns all tokens
@@ -345,12 +339,6 @@ class GymModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return answers for images (count, 1, height, width): (count, outputs), or one per cell, (count, N)."""
-        if not self.mixed:
-            return self._answers(images)
-        with torch.autocast(images.device.type, torch.bfloat16):
-            return self._answers(images).float()
-
-    def _answers(self, images: Tensor) -> Tensor:
         answers: Tensor = self.backbone(images)
         return answers if self.head is None else self.head(answers[:, self.backbone.num_prefix_tokens :])[..., 0]
 
@@ -388,7 +376,7 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
         betas=(0.9, 0.95),
         fused=True,
     )
-    streams = generators(seed, "train")
+    streams, parameters = generators(seed, "train"), list(model.parameters())
     losses = []
     for step in range(recipe.steps):
         rate = recipe.lr * _rate((step + 1) / recipe.steps)
@@ -398,7 +386,7 @@ def train(recipe: GymRecipe, task: GymTask, seed: int, step_done: Callable[[], o
         loss = task.answer.loss(model(examples.images), examples.target)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))
         step_done()
