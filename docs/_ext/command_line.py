@@ -17,8 +17,9 @@ HEAD = """# Command line
 options: `--encoding "rope(base=100)"`. This is the help of each command as printed on a terminal of 80 columns;
 `--help-all` adds rare options.
 
-With `--json`, commands that print a table print only JSON on stdout; progress and errors are on stderr. An error is one
-line, and the exit code 1, or 2 for an option or a value that cannot be parsed.
+`--output` is a folder; a command that writes one file also takes the name of the file. With `--json`, commands that
+print a table print only JSON on stdout; progress and errors are on stderr. An error is one line, and the exit code 1,
+or 2 for an option or a value that cannot be parsed.
 
 `graticule --completion bash` prints a completion script for a shell, for commands, options and recipes:
 

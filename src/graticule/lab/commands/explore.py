@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graticule.lab.arguments import Positional
 from graticule.lab.commands.opening import Opened, labels_of, open_models, with_images
-from graticule.lab.commands.options import command_line, parse, print_written, read_picture
+from graticule.lab.commands.options import command_line, output_file, parse, print_written, read_picture
 from graticule.lab.commands.targets import NamedModels, check_name, is_named
 from graticule.registry.checks import parse_sizes
 
@@ -41,7 +41,7 @@ class Explore(NamedModels):
     img_size: str | None = None
     """the size that is shown first, side in pixels or HEIGHTxWIDTH (default: the first of the sizes)"""
     output: Path | None = None
-    """file NAME.html, or folder for explorer.html (default: the first run's, or this one)"""
+    """folder for explorer.html, or file NAME.html (default: the first run's, or this one)"""
     open: bool = True
     """open the page in the browser, if there is a terminal"""
 
@@ -53,11 +53,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"`models` must be one or two, got {len(options.models)}.")
     texts = list(dict.fromkeys([*([] if options.img_size is None else [options.img_size]), *options.sizes]))
     given = _images(options.images, options.models)
-    page = options.output
-    if page is not None and (page.is_dir() or not page.suffix):
-        page /= "explorer.html"
-    if page is not None and page.suffix != ".html":
-        raise ValueError(f"`output` must be a folder, or a file NAME.html, got {str(page)!r}.")
+    page = output_file(options.output, Path("explorer.html"))
     opened = open_models(options.models, options, "explore")
     from graticule.lab.pages.explorer import explored, write_explorer
 
@@ -69,7 +65,7 @@ def run(arguments: list[str]) -> int:
         sizes = dict.fromkeys(parse_sizes(texts, axes=len(one.size)) or [one.size])
         images = [_read(known, given, size, data) for size in sizes]
         found.append(explored(one.model, images, known.info.mean, known.info.std, label, one.title))
-    page = page or opened[0].folder / "explorer.html"
+    page = page if options.output else opened[0].folder / page
     page.parent.mkdir(parents=True, exist_ok=True)
     written = write_explorer(found, page, _made(command_line("explore", arguments)))
     print_written(written)

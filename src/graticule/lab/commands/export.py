@@ -39,7 +39,7 @@ class Export(NamedModels, JsonOutput):
     format: str | None = None
     """onnx, torch-export or safetensors, only the weights (default: from the name of the output, or onnx)"""
     output: Path | None = None
-    """file (default: model.onnx, .pt2 or .safetensors in the run's folder, or in this one)"""
+    """folder for model.onnx, .pt2 or .safetensors, or file (default: the run's folder, or this one)"""
     dynamic: list[str] = dataclasses.field(default_factory=list)
     """dynamic dimensions of the program: batch, height, width, and depth of films, separated by spaces or commas"""
     img_size: str | None = None
@@ -61,10 +61,12 @@ def run(arguments: list[str]) -> int:
     free = [name for text in options.dynamic for name in text.split(",") if name]
     for name in free:
         known_name("dynamic", name, ("batch", "depth", "height", "width"))
-    chosen = options.format or ("onnx" if options.output is None else None)
+    named = options.output is not None and not options.output.is_dir()
+    chosen = options.format or (None if named else "onnx")
     source = open_source(options.model, "export", options)
     model: Any = source.model
-    output = options.output or source.folder / f"model{SUFFIXES.get(chosen or '', '')}"
+    output = options.output or source.folder
+    output = output if named else output / f"model{SUFFIXES.get(chosen or '', '')}"
     if options.maps:
         model = _maps(model)
     from graticule.surgery.export import export

@@ -281,6 +281,16 @@ def output_folder(given: Path | None, default: Path) -> Path:
     return given or default
 
 
+def output_file(given: Path | None, default: Path) -> Path:
+    """Return the file of a command that writes one: `given`, or one named as `default` in it if it has no suffix."""
+    if given is None:
+        return default
+    file = given / default.name if given.is_dir() or not given.suffix else given
+    if default.suffix and file.suffix != default.suffix:
+        raise ValueError(f"`output` must be a folder, or a file NAME{default.suffix}, got {str(given)!r}.")
+    return file
+
+
 def print_written(*paths: Path, file: TextIO | None = None) -> None:
     """Print the names of written files."""
     names = [printable(str(path)) for path in paths]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from graticule.lab.arguments import Positional, Rare
-from graticule.lab.commands.options import JsonOutput, Output, parse
+from graticule.lab.commands.options import JsonOutput, Output, output_file, parse
 from graticule.lab.commands.targets import find_run_folders, open_runs, run_labels
 from graticule.registry.checks import Range
 
@@ -29,21 +29,20 @@ class ReportOptions(JsonOutput):
     untrained: Rare[Annotated[int, Range(0)]] = 39
     """number of untrained models of the same shape against which the range over layers is tested; 0 for none"""
     output: Path | None = None
-    """page NAME.html (default: report.html in the first folder)"""
+    """folder for report.html, or file NAME.html (default: the first folder)"""
 
 
 def run(arguments: list[str]) -> int:
     """Write a page about runs."""
     options = parse(ReportOptions, "report", arguments)
-    if options.output is not None and (options.output.suffix != ".html" or options.output.is_dir()):
-        raise ValueError(f"`output` must be a file NAME.html, got {str(options.output)!r}.")
+    page = output_file(options.output, options.runs[0] / "report.html")
     output = Output(options.json)
     runs = open_runs(find_run_folders(options.runs, output))
     from graticule.lab.pages.run_report import run_report
 
     named = dict(zip(run_labels(runs), runs, strict=True))
     report = run_report(named, untrained=options.untrained, position=options.position)
-    page = report.write(options.output or options.runs[0] / "report.html")
+    page = report.write(page)
     output.give({"report": page})
     output.wrote(page)
     return 0
