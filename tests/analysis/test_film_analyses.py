@@ -135,6 +135,7 @@ def test_what_films_do_not_have_is_refused_with_the_reason(run, capsys, tmp_path
         (("look", "attention", run, *look), "`models` must take images"),
         (("look", "translation", run, "--shifts", "1x0", *look), "`shifts` must move the image along its 3 axes"),
         (("explore", run, "--images", tmp_path / "a.png"), "`images` must be numbers of test films"),
+        (("resamplers", run, "--images", tmp_path, "--sizes", "40"), "`model` must take images for a folder of images"),
         (("audit", run, "--sizes", "32x32"), "`sizes` must be sides in pixels, below 100,000, or DEPTHxHEIGHTxWIDTH"),
         (("audit", run, "--labels", "x"), "`labels` must be left out without `images`"),
         (("audit", "vit_tiny_patch16_224"), "`images` must be given for 'vit_tiny_patch16_224'"),

@@ -78,6 +78,37 @@ def test_other_attention_and_blocks_take_a_packed_row(name, given):
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@in_turn(
+    ("encoding", "options"),
+    [
+        ("learnable + rope", {}),
+        ("relative_bias", {}),
+        ("shaw", {"reg_tokens": 2}),  # a bias of each image
+        ("alibi", {"global_pool": "avg"}),
+        ("irpe(on='qk')", {"qk_norm": True}),
+    ],
+)
+def test_one_kernel_of_a_packed_row_gives_the_same_outputs(encoding, options):
+    model = build(encoding=encoding, **options).double().eval()
+    images = [torch.randn(3, *size).double() for size in SIZES]
+    found = model.forward_packed(images, flex=True)
+    torch.testing.assert_close(found, model.forward_packed(images), rtol=0, atol=1e-12)
+
+
+def test_a_row_that_one_kernel_cannot_compute_is_refused():
+    images = [torch.randn(3, *size) for size in SIZES]
+    for model, message in (
+        (build(), "`flex` must be False: it has no backward pass on cpu"),
+        (build(encoding="irpe(on='qkv')"), "`flex` must be False: the attention weights are changed after the softmax"),
+        (build("cait_xxs24_224", embed_dim=24, depth=2, num_heads=3), "are changed after the softmax; attention is"),
+        (build(attn_drop_rate=0.1).train(), "it has no dropout of attention weights"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.forward_packed(images, flex=True)
+
+
+@torch.no_grad()
 def test_crops_are_packed_too_and_images_of_one_size_are_one_segment():
     model = tiny(encoding="sinusoidal_2d").double().eval()
     images = [torch.randn(3, 32, 32).double() for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, cast
 
@@ -18,7 +19,7 @@ from graticule.hub.config import backbone_config, written_words
 from graticule.hub.kinds import HubModel
 from graticule.layers.tokenizers import on_axes, patch_grid
 from graticule.position.grid import Crop, Grid
-from graticule.position.packed import PackedRow, Segment
+from graticule.position.packed import PackedRow, Segment, mask_of
 from graticule.position.position import PositionBuilder
 from graticule.position.tokens import Subset
 from graticule.registry.checks import checked, shown, sides
@@ -475,7 +476,7 @@ class Backbone(TokenModel, HubModel):
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
-    def forward_packed(self, x: Images, crop: Crop | Crops | None = None) -> Any:
+    def forward_packed(self, x: Images, crop: Crop | Crops | None = None, flex: bool = False) -> Any:
         """Classify images of any sizes in one row of tokens, in which attention stays within an image.
 
         The outputs are those of `forward`. Linear layers, norms and MLPs compute the tokens of all images at once, and
@@ -484,6 +485,8 @@ class Backbone(TokenModel, HubModel):
         Args:
             x: a list of B images (C, height, width).
             crop: the part of a larger image that they show, or a list with one for each image or None.
+            flex: whether one kernel computes the attention of the row, PyTorch's flex_attention, which is made for GPUs
+                and is compiled there; by default, attention is computed for all images of a size at once.
 
         Raises:
             ValueError: if the blocks or the position need the map of an image, in training with stochastic depth or
@@ -497,13 +500,15 @@ class Backbone(TokenModel, HubModel):
             )
         if self.whole_grid:
             raise ValueError(f"`x` must be passed to `forward` in {type(self).__name__}: {self.whole_grid}.")
-        return forward_each(self, x, crop, self._packed)
+        return forward_each(self, x, crop, partial(self._packed, flex))
 
-    def _packed(self, batches: Sequence[Batch]) -> list[Any]:
+    def _packed(self, flex: bool, batches: Sequence[Batch]) -> list[Any]:
         grids = [self.grid_of(images).cropped(crop) for images, crop in batches]
         sizes = [(len(images), grid.tokens) for (images, _), grid in zip(batches, grids, strict=True)]
         layers = zip(*map(self.position, grids), strict=True)
-        rows = [PackedRow.of([Segment(*size, one) for size, one in zip(sizes, each, strict=True)]) for each in layers]
+        segments = [[Segment(*size, one) for size, one in zip(sizes, each, strict=True)] for each in layers]
+        mask = mask_of(segments[0], batches[0][0].device) if flex else None
+        rows = [PackedRow.of(each, mask) for each in segments]
         x = torch.cat([self.embed(images).flatten(0, 1) for images, _ in batches])[None]
         for tokens in self.run_blocks(x, [(self.block(0, i), row.tokens, (row,)) for i, row in enumerate(rows)]):
             x = tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -103,11 +104,27 @@ class Attention(nn.Module):
         """Project all tokens of a row at once, and mix the values of each image, (1, h, N, d)."""
         q, k, v, of_q = self._projected(x, row.tokens)
         parts = (row.split(each, -2) for each in (self.q_norm(q), self.k_norm(k), v, of_q))
-        mixed = [
-            self._attend(*self._positioned(q, k, v, of_q, segment.position), segment.position)
+        of_segments = [
+            self._positioned(q, k, v, of_q, segment.position)
             for segment, q, k, v, of_q in zip(row.segments, *parts, strict=True)
         ]
-        return row.join(mixed, -2)
+        if row.mask is not None:
+            self._check_flex(row.segments[0].position, q)
+            return row.attend(of_segments, self.scale, flex_kernel(q.is_cuda))
+        pairs = zip(of_segments, row.segments, strict=True)
+        return row.join([self._attend(*each, segment.position) for each, segment in pairs], -2)
+
+    def _check_flex(self, position: LayerPosition, q: Tensor) -> None:
+        """Check that flex_attention can mix the values of a row."""
+        reason = ""
+        if type(self)._attend is not Attention._attend or position.value_bias or position.positional:
+            reason = "the attention weights are changed after the softmax"
+        elif self.training and self.attn_drop:
+            reason = "it has no dropout of attention weights (`attn_drop_rate`)"
+        elif q.requires_grad and not q.is_cuda:
+            reason = f"it has no backward pass on {q.device.type}"
+        if reason:
+            raise ValueError(f"`flex` must be False: {reason}; attention is then computed image by image.")
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, position: LayerPosition) -> Tensor:
         """Mix the values: (B, h, N, d)."""
@@ -192,6 +209,15 @@ class Attention(nn.Module):
         table: Tensor = sum(tables[1:], tables[0])
         # the fused kernel accepts a bias with a batch axis; without, PyTorch falls back to a kernel half as fast
         return q, k, v, table[None] if table.ndim == 3 else table
+
+
+@functools.cache
+def flex_kernel(gpu: bool) -> Callable[..., Any]:
+    """Return flex_attention, compiled for GPUs."""
+    from torch.nn.attention.flex_attention import flex_attention  # takes a third of a second
+
+    kernel: Callable[..., Any] = torch.compile(flex_attention, dynamic=True) if gpu else flex_attention
+    return kernel
 
 
 class CausalAttention(Attention):

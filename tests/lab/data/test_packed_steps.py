@@ -95,7 +95,6 @@ def test_a_step_that_cannot_be_packed_is_refused_before_training():
         ({"train_sizes": ("24",)}, "`train_sizes` must be two sizes or more with `tokens_per_step`, got 1"),
         ({"mixing": Mixing(mixup=0.5)}, "`mixing.mixup` must be left out with `tokens_per_step`"),
         ({"compile": True}, "`compile` must be left out with `tokens_per_step`"),
-        ({"strategy": "fsdp"}, "`strategy` must be left out with `tokens_per_step`"),
     ]:
         with pytest.raises(ValueError, match=message):
             recipe = packed(**options)

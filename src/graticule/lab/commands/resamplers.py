@@ -59,6 +59,7 @@ def run(arguments: list[str]) -> int:
     model: Any = opened.model
     if not isinstance(model, TokenModel) and can_convert(model):
         model = convert(model)
+    pictures = pictures_of(replace(opened, model=model), options.images, 2, count=options.count)
     check_sizes(model, sizes)
     if isinstance(model, TokenModel):
         resampled_modules(model)  # raises if there are none
@@ -66,7 +67,6 @@ def run(arguments: list[str]) -> int:
         model = ResampledTables(StructureView(model))
     trained_at: Any = opened.size
     device, output = choose_device(options.device), output_folder(options.output, opened.folder)
-    pictures = pictures_of(replace(opened, model=model), options.images, 2, count=options.count)
     every = range(pictures.num_test)
     images = {size: list(pictures.test_images(size, every)[0]) for size in dict.fromkeys([trained_at, *sizes])}
     labels = None if pictures.labels is None else pictures.labels.tolist()

@@ -156,8 +156,7 @@ class Recipe(TrainingRecipe):
                     f"`train_sizes` must be two sizes or more with `tokens_per_step`, got {len(sizes)}; without it, "
                     "the images of a step have one size."
                 )
-            one_size = ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "group_by_aspect", "compile")
-            for name in (*one_size, *(("strategy",) if self.strategy == "fsdp" else ())):
+            for name in ("mixing.mixup", "mixing.cutmix", "distillation.teacher", "group_by_aspect", "compile"):
                 if value := self._value(name):
                     raise ValueError(
                         f"`{name}` must be left out with `tokens_per_step`: it needs batches of one size, got {value}."
